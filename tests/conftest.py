@@ -3,7 +3,7 @@
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def little_garbage() -> None:
+def little_garbage():
     """Take all that there is out of the garbage collector's sight: Flower calls it for every array it sends."""
     gc.collect()
     gc.freeze()
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def thorough(pytestconfig: pytest.Config) -> bool:
+def thorough(pytestconfig):
     """Whether to go through all there is, as ``make test-all`` does; a default run takes a part."""
     return is_thorough(pytestconfig)
 
@@ -49,7 +49,7 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_environment(tmp_path_factory):
     """Keep caches in a folder of the session, and Flower quiet and off the network; child processes inherit it."""
     values = {
         "FEDAPP_CACHE": str(tmp_path_factory.mktemp("cache")),
@@ -67,7 +67,7 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_figures(request, monkeypatch):
     """Draw nothing at the end of the app's runs in this process: figures take several times as long as those.
 
     A test of a run's figures is marked ``figures``. Tests of strategies don't import the app.
@@ -79,7 +79,7 @@ def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def run_app(tmp_path: Path) -> Callable[..., Path]:
+def run_app(tmp_path):
     """Run the app in this process, on an engine by name or on a Grid; return the run's folder."""
     from fedapp import server
     from fedapp.config import RunConfig
@@ -103,13 +103,13 @@ def run_app(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
+def repository():
     """The root of the repository."""
     return Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
-def unused_ports() -> Callable[[int], list[int]]:
+def unused_ports():
     """Find TCP ports on loopback that nobody listens on."""
 
     def find(count: int) -> list[int]:
@@ -123,6 +123,6 @@ def unused_ports() -> Callable[[int], list[int]]:
 
 
 @pytest.fixture
-def free_port(unused_ports: Callable[[int], list[int]]) -> int:
+def free_port(unused_ports):
     """One such port."""
     return unused_ports(1)[0]

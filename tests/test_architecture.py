@@ -54,12 +54,12 @@ def drawn() -> dict[str, set[str]]:
     return {room.strip(): {name.strip() for name in names.split(",")} for room, names in lines}
 
 
-def test_every_arrow_is_drawn_and_every_drawn_one_is_there() -> None:
+def test_every_arrow_is_drawn_and_every_drawn_one_is_there():
     arrows = imported()
     assert {room: names for room, names in arrows.items() if names} == drawn()
 
 
-def test_no_arrow_leads_back_up() -> None:
+def test_no_arrow_leads_back_up():
     up = {"strategies": PACKAGES[1:], "fedapp": ("studies",), "custom": PACKAGES[2:]}
     arrows = imported()
     for room, names in arrows.items():
@@ -68,7 +68,7 @@ def test_no_arrow_leads_back_up() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_circle_of_files(package: str) -> None:
+def test_no_circle_of_files(package):
     """Imports inside functions and for type checkers count, too."""
     paths = [path for path in (ROOT / package).rglob("*.py") if "tests" not in path.relative_to(ROOT).parts]
     names = {
@@ -89,12 +89,12 @@ def test_no_circle_of_files(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_folder_is_large(package: str) -> None:
+def test_no_folder_is_large(package):
     folders = [path for path in (ROOT / package).rglob("*") if path.is_dir()]
     assert {str(path) for path in folders if len(list(path.glob("*.py"))) > MOST_FILES} == set()
 
 
-def test_the_page_is_two_pages() -> None:
+def test_the_page_is_two_pages():
     lines = (ROOT / "docs" / "architecture.md").read_text("utf-8").splitlines()
     assert len(lines) <= 2 * PAGE
     words = " ".join(line for line in lines if " → " not in line).split()

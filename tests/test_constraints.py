@@ -11,7 +11,7 @@ PINS = [
 ]
 
 
-def test_no_pinned_version_is_refused_by_what_is_installed() -> None:
+def test_no_pinned_version_is_refused_by_what_is_installed():
     pinned = {
         canonicalize_name(pin.name): next(iter(pin.specifier)).version
         for pin in PINS

@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path_factory, monkeypatch):
     """Each test prepares its datasets in a folder of its own, and nothing phones home."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FEDAPP_CACHE", str(folder))
@@ -19,7 +19,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(scope="session")
-def real_data() -> Path:
+def real_data():
     """The folder with real datasets, for tests that skip without it."""
     folder = Path(os.environ.get("FEDAPP_TEST_DATA") or REPOSITORY.parent / "shared" / "data")
     if not folder.is_dir():
@@ -28,7 +28,7 @@ def real_data() -> Path:
 
 
 @pytest.fixture
-def images() -> dict[str, np.ndarray]:
+def images():
     """A small npz in the shape of MNIST: 30 training and 10 test rows."""
     rng = np.random.default_rng(0)
     return {

@@ -30,7 +30,7 @@ def folders(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
 
 
-def test_arrays_are_read_only_memory_maps(cache: Path) -> None:
+def test_arrays_are_read_only_memory_maps(cache):
     dataset = load_dataset("synthetic")
     for array in (dataset.x, dataset.y, dataset.groups):
         assert isinstance(array, np.memmap)
@@ -40,7 +40,7 @@ def test_arrays_are_read_only_memory_maps(cache: Path) -> None:
     assert str(dataset.x.filename).startswith(str(cache))
 
 
-def test_second_load_reads_nothing(cache: Path) -> None:
+def test_second_load_reads_nothing(cache):
     first = cached_dataset("npz", {}, small)
     second = cached_dataset("npz", {}, lambda: pytest.fail("was read again"))
     assert first.x.filename == second.x.filename
@@ -49,7 +49,7 @@ def test_second_load_reads_nothing(cache: Path) -> None:
     assert len(folders(cache)) == 1
 
 
-def test_import_and_second_load_need_no_heavy_library() -> None:
+def test_import_and_second_load_need_no_heavy_library():
     load_dataset("digits")
     code = (
         "import sys, fedapp.data; fedapp.data.load_dataset('digits');"
@@ -59,7 +59,7 @@ def test_import_and_second_load_need_no_heavy_library() -> None:
     assert python(code).communicate()[0].strip() == "[]"
 
 
-def test_two_processes_prepare_at_once(cache: Path) -> None:
+def test_two_processes_prepare_at_once(cache):
     # Both readers wait for the other one, so that both find the cache empty and both write.
     code = f"""
 import time, numpy as np
@@ -87,7 +87,7 @@ print(float(dataset.x.sum()), len(list(flags.glob("flag*"))))
 
 @pytest.mark.parametrize("file", ["x.npy", "y.npy", "groups.npy", "meta.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "garbage"])
-def test_a_damaged_folder_is_rebuilt(cache: Path, file: str, damage: str) -> None:
+def test_a_damaged_folder_is_rebuilt(cache, file, damage):
     cached_dataset("npz", {}, small)
     path = cache / folders(cache)[0] / file
     if damage == "missing":
@@ -99,7 +99,7 @@ def test_a_damaged_folder_is_rebuilt(cache: Path, file: str, damage: str) -> Non
     assert len(folders(cache)) == 1
 
 
-def test_a_changed_source_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_source_is_read_again(tmp_path):
     file = tmp_path / "own.npz"
     np.savez(file, x_train=np.zeros((3, 2)), y_train=np.arange(3))
     first = load_dataset("npz", str(file))
@@ -110,7 +110,7 @@ def test_a_changed_source_is_read_again(tmp_path: Path) -> None:
     assert second.x.sum() == 6
 
 
-def test_a_failing_reader_leaves_nothing_behind(cache: Path) -> None:
+def test_a_failing_reader_leaves_nothing_behind(cache):
     def read() -> RawData:
         raise DataError("no")
 
@@ -119,7 +119,7 @@ def test_a_failing_reader_leaves_nothing_behind(cache: Path) -> None:
     assert folders(cache) == []
 
 
-def test_cache_folder_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_is_taken_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "own"))
     assert default_cache_dir() == tmp_path / "own"
     monkeypatch.delenv("FEDAPP_CACHE")
@@ -129,12 +129,12 @@ def test_cache_folder_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPa
     assert default_cache_dir() == Path.home() / ".cache" / "fedapp"
 
 
-def test_cache_dir_argument(tmp_path: Path) -> None:
+def test_cache_dir_argument(tmp_path):
     dataset = load_dataset("digits", cache_dir=tmp_path / "given")
     assert str(dataset.x.filename).startswith(str(tmp_path / "given"))
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written(tmp_path):
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(DataError, match=r"FEDAPP_CACHE = '.*file': the dataset can't be prepared there"):

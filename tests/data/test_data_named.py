@@ -13,13 +13,10 @@ from fedapp.data.hub import HUB_SOURCES, HubSource, hub_data
 from fedapp.data.loading import FORMS
 from tests.data.sources import message, save
 
-Arrays = dict[str, np.ndarray]
-
-
 # Named image datasets --------------------------------------------------------------------------------------
 
 
-def test_named_npz_in_a_folder(tmp_path: Path, images: Arrays) -> None:
+def test_named_npz_in_a_folder(tmp_path, images):
     save(tmp_path / "mnist.npz", images)
     mnist = load_dataset("mnist", str(tmp_path))
     assert mnist.x.shape == (40, 1, 28, 28)
@@ -28,7 +25,7 @@ def test_named_npz_in_a_folder(tmp_path: Path, images: Arrays) -> None:
     assert mnist.y.tolist() == [*images["y_train"], *images["y_test"]]
 
 
-def test_femnist_and_its_digits(tmp_path: Path, images: Arrays) -> None:
+def test_femnist_and_its_digits(tmp_path, images):
     labels = {"y_train": np.arange(30) * 2, "writer_train": np.arange(30) % 4, "writer_test": np.arange(10)}
     save(tmp_path / "femnist.npz", images | labels)
     femnist, digits = (load_dataset(name, str(tmp_path)) for name in ("femnist", "femnist-digits"))
@@ -39,7 +36,7 @@ def test_femnist_and_its_digits(tmp_path: Path, images: Arrays) -> None:
     assert np.array_equal(digits.x[5:], femnist.x[30:])
 
 
-def test_a_file_of_another_dataset(tmp_path: Path, images: Arrays) -> None:
+def test_a_file_of_another_dataset(tmp_path, images):
     path = save(tmp_path / "a.npz", images)
     assert message("cifar10", path).endswith(
         "has rows of shape (1, 28, 28) and type uint8, but cifar10 has (3, 32, 32) and uint8"
@@ -50,7 +47,7 @@ def test_a_file_of_another_dataset(tmp_path: Path, images: Arrays) -> None:
     assert message("femnist-digits", path).endswith("has no training rows of femnist-digits")
 
 
-def test_where_named_data_is_missing(tmp_path: Path) -> None:
+def test_where_named_data_is_missing(tmp_path):
     assert message("mnist", str(tmp_path)).endswith(
         "holds no 'mnist'; allowed: a folder with mnist.npz or torchvision's MNIST/raw, or an npz file"
     )
@@ -62,7 +59,7 @@ def test_where_named_data_is_missing(tmp_path: Path) -> None:
     assert message("cifar") == f"dataset = 'cifar': unknown; allowed: {', '.join(DATASETS)}, {FORMS}"
 
 
-def test_mnist_raw_files(tmp_path: Path, images: Arrays) -> None:
+def test_mnist_raw_files(tmp_path, images):
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part, prefix in (("train", "train"), ("test", "t10k")):
@@ -82,7 +79,7 @@ def test_mnist_raw_files(tmp_path: Path, images: Arrays) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-def test_cifar_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_cifar_batches(tmp_path, monkeypatch, name):
     from torchvision import datasets
 
     reader = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
@@ -113,7 +110,7 @@ def test_cifar_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: st
 
 
 @pytest.fixture
-def hf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def hf_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hf")
 
 
@@ -133,7 +130,7 @@ def write_hub(folder: Path, split: str, columns: dict[str, Any], image: str = ""
 
 
 @pytest.mark.usefixtures("hf_cache")
-def test_hub_images(tmp_path: Path, images: Arrays) -> None:
+def test_hub_images(tmp_path, images):
     folder = tmp_path / "mnist"
     for split in ("train", "test"):
         write_hub(folder, split, {"image": images[f"x_{split}"], "label": images[f"y_{split}"]}, "image")
@@ -146,7 +143,7 @@ def test_hub_images(tmp_path: Path, images: Arrays) -> None:
 
 
 @pytest.mark.usefixtures("hf_cache")
-def test_hub_colour_images_through_load_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_colour_images_through_load_dataset(tmp_path, monkeypatch):
     x = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), np.uint8)
     for split in ("train", "test"):
         write_hub(tmp_path / "c", split, {"img": x, "fine_label": range(6), "coarse_label": [0] * 6}, "img")
@@ -158,7 +155,7 @@ def test_hub_colour_images_through_load_dataset(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.usefixtures("hf_cache")
 @pytest.mark.parametrize(("ids", "numbers"), [(["f9", "f10", "f9"], [1, 0, 1]), ([9, 10, 9], [0, 1, 0])])
-def test_hub_writers(tmp_path: Path, images: Arrays, ids: list[Any], numbers: list[int]) -> None:
+def test_hub_writers(tmp_path, images, ids, numbers):
     columns = {"image": images["x_train"][:3], "writer_id": ids, "hsf_id": [0] * 3, "character": [3, 61, 5]}
     write_hub(tmp_path / "f", "train", columns, "image")
     source = HubSource(str(tmp_path / "f"), "image", "character", "writer_id", ("train",))
@@ -169,7 +166,7 @@ def test_hub_writers(tmp_path: Path, images: Arrays, ids: list[Any], numbers: li
 
 
 @pytest.mark.usefixtures("hf_cache")
-def test_hub_shakespeare(tmp_path: Path) -> None:
+def test_hub_shakespeare(tmp_path):
     columns = {"character_id": ["B", "A"], "x": ["a" * 80, "b" * 80], "y": ["c", "!"]}
     write_hub(tmp_path / "s", "train", columns)
     raw = hub_data("shakespeare", HubSource(str(tmp_path / "s"), "x", "y", "character_id", ("train",)))
@@ -182,7 +179,7 @@ def test_hub_shakespeare(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("hf_cache")
-def test_hub_with_other_columns(tmp_path: Path, images: Arrays) -> None:
+def test_hub_with_other_columns(tmp_path, images):
     write_hub(tmp_path / "m", "train", {"image": images["x_train"], "digit": images["y_train"]}, "image")
     with pytest.raises(
         DataError, match=r"dataset = 'mnist': .* has other columns than image, label \(ValueError"
@@ -194,7 +191,7 @@ def test_hub_with_other_columns(tmp_path: Path, images: Arrays) -> None:
         hub_data("mnist", HubSource(str(tmp_path / "m"), "image", "digit"))  # has no test split
 
 
-def test_a_failing_download(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_download(monkeypatch):
     def fail(**_: Any) -> None:
         raise ConnectionError("no route to host\nand a long story")
 

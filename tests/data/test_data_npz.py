@@ -1,7 +1,6 @@
 """npz files of the user's own: what they may hold, and what is said of those that hold something else."""
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +8,6 @@ import pytest
 
 from fedapp.data import load_dataset
 from tests.data.sources import message, save
-
-Arrays = dict[str, np.ndarray]
 
 
 @pytest.mark.parametrize(
@@ -26,9 +23,7 @@ Arrays = dict[str, np.ndarray]
     ],
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64, np.int16, np.float16])
-def test_npz_shapes_and_types(
-    tmp_path: Path, shape: tuple[int, ...], expected: Any, kind: str, dtype: Any
-) -> None:
+def test_npz_shapes_and_types(tmp_path, shape, expected, kind, dtype):
     x = (np.arange(np.prod(shape)) % 200).reshape(shape).astype(dtype)
     arrays = {"x_train": x[:3], "y_train": np.array([0, 4, 1]), "x_test": x[3:], "y_test": np.array([2])}
     data = load_dataset("npz", save(tmp_path / "own.npz", arrays))
@@ -42,24 +37,20 @@ def test_npz_shapes_and_types(
 
 
 @pytest.mark.parametrize(("shape", "says"), [((6, 7, 4), True), ((6, 7, 2), True), ((8, 6, 6), False)])
-def test_channels_that_may_be_meant_otherwise_are_told(
-    tmp_path: Path, shape: tuple[int, ...], says: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_channels_that_may_be_meant_otherwise_are_told(tmp_path, shape, says, caplog):
     arrays = {"x_train": np.ones((3, *shape)), "y_train": np.array([0, 4, 1])}
     assert load_dataset("npz", save(tmp_path / "own.npz", arrays)).input_shape == shape
     assert (f"taken for {shape[0]} channels of {shape[1]}x{shape[2]}" in caplog.text) is says
 
 
 @pytest.mark.parametrize(("dtype", "says"), [(np.float64, True), (np.uint8, False)])
-def test_series_are_taken_for_grey_images_and_that_is_told(
-    tmp_path: Path, dtype: Any, says: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_series_are_taken_for_grey_images_and_that_is_told(tmp_path, dtype, says, caplog):
     arrays = {"x_train": np.ones((3, 10, 2), dtype), "y_train": np.array([0, 4, 1])}
     assert load_dataset("npz", save(tmp_path / "own.npz", arrays)).input_shape == (1, 10, 2)
     assert ("rows of shape (10, 2), taken for grey images (1, 10, 2)" in caplog.text) is says
 
 
-def test_labels_that_are_names(tmp_path: Path) -> None:
+def test_labels_that_are_names(tmp_path):
     arrays = {"x_train": X, "y_train": np.array(["b", "a", "b"]), "x_test": X, "y_test": np.array(["c"] * 3)}
     path = save(tmp_path / "own.npz", arrays)
     data = load_dataset("npz", path)
@@ -69,7 +60,7 @@ def test_labels_that_are_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["group", "writer"])
-def test_npz_groups(tmp_path: Path, images: Arrays, key: str) -> None:
+def test_npz_groups(tmp_path, images, key):
     groups = {f"{key}_train": np.arange(30) // 3, f"{key}_test": np.arange(10, dtype=np.int16)}
     data = load_dataset("npz", save(tmp_path / "own.npz", images | groups))
     assert data.groups.tolist() == [*(np.arange(30) // 3), *range(10)]
@@ -174,12 +165,12 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("arrays", "problem"), BAD_FILES, ids=[problem[:40] for _, problem in BAD_FILES])
-def test_npz_errors(tmp_path: Path, arrays: dict[str, Any], problem: str) -> None:
+def test_npz_errors(tmp_path, arrays, problem):
     path = save(tmp_path / "x.npz", arrays)
     assert message("npz", path) == f"data-path = {path!r}: {problem}"
 
 
-def test_files_that_are_no_npz(tmp_path: Path, images: Arrays) -> None:
+def test_files_that_are_no_npz(tmp_path, images):
     assert message("npz") == "data-path = '': 'npz' needs the path of an npz file with x_train and y_train"
     assert "no such file or folder; 'npz' is to be read from there" in message(
         "npz", str(tmp_path / "none.npz")

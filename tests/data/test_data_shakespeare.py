@@ -34,7 +34,7 @@ def message(path: str | Path) -> str:
     return str(caught.value)
 
 
-def test_vocabulary_is_leafs() -> None:
+def test_vocabulary_is_leafs():
     assert len(set(VOCABULARY)) == len(VOCABULARY) == 80
     assert encode("\n }a").tolist() == [0, 1, 79, 53]
     # Outside the vocabulary: ASCII, Latin-1, beyond, an astral and an unpaired surrogate.
@@ -42,7 +42,7 @@ def test_vocabulary_is_leafs() -> None:
     assert decode(encode(VOCABULARY)) == VOCABULARY
 
 
-def test_roles_one_window_per_position(tmp_path: Path) -> None:
+def test_roles_one_window_per_position(tmp_path):
     path = write(tmp_path / "roles.json", {"A": LINE, "short": LINE[:80], "B": LINE[:81]})
     data = load_dataset("shakespeare", path)
     assert data.x.shape == (21, 80)
@@ -60,12 +60,12 @@ def test_roles_one_window_per_position(tmp_path: Path) -> None:
         data.inputs([0], normalize=True)
 
 
-def test_white_space_is_joined_as_leaf_does(tmp_path: Path) -> None:
+def test_white_space_is_joined_as_leaf_does(tmp_path):
     path = write(tmp_path / "roles.json", {"A": "a\n    b  c\n" + LINE})
     assert decode(load_dataset("shakespeare", path).x[0]).startswith("a b c " + LINE[:10])
 
 
-def test_plays_speaker_by_speaker(tmp_path: Path) -> None:
+def test_plays_speaker_by_speaker(tmp_path):
     text = f"""=== PLAY: One ===
 
 ROMEO:
@@ -90,7 +90,7 @@ JULIET:
     assert np.array_equal(data.x[data.groups == 1], data.x[data.groups == 2])
 
 
-def test_leaf_train_and_test(tmp_path: Path) -> None:
+def test_leaf_train_and_test(tmp_path):
     rows = [(LINE[i : i + 80], LINE[i + 80]) for i in range(6)]
     train = write(tmp_path / "my_train_9.json", leaf(b=rows[:2], a=rows[2:4]))
     assert load_dataset("shakespeare", train).num_train == 4
@@ -103,7 +103,7 @@ def test_leaf_train_and_test(tmp_path: Path) -> None:
         assert decode(data.y) == "".join(y for _, y in rows)
 
 
-def test_leafs_own_folders_and_several_files(tmp_path: Path) -> None:
+def test_leafs_own_folders_and_several_files(tmp_path):
     rows = [(LINE[:80], "a"), (LINE[:80], "b"), (LINE[:80], "c")]
     for i, part in enumerate(("train/one.json", "train/two.json", "test/one.json")):
         write(tmp_path / part, leaf(**{f"u{i}": rows[i : i + 1]}))
@@ -112,7 +112,7 @@ def test_leafs_own_folders_and_several_files(tmp_path: Path) -> None:
     assert decode(data.y) == "abc"
 
 
-def test_a_folder_prefers_roles_then_leaf_then_plays(tmp_path: Path) -> None:
+def test_a_folder_prefers_roles_then_leaf_then_plays(tmp_path):
     write(tmp_path / "plays.txt", f"=== PLAY: One ===\n\nA:\n{LINE}\n")
     assert len(load_dataset("shakespeare", str(tmp_path)).y) == 20
     write(tmp_path / "train.json", leaf(a=[(LINE[:80], "a")]))
@@ -121,7 +121,7 @@ def test_a_folder_prefers_roles_then_leaf_then_plays(tmp_path: Path) -> None:
     assert len(load_dataset("shakespeare", str(tmp_path)).y) == 5
 
 
-def test_errors(tmp_path: Path) -> None:
+def test_errors(tmp_path):
     assert message(tmp_path).endswith(
         "holds no 'shakespeare'; allowed: *roles*.json, *train*.json or *plays*.txt"
     )
@@ -148,7 +148,7 @@ def test_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "roles"), [("leaf_shakespeare_roles.json", 572), ("shakespeare_plays.txt", 1392)]
 )
-def test_real_roles(real_data: Path, file: str, roles: int) -> None:
+def test_real_roles(real_data, file, roles):
     if not (real_data / file).is_file():
         pytest.skip(f"no {file}")
     data = load_dataset("shakespeare", str(real_data / file))
@@ -160,7 +160,7 @@ def test_real_roles(real_data: Path, file: str, roles: int) -> None:
     assert np.array_equal(data.x[rows[1:], 79], data.y[rows[:-1]])
 
 
-def test_real_leaf_samples(real_data: Path) -> None:
+def test_real_leaf_samples(real_data):
     path = real_data / "leaf_shakespeare_train.json"
     if not path.is_file():
         pytest.skip("no leaf_shakespeare_train.json")

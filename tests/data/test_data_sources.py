@@ -1,7 +1,6 @@
 """Embedded and generated data, what models are given of any data, and real data where it is there."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,10 @@ import pytest
 from fedapp.data import DataError, load_dataset
 from tests.data.sources import message, save
 
-Arrays = dict[str, np.ndarray]
-
-
 # Embedded and generated ------------------------------------------------------------------------------------
 
 
-def test_digits() -> None:
+def test_digits():
     digits = load_dataset("digits")
     assert digits.x.shape == (1797, 1, 8, 8)
     assert digits.x.dtype == np.uint8
@@ -25,7 +21,7 @@ def test_digits() -> None:
     assert digits.inputs(np.arange(1797)).max() == 1.0
 
 
-def test_synthetic_is_the_problem_of_the_paper() -> None:
+def test_synthetic_is_the_problem_of_the_paper():
     data = load_dataset("synthetic", seed=3)
     assert data.x.shape == (2400, 2)
     assert data.x.dtype == np.float32
@@ -42,7 +38,7 @@ def test_synthetic_is_the_problem_of_the_paper() -> None:
     assert data.x[others].std(axis=0) == pytest.approx(0.25, rel=0.1)
 
 
-def test_synthetic_follows_seed_and_number_of_clients() -> None:
+def test_synthetic_follows_seed_and_number_of_clients():
     one, two, three = (load_dataset("synthetic", seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(one.x, two.x)
     assert not np.array_equal(one.x, three.x)
@@ -51,7 +47,7 @@ def test_synthetic_follows_seed_and_number_of_clients() -> None:
     assert message("synthetic", seed=-1) == "seed = -1: must be an integer >= 0"
 
 
-def test_synthetic_files(tmp_path: Path) -> None:
+def test_synthetic_files(tmp_path):
     def write(part: str, users: list[str], x: Any, y: Any) -> None:
         content = {"users": users, "user_data": {user: {"x": x, "y": y} for user in users}}
         (tmp_path / f"{part}.json").write_text(json.dumps(content))
@@ -85,7 +81,7 @@ def test_synthetic_files(tmp_path: Path) -> None:
 # Inputs ----------------------------------------------------------------------------------------------------
 
 
-def test_inputs_are_fresh_scaled_and_contiguous(tmp_path: Path, images: Arrays) -> None:
+def test_inputs_are_fresh_scaled_and_contiguous(tmp_path, images):
     mnist = load_dataset("mnist", save(tmp_path / "mnist.npz", images))
     rows = np.array([3, 0, 3])
     x = mnist.inputs(rows)
@@ -100,7 +96,7 @@ def test_inputs_are_fresh_scaled_and_contiguous(tmp_path: Path, images: Arrays) 
     assert normal == pytest.approx((mnist.inputs(rows) - 0.1307) / 0.3081, rel=1e-5)
 
 
-def test_symmetric_inputs_go_from_minus_one_to_one(tmp_path: Path) -> None:
+def test_symmetric_inputs_go_from_minus_one_to_one(tmp_path):
     x = np.zeros((2, 32, 32, 3), np.uint8)
     x[0, 0, 0], x[0, 0, 1] = (255, 0, 51), (0, 102, 255)
     cifar = load_dataset("cifar10", save(tmp_path / "c.npz", {"x_train": x, "y_train": np.array([0, 9])}))
@@ -110,7 +106,7 @@ def test_symmetric_inputs_go_from_minus_one_to_one(tmp_path: Path) -> None:
     assert load_dataset("digits").inputs(slice(0, 9), "symmetric").min() == -1
 
 
-def test_symmetric_inputs_need_a_range() -> None:
+def test_symmetric_inputs_need_a_range():
     with pytest.raises(DataError) as caught:
         load_dataset("synthetic", num_clients=2).inputs([0], normalize="symmetric")
     assert str(caught.value) == (
@@ -119,14 +115,14 @@ def test_symmetric_inputs_need_a_range() -> None:
     )
 
 
-def test_normalize_is_per_channel(tmp_path: Path) -> None:
+def test_normalize_is_per_channel(tmp_path):
     x = np.full((2, 32, 32, 3), 255, np.uint8)
     cifar = load_dataset("cifar10", save(tmp_path / "c.npz", {"x_train": x, "y_train": np.array([0, 9])}))
     expected = [(1 - mean) / std for mean, std in zip(cifar.mean, cifar.std, strict=True)]
     assert cifar.inputs([0], normalize=True)[0, :, 0, 0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_normalize_needs_published_values() -> None:
+def test_normalize_needs_published_values():
     with pytest.raises(DataError) as caught:
         load_dataset("digits").inputs([0], normalize=True)
     assert str(caught.value) == (
@@ -138,7 +134,7 @@ def test_normalize_needs_published_values() -> None:
 # Real data -------------------------------------------------------------------------------------------------
 
 
-def test_real_mnist(real_data: Path) -> None:
+def test_real_mnist(real_data):
     if not (real_data / "mnist.npz").is_file():
         pytest.skip("no mnist.npz")
     mnist = load_dataset("mnist", str(real_data))
@@ -150,7 +146,7 @@ def test_real_mnist(real_data: Path) -> None:
     assert x.std() == pytest.approx(mnist.std[0], abs=5e-5)
 
 
-def test_real_femnist(real_data: Path) -> None:
+def test_real_femnist(real_data):
     if not (real_data / "femnist.npz").is_file():
         pytest.skip("no femnist.npz")
     femnist, digits = (load_dataset(name, str(real_data)) for name in ("femnist", "femnist-digits"))
@@ -159,7 +155,7 @@ def test_real_femnist(real_data: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_real_cifar10(real_data: Path) -> None:
+def test_real_cifar10(real_data):
     if not (real_data / "cifar10.npz").is_file():
         pytest.skip("no cifar10.npz")
     cifar = load_dataset("cifar10", str(real_data))
@@ -169,7 +165,7 @@ def test_real_cifar10(real_data: Path) -> None:
     assert x.std(axis=(0, 2, 3)) == pytest.approx(cifar.std, abs=5e-3)
 
 
-def test_real_synthetic(real_data: Path) -> None:
+def test_real_synthetic(real_data):
     if not (real_data / "synthetic_000").is_dir():
         pytest.skip("no synthetic_000")
     data = load_dataset("synthetic", str(real_data / "synthetic_000"))

@@ -3,8 +3,6 @@
 import math
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +49,7 @@ def dataset_of(x: Array, kind: str, num_classes: int) -> Dataset:
     "shape", [(1, 1), (1, 7), (5, 1), (5, 2), (40, 64), (3000, 40), (6, 3072), (400, 300)]
 )
 @pytest.mark.parametrize("kind", ["uint8", "normal"])
-def test_equals_the_first_right_singular_vector(shape: tuple[int, int], kind: str) -> None:
+def test_equals_the_first_right_singular_vector(shape, kind):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, shape, np.uint8) if kind == "uint8" else rng.normal(size=shape)
     m = principal_direction(x)
@@ -61,7 +59,7 @@ def test_equals_the_first_right_singular_vector(shape: tuple[int, int], kind: st
     np.testing.assert_allclose(m, by_svd(x), atol=1e-11)
 
 
-def test_neither_centred_nor_scaled() -> None:
+def test_neither_centred_nor_scaled():
     # XᵀX = diag(18, 2): the direction is (1, 0). Centred, the first column vanishes and it would be (0, 1); with
     # columns scaled to norm 1, both directions would count alike.
     x = np.array([[3.0, 1.0], [3.0, -1.0]])
@@ -71,18 +69,18 @@ def test_neither_centred_nor_scaled() -> None:
     )  # a common factor is no matter
 
 
-def test_one_row_is_its_own_direction() -> None:
+def test_one_row_is_its_own_direction():
     np.testing.assert_allclose(principal_direction(np.array([[3.0, 4.0]])), [0.6, 0.8], rtol=1e-15)
     np.testing.assert_allclose(principal_direction(np.array([[-3.0, -4.0]])), [0.6, 0.8], rtol=1e-15)
 
 
-def test_trap_sign_is_fixed() -> None:
+def test_trap_sign_is_fixed():
     x = np.random.default_rng(1).normal(size=(30, 8)) + 0.3
     for changed in (-x, x[::-1], x * np.where(np.arange(30) % 2, 1, -1)[:, None]):
         np.testing.assert_allclose(principal_direction(changed), principal_direction(x), atol=1e-11)
 
 
-def test_sign_where_the_entries_sum_to_zero() -> None:
+def test_sign_where_the_entries_sum_to_zero():
     # ±(1, −2, 1)/√6: the sum is 0, and the entry of largest magnitude becomes positive.
     for sign in (1, -1):
         m = principal_direction(sign * np.array([[1.0, -2.0, 1.0], [2.0, -4.0, 2.0]]))
@@ -92,7 +90,7 @@ def test_sign_where_the_entries_sum_to_zero() -> None:
         np.testing.assert_allclose(tied, np.array([1, -1]) / math.sqrt(2), atol=1e-14)
 
 
-def test_two_equal_singular_values_give_one_direction_of_their_plane() -> None:
+def test_two_equal_singular_values_give_one_direction_of_their_plane():
     x = np.diag([5.0, 5.0, 1.0])
     m = principal_direction(x)
     assert m[2] == pytest.approx(0, abs=1e-12)
@@ -101,7 +99,7 @@ def test_two_equal_singular_values_give_one_direction_of_their_plane() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(1, 12), st.sampled_from([0.05, 0.5, 1.0]))
-def test_non_negative_data_have_a_non_negative_direction(seed: int, n: int, d: int, density: float) -> None:
+def test_non_negative_data_have_a_non_negative_direction(seed, n, d, density):
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 256, (n, d), np.uint8) * (rng.random((n, d)) < density)
     x[0, 0] = 1
@@ -111,7 +109,7 @@ def test_non_negative_data_have_a_non_negative_direction(seed: int, n: int, d: i
     assert stretched == pytest.approx(np.linalg.norm(x.astype(float), 2), rel=1e-10)
 
 
-def test_reproducible_whatever_the_order_and_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproducible_whatever_the_order_and_the_blocks(monkeypatch):
     x = np.random.default_rng(2).integers(0, 256, (500, 300), np.uint8)
     m = principal_direction(x)
     np.testing.assert_array_equal(principal_direction(x), m)
@@ -120,7 +118,7 @@ def test_reproducible_whatever_the_order_and_the_blocks(monkeypatch: pytest.Monk
     np.testing.assert_allclose(principal_direction(x), m, atol=1e-13)
 
 
-def test_memory_mapped_rows_are_read_in_blocks(tmp_path: Path) -> None:
+def test_memory_mapped_rows_are_read_in_blocks(tmp_path):
     n = 20_000  # float64 would take 490 MB, the rows themselves 61 MB
     rng = np.random.default_rng(3)
     distinct, drawn = rng.integers(0, 256, (100, 3, 32, 32), np.uint8), rng.integers(100, size=n)
@@ -138,7 +136,7 @@ def test_memory_mapped_rows_are_read_in_blocks(tmp_path: Path) -> None:
     np.testing.assert_allclose(m, by_svd(np.sqrt(counts)[:, None] * distinct.reshape(100, -1)), atol=1e-11)
 
 
-def test_no_direction_is_a_data_error() -> None:
+def test_no_direction_is_a_data_error():
     for x, message in (
         (np.zeros((3, 4), np.uint8), "all values are zero"),
         (np.zeros((0, 4)), "0 rows"),
@@ -153,7 +151,7 @@ def test_no_direction_is_a_data_error() -> None:
         principal_direction(np.ones((3, 4)), np.zeros(0, np.int64))
 
 
-def test_direction_of_images_and_vectors_is_that_of_the_raw_rows() -> None:
+def test_direction_of_images_and_vectors_is_that_of_the_raw_rows():
     rng = np.random.default_rng(4)
     images = rng.integers(0, 256, (20, 3, 4, 4), np.uint8)
     rows = np.array([1, 5, 6])
@@ -167,7 +165,7 @@ def test_direction_of_images_and_vectors_is_that_of_the_raw_rows() -> None:
 
 
 @pytest.mark.parametrize("normalize", ["symmetric", True])
-def test_direction_is_that_of_the_inputs_as_the_model_sees_them(normalize: Any) -> None:
+def test_direction_is_that_of_the_inputs_as_the_model_sees_them(normalize):
     images = np.random.default_rng(4).integers(0, 256, (20, 3, 4, 4), np.uint8)
     rows = np.array([1, 5, 6, 9])
     dataset = replace(
@@ -183,7 +181,7 @@ def test_direction_is_that_of_the_inputs_as_the_model_sees_them(normalize: Any) 
     assert np.linalg.norm(m - client_direction(dataset, rows)) > 0.1
 
 
-def test_direction_of_text_is_that_of_its_character_counts() -> None:
+def test_direction_of_text_is_that_of_its_character_counts():
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 80, (300, 80), np.uint8)
     tokens[:, :40] = 7
@@ -197,7 +195,7 @@ def test_direction_of_text_is_that_of_its_character_counts() -> None:
     np.testing.assert_allclose(client_direction(dataset_of(shuffled, "text", 80), rows), m, atol=1e-13)
 
 
-def test_direction_of_real_text(real_data: Path) -> None:
+def test_direction_of_real_text(real_data):
     dataset = load_dataset("shakespeare", str(real_data / "leaf_shakespeare_test.json"))
     roles = [np.flatnonzero(dataset.groups == group) for group in range(3)]
     mis = misalignment([client_direction(dataset, rows) for rows in roles])
@@ -206,7 +204,7 @@ def test_direction_of_real_text(real_data: Path) -> None:
 
 
 @pytest.mark.parametrize("data_imbalance", [0.0, 1.0])
-def test_homogeneity_on_digits_falls_as_classes_get_imbalanced(data_imbalance: float) -> None:
+def test_homogeneity_on_digits_falls_as_classes_get_imbalanced(data_imbalance):
     found = []
     for class_imbalance in (0.0, 1.0, 10.0, 100.0):
         graphs = [
@@ -220,7 +218,7 @@ def test_homogeneity_on_digits_falls_as_classes_get_imbalanced(data_imbalance: f
     )  # Buttaci 2024, figure 3.5: hardly any change over 10
 
 
-def test_noise_costs_homogeneity() -> None:
+def test_noise_costs_homogeneity():
     clean = digits_directions(0.0, 0.0, 0)
 
     def measured(epsilon: float) -> float:
@@ -237,7 +235,7 @@ def test_noise_costs_homogeneity() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.5, 1.0, 4.0, 30.0, 300.0])
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.1])
-def test_noise_scale_satisfies_the_definition_with_nothing_to_spare(epsilon: float, delta: float) -> None:
+def test_noise_scale_satisfies_the_definition_with_nothing_to_spare(epsilon, delta):
     # The least δ of a mechanism is sup_S P(S) − e^ε Q(S) = ∫ max(0, p − e^ε q); for two normals whose means differ
     # by the sensitivity it is an integral over one dimension, p > e^ε q left of x*.
     sensitivity = 3.0
@@ -258,13 +256,13 @@ def test_noise_scale_satisfies_the_definition_with_nothing_to_spare(epsilon: flo
         assert sigma < sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
-def test_noise_scale_known_value() -> None:
+def test_noise_scale_known_value():
     # Balle and Wang's algorithm 1 gives σ = 3.7306 for ε = 1, δ = 1e-5, sensitivity 1.
     assert gaussian_sigma(1.0, 1e-5, 1.0) == pytest.approx(3.7306, abs=1e-4)
     assert gaussian_sigma(1.0, 1e-5, 2.0) == pytest.approx(2 * 3.73063, rel=1e-5)
 
 
-def test_private_direction_is_clipped_noised_and_renormalised() -> None:
+def test_private_direction_is_clipped_noised_and_renormalised():
     direction = np.array([3.0, 4.0])
     noise = np.random.default_rng(6).normal(0.0, gaussian_sigma(2.0, 1e-3, 1.0), 2)
     expected = 0.5 * np.array([0.6, 0.8]) + noise  # clip 0.5, so that the sensitivity is 1
@@ -276,7 +274,7 @@ def test_private_direction_is_clipped_noised_and_renormalised() -> None:
     np.testing.assert_allclose(private, expected / np.linalg.norm(expected), rtol=1e-12)
 
 
-def test_private_direction_refuses_values_that_protect_nothing() -> None:
+def test_private_direction_refuses_values_that_protect_nothing():
     rng = np.random.default_rng(7)
     m = np.array([0.6, 0.8])
     for epsilon, delta, clip in (

@@ -18,7 +18,7 @@ Write = Callable[[str], str]
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def module(tmp_path, monkeypatch):
     """Write a module with a function ``load``; return its name as a value of ``dataset``."""
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -52,14 +52,14 @@ def refused(name: str, *arguments: Any, **more: Any) -> str:
 X, Y = "np.arange(12.0).reshape(4, 3)", "np.array([0, 1, 1, 2])"
 
 
-def test_inputs_and_labels(module: Write) -> None:
+def test_inputs_and_labels(module):
     data = returning(module, f"{X}, {Y}")
     assert data.x.tolist() == np.arange(12.0).reshape(4, 3).tolist()
     assert (data.y.tolist(), data.y.dtype, data.targets) == ([0, 1, 1, 2], np.int64, "classes")
     assert (data.num_train, data.num_classes, data.num_outputs, data.kind) == (4, 3, 3, "vector")
 
 
-def test_four_arrays_and_a_dict_of_them(module: Write) -> None:
+def test_four_arrays_and_a_dict_of_them(module):
     four = returning(module, f"({X}, {Y}, {X}[:2], {Y}[:2])")
     named = returning(
         module,
@@ -73,7 +73,7 @@ def test_four_arrays_and_a_dict_of_them(module: Write) -> None:
     assert named.groups.tolist() == [1, 0, 1, 2, 2, 0]
 
 
-def test_numbers_and_several_of_them(module: Write) -> None:
+def test_numbers_and_several_of_them(module):
     one = returning(module, f"{X}, {Y} / 2")
     assert (one.targets, one.num_classes, one.num_outputs, one.y.dtype) == ("numbers", 0, 1, np.float32)
     assert one.y.tolist() == [[0.0], [0.5], [0.5], [1.0]]
@@ -81,7 +81,7 @@ def test_numbers_and_several_of_them(module: Write) -> None:
     assert (two.targets, two.num_outputs, two.y.shape) == ("numbers", 2, (4, 2))
 
 
-def test_lists_and_tensors(module: Write) -> None:
+def test_lists_and_tensors(module):
     assert returning(module, "[[0, 1], [2, 3]], [1, 0]").x.tolist() == [[0, 1], [2, 3]]
     source = (
         "import torch\ndef load():\n    return torch.zeros(2, 5, requires_grad=True), torch.tensor([1, 0])"
@@ -89,7 +89,7 @@ def test_lists_and_tensors(module: Write) -> None:
     assert load_dataset(module(source)).x.shape == (2, 5)
 
 
-def test_torch_datasets(module: Write) -> None:
+def test_torch_datasets(module):
     source = """
 import torch
 from torch.utils.data import TensorDataset
@@ -115,7 +115,7 @@ def pair(): return Pictures(), Pictures()
     assert pictures.x[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
 
 
-def test_hugging_face_data(module: Write) -> None:
+def test_hugging_face_data(module):
     name = module("""
 from datasets import Dataset, DatasetDict
 def load(): return Dataset.from_dict({"a": [1.0, 2.0], "b": [3, 4], "kind": ["x", "w"], "who": ["u", "v"]})
@@ -148,12 +148,12 @@ def pair(): return load(), load()
         ("iter([1])", "is a list_iterator; allowed are (x, y), "),
     ],
 )
-def test_what_it_may_not_return(module: Write, expression: str, text: str) -> None:
+def test_what_it_may_not_return(module, expression, text):
     name = module(f"def load():\n    return {expression}")
     assert refused(name).startswith(f"dataset = {name!r}: what the function returned {text}")
 
 
-def test_rows_that_differ(module: Write) -> None:
+def test_rows_that_differ(module):
     name = module("""
 class Rows:
     def __init__(self, rows): self.rows = rows
@@ -168,7 +168,7 @@ def none(): return Rows([])
     assert refused(name.replace("load", "none")).endswith("is a dataset without rows; at least one is needed")
 
 
-def test_rows_that_are_drawn_anew_each_time_are_refused(module: Write) -> None:
+def test_rows_that_are_drawn_anew_each_time_are_refused(module):
     name = module("""
 class Rows:
     def __init__(self): self.drawn = np.random.default_rng(0)
@@ -179,12 +179,12 @@ def load(): return Rows()
     assert "has a row 35 that is another one when it is read again; rows are read once" in refused(name)
 
 
-def test_labels_that_are_names(module: Write) -> None:
+def test_labels_that_are_names(module):
     name = module(f"def load():\n    return {X}, ['a', 'b', 'a', 'c']")
     assert (load_dataset(name).classes, load_dataset(name).y.tolist()) == (("a", "b", "c"), [0, 1, 0, 2])
 
 
-def test_rows_of_several_types_are_of_one_that_fits_all(module: Write) -> None:
+def test_rows_of_several_types_are_of_one_that_fits_all(module):
     name = module("""
 class Rows:
     def __init__(self, *rows): self.rows = rows
@@ -204,7 +204,7 @@ def dates(): return Rows(([0, 1], 3), ([0, 1], np.datetime64("2020-01-01")))
     )
 
 
-def test_columns_that_nobody_reads_are_refused(module: Write) -> None:
+def test_columns_that_nobody_reads_are_refused(module):
     name = module(f"def load():\n    return {X}, {Y}")
     assert refused(name, columns=DataColumns(label="y")) == (
         f"label-column = 'y': {name} returned no data with columns"
@@ -215,7 +215,7 @@ def test_columns_that_nobody_reads_are_refused(module: Write) -> None:
 # What it is given --------------------------------------------------------------------------------------------
 
 
-def test_it_is_given_what_it_takes(module: Write, tmp_path: Path) -> None:
+def test_it_is_given_what_it_takes(module, tmp_path):
     name = module("""
 def load(seed, num_clients=3, *, data_path="?"):
     return np.array([[seed, num_clients, len(data_path)]]), np.array([0])
@@ -233,7 +233,7 @@ def nothing(): return np.zeros((1, 1)), np.array([0])
     assert "no such file or folder" in refused(name, where + "/none")
 
 
-def test_what_can_not_be_called(module: Write) -> None:
+def test_what_can_not_be_called(module):
     name = module("load = 3\ndef more(size, seed): pass\ndef places(seed, /): pass\ndef bad():\n    [][1]")
     assert refused(name) == f"dataset = {name!r}: is of type int; a function is needed"
     more = name.replace("load", "more")
@@ -248,7 +248,7 @@ def test_what_can_not_be_called(module: Write) -> None:
     assert refused("no module").startswith("dataset = 'no module': unknown; allowed: digits, ")
 
 
-def test_what_can_be_called_and_is_no_function(module: Write) -> None:
+def test_what_can_be_called_and_is_no_function(module):
     name = module("""
 import functools
 def make(rows, seed): return np.full((rows, 1), seed), np.arange(rows) % 2
@@ -262,7 +262,7 @@ load, maker = functools.partial(make, 3), Maker()
     assert refused("builtins:max").startswith("dataset = 'builtins:max': doesn't tell what it takes; ")
 
 
-def test_no_message_quotes_what_it_raised(module: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_message_quotes_what_it_raised(module, caplog):
     name = module("def load():\n    raise ValueError('Smith, born 1970')")
     file = name.split(":")[0] + ".py"
     assert refused(name) == (
@@ -274,7 +274,7 @@ def test_no_message_quotes_what_it_raised(module: Write, caplog: pytest.LogCaptu
 # When it is called again -------------------------------------------------------------------------------------
 
 
-def test_it_is_called_again_when_what_it_depends_on_changes(module: Write, tmp_path: Path) -> None:
+def test_it_is_called_again_when_what_it_depends_on_changes(module, tmp_path):
     calls, data = tmp_path / "calls", tmp_path / "data"
     data.mkdir()
     name = module(f"""
@@ -317,8 +317,8 @@ def in_another_process(name: str) -> int:
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_what_was_imported_before_an_edit_is_not_taken_for_what_is_there_after(
-    module: Write, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, at_once: bool
-) -> None:
+    module, caplog, monkeypatch, at_once
+):
     monkeypatch.setattr(sys, "dont_write_bytecode", False)  # there Python notes what it has imported
     name = module("def load():\n    return np.zeros((3, 2)), np.array([0, 1, 0])")
     own = name.split(":")[0]
@@ -338,7 +338,7 @@ def test_what_was_imported_before_an_edit_is_not_taken_for_what_is_there_after(
     assert len(load_dataset(name).y) == 5
 
 
-def test_a_module_that_is_imported_by_the_function_counts_as_it_was_then(module: Write) -> None:
+def test_a_module_that_is_imported_by_the_function_counts_as_it_was_then(module):
     helper = module("SIZE = 3").split(":")[0]
     name = module(
         f"def load():\n    from {helper} import SIZE\n    return np.zeros((SIZE, 1)), np.arange(SIZE)"
@@ -350,7 +350,7 @@ def test_a_module_that_is_imported_by_the_function_counts_as_it_was_then(module:
     assert in_another_process(name) == 12
 
 
-def test_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example(monkeypatch):
     data = load_dataset("custom.diabetes:load")
     assert (data.x.shape, data.y.shape, data.targets, data.kind) == ((442, 10), (442, 1), "numbers", "vector")
     assert 0.2 < data.y.min() < data.y.max() < 4

@@ -31,11 +31,11 @@ def loaded(path: Path, frame: pd.DataFrame = FRAME, **columns: Any) -> Dataset:
 
 
 @pytest.fixture(params=["gaps.csv", "gaps.parquet"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def path(request, tmp_path):
     return tmp_path / str(request.param)
 
 
-def test_texts_become_columns_as_pandas_makes_them(path: Path) -> None:
+def test_texts_become_columns_as_pandas_makes_them(path):
     filled = FRAME.drop(columns="smokes").dropna()
     data = loaded(path, filled, encode=True)
     assert data.columns == ("age", "colour=red")
@@ -46,7 +46,7 @@ def test_texts_become_columns_as_pandas_makes_them(path: Path) -> None:
         loaded(path, filled)
 
 
-def test_rows_with_an_empty_cell_are_dropped(path: Path) -> None:
+def test_rows_with_an_empty_cell_are_dropped(path):
     data = loaded(path, encode=True, missing="drop")
     assert data.x[:, 0].tolist() == [1, 8]
     assert data.y.tolist() == [0, 1]
@@ -56,12 +56,12 @@ def test_rows_with_an_empty_cell_are_dropped(path: Path) -> None:
         loaded(path, pd.DataFrame({"x": [None, 1.0], "z": [1.0, None], "label": [0, 1]}), missing="drop")
 
 
-def test_a_label_is_never_filled_in(path: Path) -> None:
+def test_a_label_is_never_filled_in(path):
     with pytest.raises(DataError, match="column 'label' has 1 empty cells"):
         loaded(path, pd.DataFrame({"x": [1.0, 2.0], "label": [0, None]}), missing="mean")
 
 
-def test_the_mean_is_that_of_training_rows_alone(tmp_path: Path) -> None:
+def test_the_mean_is_that_of_training_rows_alone(tmp_path):
     data = loaded(tmp_path / "a.csv", FRAME[["age", "label"]], missing="mean")
     moments = sums_of(data, np.array([0, 1, 2])).moments()  # row 3 is for testing
     assert moments.mean == (2.0,)
@@ -70,7 +70,7 @@ def test_the_mean_is_that_of_training_rows_alone(tmp_path: Path) -> None:
     assert ready.tolist() == [[-1], [0], [1], [6]]
 
 
-def test_sums_with_gaps_are_merged_as_if_pooled() -> None:
+def test_sums_with_gaps_are_merged_as_if_pooled():
     x = np.random.default_rng(0).normal(5, 2, (40, 3))
     x[::3, 0] = np.nan
     x[:10, 1] = np.nan  # all of the first client's
@@ -79,7 +79,7 @@ def test_sums_with_gaps_are_merged_as_if_pooled() -> None:
     np.testing.assert_allclose(merged.std, np.nanstd(x, axis=0), rtol=1e-12)
 
 
-def test_a_client_may_lack_a_text_but_not_have_another(tmp_path: Path) -> None:
+def test_a_client_may_lack_a_text_but_not_have_another(tmp_path):
     model = Schema.of(loaded(tmp_path / "all.csv", FRAME, encode=True, missing="mean"))
     few = FRAME.iloc[[0, 3]]
     own = model.fit(loaded(tmp_path / "few.csv", few, encode=True))
@@ -93,7 +93,7 @@ def test_a_client_may_lack_a_text_but_not_have_another(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def hospitals(tmp_path: Path) -> Path:
+def hospitals(tmp_path):
     rng = np.random.default_rng(1)
     folder = tmp_path / "hospitals"
     folder.mkdir()
@@ -105,7 +105,7 @@ def hospitals(tmp_path: Path) -> Path:
     return folder
 
 
-def test_each_table_of_a_folder_is_a_client(hospitals: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_table_of_a_folder_is_a_client(hospitals, caplog):
     keys: dict[str, Any] = {
         "dataset": "files",
         "data_path": hospitals,
@@ -127,7 +127,7 @@ def test_each_table_of_a_folder_is_a_client(hospitals: Path, caplog: pytest.LogC
     assert "the 3 tables of data-path are divided anew" in caplog.text
 
 
-def test_tables_of_a_folder_have_the_same_columns(hospitals: Path) -> None:
+def test_tables_of_a_folder_have_the_same_columns(hospitals):
     pd.DataFrame({"x": [1.0], "label": [0]}).to_csv(hospitals / "d.csv", index=False)
     with pytest.raises(
         DataError, match=r"has other columns than a\.parquet, such as 'site'; all need the same"
@@ -135,14 +135,14 @@ def test_tables_of_a_folder_have_the_same_columns(hospitals: Path) -> None:
         load_dataset("files", str(hospitals), columns=DataColumns(encode=True, missing="mean"))
 
 
-def test_the_mean_needs_standardized_inputs() -> None:
+def test_the_mean_needs_standardized_inputs():
     with pytest.raises(
         ConfigError, match="missing = 'mean', normalize = False: the mean of all clients' training"
     ):
         fedapp.run(dataset=FRAME, missing="mean")
 
 
-def test_a_frame_with_gaps_and_texts_is_trained_on(tmp_path: Path) -> None:
+def test_a_frame_with_gaps_and_texts_is_trained_on(tmp_path):
     frame = pd.concat([FRAME] * 20, ignore_index=True)
     run = fedapp.run(
         dataset=frame,

@@ -26,7 +26,7 @@ def picture(value: int, mode: str = "L", size: tuple[int, int] = (5, 4)) -> Pict
     return Pictures.new(mode, size, value if mode == "L" else (value,) * 3)
 
 
-def test_images_with_names_of_classes_and_a_test_split(tmp_path: Path) -> None:
+def test_images_with_names_of_classes_and_a_test_split(tmp_path):
     features = Features({"img": Image(), "kind": ClassLabel(names=["cat", "ant"]), "who": Value("string")})
     train = {"img": [picture(1), picture(2), picture(3)], "kind": [1, 0, 1], "who": ["b", "a", "b"]}
     name = saved(tmp_path, train, features, test={"img": [picture(9)], "kind": [0], "who": ["c"]})
@@ -53,13 +53,13 @@ def parts(folder: Path, train: Dataset, test: Dataset) -> str:
     return f"hf:{folder}"
 
 
-def test_a_blank_is_a_class_and_no_natural_id(tmp_path: Path) -> None:
+def test_a_blank_is_a_class_and_no_natural_id(tmp_path):
     name = saved(tmp_path, {"a": [1.0, 2.0], "label": ["x", " "], "who": ["Ada", " "]})
     assert load_dataset(name, columns=DataColumns("a")).classes == (" ", "x")
     assert "column 'who' has empty cells" in message(name, columns=DataColumns("a", group="who"))
 
 
-def test_labels_of_test_are_train_s_by_their_names(tmp_path: Path) -> None:
+def test_labels_of_test_are_train_s_by_their_names(tmp_path):
     train = of_classes(["ant", "bee", "cat"], [2, 0, 1])
     data = load_dataset(parts(tmp_path / "fewer", train, of_classes(["ant", "cat"], [0, 1, 1])))
     assert (data.y.tolist(), data.classes) == ([2, 0, 1, 0, 2, 2], ("ant", "bee", "cat"))
@@ -76,14 +76,14 @@ def test_labels_of_test_are_train_s_by_their_names(tmp_path: Path) -> None:
             )
 
 
-def test_classes_that_have_names_may_be_rare(tmp_path: Path) -> None:
+def test_classes_that_have_names_may_be_rare(tmp_path):
     names = [f"kind {number}" for number in range(1500)]
     of_classes(names, [0, 1499]).save_to_disk(str(tmp_path / "rare"))
     data = load_dataset(f"hf:{tmp_path / 'rare'}")
     assert (data.y.tolist(), data.num_classes, data.classes) == ([0, 1499], 1500, tuple(names))
 
 
-def test_columns_of_numbers(tmp_path: Path) -> None:
+def test_columns_of_numbers(tmp_path):
     name = saved(tmp_path, {"a": [1.5, 2.5], "b": [3, 4], "label": [1, 0], "other": [0.5, 0.25]})
     data = load_dataset(name)
     assert (data.x.tolist(), data.columns) == ([[1.5, 3, 0.5], [2.5, 4, 0.25]], ("a", "b", "other"))
@@ -94,7 +94,7 @@ def test_columns_of_numbers(tmp_path: Path) -> None:
     assert load_dataset(name, targets="numbers").y.tolist() == [[1], [0]]
 
 
-def test_lists_and_arrays_of_numbers(tmp_path: Path) -> None:
+def test_lists_and_arrays_of_numbers(tmp_path):
     features = Features({"v": List(Value("float32")), "label": List(Value("float32"), length=2)})
     name = saved(tmp_path / "a", {"v": [[1, 2, 3], [4, 5, 6]], "label": [[0, 1], [2, 3]]}, features)
     data = load_dataset(name)
@@ -115,7 +115,7 @@ def test_lists_and_arrays_of_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["torch", "numpy"])
-def test_a_format_that_is_set_changes_nothing(form: str) -> None:
+def test_a_format_that_is_set_changes_nothing(form):
     data = {"img": [picture(1), picture(2)], "label": ["b", "a"], "who": [3, 5]}
     found = Dataset.from_dict(
         data, Features({"img": Image(), "label": Value("string"), "who": Value("int8")})
@@ -132,7 +132,7 @@ def test_a_format_that_is_set_changes_nothing(form: str) -> None:
 
 
 @pytest.mark.parametrize("feature", [List(List(List(Value("uint8")))), Array3D((1, 2, 3), "uint8")])
-def test_bytes_in_lists_are_bytes(feature: Any) -> None:
+def test_bytes_in_lists_are_bytes(feature):
     pixels = np.arange(12).reshape(2, 1, 2, 3) + 200
     found = Dataset.from_dict(
         {"x": pixels.tolist(), "label": [0, 1]}, Features({"x": feature, "label": Value("int64")})
@@ -141,12 +141,12 @@ def test_bytes_in_lists_are_bytes(feature: Any) -> None:
     assert (data.blocks[0].dtype, data.scale, data.blocks[0].tolist()) == (np.uint8, 1 / 255, pixels.tolist())
 
 
-def test_row_numbers_are_no_input(tmp_path: Path) -> None:
+def test_row_numbers_are_no_input(tmp_path):
     (tmp_path / "train.csv").write_text(",a,label\n0,1,0\n1,3,1\n")
     assert load_dataset(f"hf:{tmp_path}").x.tolist() == [[1], [3]]
 
 
-def test_what_load_dataset_reads(tmp_path: Path) -> None:
+def test_what_load_dataset_reads(tmp_path):
     (tmp_path / "train.csv").write_text("a,b,label\n1,2,0\n3,4,1\n")
     (tmp_path / "test.csv").write_text("a,b,label\n5,6,1\n")
     data = load_dataset(f"hf:{tmp_path}")
@@ -211,14 +211,14 @@ def test_what_load_dataset_reads(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_data_that_are_wrong(data: dict[str, Any], columns: DataColumns, text: str, tmp_path: Path) -> None:
+def test_data_that_are_wrong(data, columns, text, tmp_path):
     name = saved(tmp_path, data)
     found = message(name, columns=columns)
     assert found.startswith(f"dataset = {name!r}: ")
     assert text in found
 
 
-def test_data_that_are_not_there(tmp_path: Path) -> None:
+def test_data_that_are_not_there(tmp_path):
     none = str(tmp_path / "none")
     assert message(f"hf:{none}") == (
         f"dataset = {'hf:' + none!r}: no such folder; Hugging Face data are to be read from there"
@@ -234,16 +234,14 @@ def test_data_that_are_not_there(tmp_path: Path) -> None:
     )
 
 
-def test_a_changed_folder_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_folder_is_read_again(tmp_path):
     (tmp_path / "train.csv").write_text("a,label\n1,0\n3,1\n")
     assert load_dataset(f"hf:{tmp_path}").x.tolist() == [[1], [3]]
     (tmp_path / "train.csv").write_text("a,label\n7,0\n3,1\n5,1\n")
     assert load_dataset(f"hf:{tmp_path}").x.tolist() == [[7], [3], [5]]
 
 
-def test_a_folder_of_the_working_directory_is_not_taken_for_the_hub_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_the_working_directory_is_not_taken_for_the_hub_s(tmp_path, monkeypatch):
     folder = tmp_path / "owner" / "mine"
     folder.mkdir(parents=True)
     (folder / "train.csv").write_text("a,label\n1,0\n3,1\n")
@@ -255,7 +253,7 @@ def test_a_folder_of_the_working_directory_is_not_taken_for_the_hub_s(
     assert load_dataset("hf:./owner/mine").x.tolist() == [[1], [3]]
 
 
-def test_the_hub_is_named_where_it_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_named_where_it_can_not_be_had(monkeypatch):
     def load(*_: Any) -> None:
         raise ConnectionError("no network")
 

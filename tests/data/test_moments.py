@@ -23,9 +23,7 @@ def dataset(x: np.ndarray, kind: str = "vector", scale: float = 1.0) -> Dataset:
     st.floats(0.1, 1e3),
     st.integers(0, 2**32 - 1),
 )
-def test_sums_of_clients_give_what_pooled_rows_give(
-    sizes: list[int], mean: float, deviation: float, seed: int
-) -> None:
+def test_sums_of_clients_give_what_pooled_rows_give(sizes, mean, deviation, seed):
     x = (mean + deviation * np.random.default_rng(seed).normal(size=(sum(sizes), 3))).astype(np.float32)
     data, ends = dataset(x), np.cumsum([0, *sizes])
     parts = [sums_of(data, np.arange(a, b)) for a, b in pairwise(ends)]
@@ -40,7 +38,7 @@ def test_sums_of_clients_give_what_pooled_rows_give(
 
 
 @pytest.mark.parametrize("block", [1, 7, 10**6])
-def test_rows_are_summed_some_at_a_time(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_summed_some_at_a_time(block, monkeypatch):
     monkeypatch.setattr("fedapp.data.standardize._BLOCK", 3 * block)
     x = (5 + np.random.default_rng(1).normal(size=(40, 3))).astype(np.float32)
     rows = np.r_[0:17, 20:40]
@@ -51,7 +49,7 @@ def test_rows_are_summed_some_at_a_time(block: int, monkeypatch: pytest.MonkeyPa
     assert found.squares == pytest.approx(own.var(axis=0) * 37, rel=1e-12)
 
 
-def test_images_have_them_per_channel_and_as_the_model_scales_them() -> None:
+def test_images_have_them_per_channel_and_as_the_model_scales_them():
     x = np.random.default_rng(0).integers(0, 256, (50, 3, 8, 8)).astype(np.uint8)
     data = dataset(x, "image", 1 / 255)
     rows = np.arange(5, 45)
@@ -61,7 +59,7 @@ def test_images_have_them_per_channel_and_as_the_model_scales_them() -> None:
     assert found.std == pytest.approx(inputs.std(axis=(0, 2, 3)), rel=1e-12)
 
 
-def test_standardized_inputs_have_mean_0_and_deviation_1_and_constant_ones_are_0() -> None:
+def test_standardized_inputs_have_mean_0_and_deviation_1_and_constant_ones_are_0():
     x = (1e4 + 50 * np.random.default_rng(0).normal(size=(300, 4))).astype(np.float32)
     x[:, 1], x[:, 2] = np.float32(0.1), 0
     data = dataset(x)
@@ -75,7 +73,7 @@ def test_standardized_inputs_have_mean_0_and_deviation_1_and_constant_ones_are_0
     assert np.abs(m @ principal_direction(inputs[:200])) == pytest.approx(1, abs=1e-9)
 
 
-def test_what_can_not_be_standardized() -> None:
+def test_what_can_not_be_standardized():
     text = dataset(np.zeros((3, 80), np.uint8), "text")
     for ask in (lambda: sums_of(text, np.arange(3)), lambda: text.inputs([0], "standardize")):
         with pytest.raises(
@@ -105,7 +103,7 @@ def test_what_can_not_be_standardized() -> None:
         (2.5, [0, 0], [1, 1]),
     ],
 )
-def test_sums_that_no_inputs_have(count: float, total: list[float], squares: list[float]) -> None:
+def test_sums_that_no_inputs_have(count, total, squares):
     data = dataset(np.ones((3, 2), np.float32))
     assert same_size(sums_of(data, np.arange(3)), data)
     assert not same_size(
@@ -113,7 +111,7 @@ def test_sums_that_no_inputs_have(count: float, total: list[float], squares: lis
     )
 
 
-def test_moments_can_be_compared_and_hashed() -> None:
+def test_moments_can_be_compared_and_hashed():
     assert hash(Moments((1.0,), (2.0,))) == hash(Moments((1.0,), (2.0,)))
     with pytest.raises(ValueError, match="nothing to sum up"):
         Sums.merged([])

@@ -41,7 +41,7 @@ def refused(path: str | Path) -> str:
 
 
 @FORMATS
-def test_a_table_with_numbers_as_labels(suffix: str, tmp_path: Path) -> None:
+def test_a_table_with_numbers_as_labels(suffix, tmp_path):
     data = load_dataset("files", write(tmp_path, suffix, {"b": [0.5, 2.5], "label": [2, 0], "a": [-1, 3]}))
     assert data.x.tolist() == [[0.5, -1], [2.5, 3]]  # columns in the table's order, the label left out
     assert data.x.dtype == np.float32
@@ -51,7 +51,7 @@ def test_a_table_with_numbers_as_labels(suffix: str, tmp_path: Path) -> None:
 
 
 @FORMATS
-def test_flags_of_a_table_are_0_and_1(suffix: str, tmp_path: Path) -> None:
+def test_flags_of_a_table_are_0_and_1(suffix, tmp_path):
     data = load_dataset("files", write(tmp_path, suffix, {"x": [True, False], "a": [2, 3], "label": [0, 1]}))
     assert (data.x.tolist(), data.scale) == ([[1, 2], [0, 3]], 1.0)
 
@@ -64,14 +64,14 @@ def test_flags_of_a_table_are_0_and_1(suffix: str, tmp_path: Path) -> None:
         ("größe,label\n1,0\n".encode("latin-1"), "has names of columns that aren't UTF-8"),
     ],
 )
-def test_a_file_that_is_empty_or_of_another_encoding(content: bytes, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_empty_or_of_another_encoding(content, said, tmp_path):
     path = tmp_path / "own.csv"
     path.write_bytes(content)
     assert message("files", str(path)) == f"data-path = {str(path)!r}: {said}"
 
 
 @FORMATS
-def test_a_table_with_names_as_labels(suffix: str, tmp_path: Path) -> None:
+def test_a_table_with_names_as_labels(suffix, tmp_path):
     data = load_dataset("files", write(tmp_path, suffix, {"x": [1, 2, 3], "label": ["dog", "ant", "dog"]}))
     assert data.classes == ("ant", "dog")
     assert data.y.tolist() == [1, 0, 1]
@@ -80,9 +80,7 @@ def test_a_table_with_names_as_labels(suffix: str, tmp_path: Path) -> None:
 
 @FORMATS
 @pytest.mark.parametrize("name", ["__index_level_0__", "", "Unnamed: 0"])
-def test_row_numbers_of_pandas_are_no_input(
-    suffix: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_row_numbers_of_pandas_are_no_input(suffix, name, tmp_path, caplog):
     path = write(tmp_path, suffix, {name: [7, 8], "a": [0.5, 2.5], "label": [1, 0]})
     data = load_dataset("files", path)
     assert (data.columns, data.x.tolist()) == (("a",), [[0.5], [2.5]])
@@ -92,7 +90,7 @@ def test_row_numbers_of_pandas_are_no_input(
         assert named.x.tolist() == [[7, 0.5], [8, 2.5]]
 
 
-def test_what_pandas_writes_has_no_row_numbers(tmp_path: Path) -> None:
+def test_what_pandas_writes_has_no_row_numbers(tmp_path):
     frame = pd.DataFrame({"a": [0.5, 2.5, 1.0], "label": [1, 0, 1]})[1:]
     frame.to_csv(tmp_path / "own.csv")
     frame.to_parquet(tmp_path / "own.parquet")
@@ -100,7 +98,7 @@ def test_what_pandas_writes_has_no_row_numbers(tmp_path: Path) -> None:
         assert load_dataset("files", str(tmp_path / f"own.{suffix}")).x.tolist() == [[2.5], [1.0]]
 
 
-def test_a_table_of_dictionary_encoded_names(tmp_path: Path) -> None:
+def test_a_table_of_dictionary_encoded_names(tmp_path):
     column = pa.array(["dog", "ant"]).dictionary_encode()
     assert load_dataset("files", write(tmp_path, "parquet", {"x": [1, 2], "label": column})).classes == (
         "ant",
@@ -109,7 +107,7 @@ def test_a_table_of_dictionary_encoded_names(tmp_path: Path) -> None:
 
 
 @FORMATS
-def test_a_blank_is_a_class_and_no_natural_id(tmp_path: Path, suffix: str) -> None:
+def test_a_blank_is_a_class_and_no_natural_id(tmp_path, suffix):
     path = write(tmp_path, suffix, {"x": [1, 2], "label": ["a", " "], "who": ["Ada", " "]})
     assert load_dataset("files", path, columns=DataColumns(inputs="x")).classes == (" ", "a")
     with pytest.raises(DataError, match="column 'who' has 1 empty cells; all must be filled"):
@@ -137,12 +135,12 @@ def test_a_blank_is_a_class_and_no_natural_id(tmp_path: Path, suffix: str) -> No
         ),
     ],
 )
-def test_a_table_that_is_wrong(suffix: str, columns: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_a_table_that_is_wrong(suffix, columns, text, tmp_path):
     path = write(tmp_path, suffix, columns)
     assert refused(path).startswith(f"data-path = {path!r}: {text}")
 
 
-def test_no_message_quotes_a_value(tmp_path: Path) -> None:
+def test_no_message_quotes_a_value(tmp_path):
     (tmp_path / "a.csv").write_text("x,label\n1,0\nSmith,born 1970,HIV\n")
     assert refused(tmp_path / "a.csv").endswith("can't be read as csv (Row #3: Expected 2 columns, got 3)")
     (tmp_path / "b.parquet").write_text("Smith")
@@ -155,7 +153,7 @@ def test_no_message_quotes_a_value(tmp_path: Path) -> None:
     assert "each name once (found: x, x, label)" in refused(tmp_path / "e.csv")
 
 
-def test_other_files(tmp_path: Path) -> None:
+def test_other_files(tmp_path):
     (tmp_path / "a.xlsx").write_text("")
     assert refused(tmp_path / "a.xlsx").endswith(
         "is in no known format; allowed: a .npz, .csv or .parquet file, a folder of images by class, or one "
@@ -170,7 +168,7 @@ def test_other_files(tmp_path: Path) -> None:
 # Images ------------------------------------------------------------------------------------------------------
 
 
-def test_grey_images_in_folders_named_by_number(tmp_path: Path) -> None:
+def test_grey_images_in_folders_named_by_number(tmp_path):
     pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)
     save_image(tmp_path / "7" / "b.png", pixels)
     save_image(tmp_path / "7" / "a.PNG", pixels + 1)
@@ -185,7 +183,7 @@ def test_grey_images_in_folders_named_by_number(tmp_path: Path) -> None:
     assert (data.classes, data.x.dtype) == ((), np.uint8)
 
 
-def test_colour_images_by_class_with_test_images(tmp_path: Path) -> None:
+def test_colour_images_by_class_with_test_images(tmp_path):
     pixels = np.arange(36, dtype=np.uint8).reshape(3, 4, 3)
     save_image(tmp_path / "train" / "dog" / "1.png", pixels)
     save_image(tmp_path / "train" / "ant" / "1.png", pixels + 1, "RGBA")
@@ -197,7 +195,7 @@ def test_colour_images_by_class_with_test_images(tmp_path: Path) -> None:
     assert data.x[2].tolist() == (pixels + 2).transpose(2, 0, 1).tolist()
 
 
-def test_a_changed_folder_is_read_again(tmp_path: Path) -> None:
+def test_a_changed_folder_is_read_again(tmp_path):
     pixels = np.zeros((3, 4), np.uint8)
     save_image(tmp_path / "a" / "1.png", pixels)
     assert load_dataset("files", str(tmp_path)).classes == ("a",)
@@ -206,14 +204,14 @@ def test_a_changed_folder_is_read_again(tmp_path: Path) -> None:
     assert load_dataset("files", str(tmp_path)).classes == ("a", "b")  # from the cache
 
 
-def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+def test_a_link_to_nothing_is_named(tmp_path):
     save_image(tmp_path / "a" / "1.png", np.zeros((3, 4), np.uint8))
     link = tmp_path / "a" / "2.png"
     link.symlink_to(tmp_path / "nothing.png")
     assert refused(tmp_path) == f"data-path = {str(link)!r}: can't be read (FileNotFoundError)"
 
 
-def test_images_that_are_wrong(tmp_path: Path) -> None:
+def test_images_that_are_wrong(tmp_path):
     grey = np.zeros((3, 4), np.uint8)
     assert "has no folders, one for each class with its images" in refused(tmp_path)
     save_image(tmp_path / "a" / "1.png", grey)
@@ -234,7 +232,7 @@ def test_images_that_are_wrong(tmp_path: Path) -> None:
     assert "has the class 'c', which train hasn't" in refused(tmp_path)
 
 
-def test_natural_ids_of_a_folder_of_images(tmp_path: Path) -> None:
+def test_natural_ids_of_a_folder_of_images(tmp_path):
     for name, value in (("a/1", 1), ("a/2", 2), ("b/1", 3)):
         save_image(tmp_path / f"{name}.png", np.full((3, 4), value, np.uint8))
     columns = DataColumns(group="writer")

@@ -27,7 +27,7 @@ MODEL = Schema("vector", "float32", (2,), 3)
 NAMED = Schema("vector", "float32", (2,), 3, ("ant", "bee", "cat"), ("u", "v"))
 
 
-def test_what_fits_is_left_as_it_is() -> None:
+def test_what_fits_is_left_as_it_is():
     own = dataset([0, 1])
     assert MODEL.fit(own) is own
     assert Schema.of(own) == MODEL
@@ -35,14 +35,14 @@ def test_what_fits_is_left_as_it_is() -> None:
     assert MODEL.fit(fewer) is fewer
 
 
-def test_names_decide_which_label_a_class_has() -> None:
+def test_names_decide_which_label_a_class_has():
     fitted = NAMED.fit(dataset([0, 1, 0], classes=("bee", "cat"), num_classes=2, columns=("u", "v")))
     assert fitted.y.tolist() == [1, 2, 1]
     assert (fitted.classes, fitted.num_classes) == (NAMED.classes, 3)
 
 
 @given(st.data())
-def test_every_row_keeps_the_name_of_its_class(data: st.DataObject) -> None:
+def test_every_row_keeps_the_name_of_its_class(data):
     names = data.draw(st.lists(st.text(min_size=1), min_size=1, unique=True))
     own = tuple(sorted(data.draw(st.sets(st.sampled_from(names), min_size=1))))
     labels = data.draw(st.lists(st.integers(0, len(own) - 1), min_size=1))
@@ -83,19 +83,19 @@ def test_every_row_keeps_the_name_of_its_class(data: st.DataObject) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(model: Schema, own: dict[str, object], text: str) -> None:
+def test_what_does_not_fit_is_refused(model, own, text):
     with pytest.raises(DataError) as caught:
         model.fit(dataset([0], **own))
     assert str(caught.value) == text
 
 
-def test_long_lists_of_names_are_cut() -> None:
+def test_long_lists_of_names_are_cut():
     many = Schema("vector", "float32", (2,), 20, tuple(f"c{number:02}" for number in range(20)))
     with pytest.raises(DataError, match=r"'c07', … \(20\)$"):
         many.fit(dataset([0], classes=("x",), num_classes=1))
 
 
-def test_numbers_fit_a_model_of_as_many() -> None:
+def test_numbers_fit_a_model_of_as_many():
     numbers = {"y": np.zeros((1, 2), np.float32), "num_classes": 0, "targets": "numbers"}
     facts: dict[str, Any] = {"groups": None, "num_train": 1, "kind": "vector", "scale": 1.0, **numbers}
     own = Dataset("files", np.zeros((1, 2), np.float32), **facts)

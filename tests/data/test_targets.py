@@ -41,7 +41,7 @@ def table(path: Path, columns: dict[str, Any]) -> str:
         ([[[0.5, 2]]] * 4, None, "numbers", [[[0.5, 2]]] * 4),
     ],
 )
-def test_targets_of_an_npz(labels: Any, asked: Any, targets: str, values: Any, tmp_path: Path) -> None:
+def test_targets_of_an_npz(labels, asked, targets, values, tmp_path):
     path = save(tmp_path / "a.npz", {"x_train": X, "y_train": np.array(labels)})
     data = load_dataset("npz", path, targets=asked)
     assert (data.targets, data.y.tolist()) == (targets, values)
@@ -55,7 +55,7 @@ def test_targets_of_an_npz(labels: Any, asked: Any, targets: str, values: Any, t
     )
 
 
-def test_classes_refuse_numbers_and_names_are_no_numbers(tmp_path: Path) -> None:
+def test_classes_refuse_numbers_and_names_are_no_numbers(tmp_path):
     path = save(tmp_path / "a.npz", {"x_train": X, "y_train": np.array([0, 1.5, 1, 0])})
     expected = (
         f"data-path = {path!r}: y_train has type float64; whole numbers or names are needed for classes"
@@ -80,13 +80,13 @@ def play(folder: Path) -> Path:
     return path
 
 
-def test_digits_as_numbers() -> None:
+def test_digits_as_numbers():
     numbers, classes = load_dataset("digits", targets="numbers"), load_dataset("digits", targets="classes")
     assert numbers.y[:, 0].tolist() == classes.y.tolist()
     assert (numbers.targets, numbers.num_classes, numbers.num_outputs) == ("numbers", 0, 1)
 
 
-def test_columns_of_a_table(tmp_path: Path) -> None:
+def test_columns_of_a_table(tmp_path):
     path = table(
         tmp_path / "a.csv", {"u": [1, 2], "cost": [0.5, 1.5], "sick": [1, 0], "v": [3, 4], "ward": ["b", "a"]}
     )
@@ -126,7 +126,7 @@ def with_targets(y: np.ndarray) -> Dataset:
     return Dataset("own", x, y.astype(np.float32), None, len(y), 0, "vector", 1.0, targets="numbers")
 
 
-def test_strata_are_tenths() -> None:
+def test_strata_are_tenths():
     rng = np.random.default_rng(0)
     y = rng.normal(size=(1000, 2))
     data = with_targets(y)
@@ -140,7 +140,7 @@ def test_strata_are_tenths() -> None:
 @given(
     hnp.arrays(np.float32, st.tuples(st.integers(1, 60), st.just(1)), elements=st.floats(-1e3, 1e3, width=32))
 )
-def test_equal_targets_are_in_one_stratum_and_larger_ones_in_none_before(y: np.ndarray) -> None:
+def test_equal_targets_are_in_one_stratum_and_larger_ones_in_none_before(y):
     strata = with_targets(y).strata
     assert sorted(set(strata.tolist())) == list(range(strata.max() + 1))
     assert strata.max() < 10
@@ -152,7 +152,7 @@ def test_equal_targets_are_in_one_stratum_and_larger_ones_in_none_before(y: np.n
 
 
 @pytest.mark.parametrize("partitioner", ["label-quantity-skew", "dirichlet", "shards", "iid"])
-def test_numbers_are_divided_by_tenths(partitioner: str) -> None:
+def test_numbers_are_divided_by_tenths(partitioner):
     y = np.random.default_rng(1).normal(size=(2000, 1))
     partition = make_partition(with_targets(y), 10, partitioner=partitioner, **SKEWED)
     assert len(partition.client_indices) == 1600
@@ -161,7 +161,7 @@ def test_numbers_are_divided_by_tenths(partitioner: str) -> None:
     assert spread > 0.9 if partitioner == "iid" else spread < 0.75
 
 
-def test_constant_targets_are_one_stratum_that_is_divided_evenly() -> None:
+def test_constant_targets_are_one_stratum_that_is_divided_evenly():
     partition = make_partition(with_targets(np.ones((50, 1))), 4, partitioner="label-quantity-skew", **SKEWED)
     assert partition.sizes.tolist() == [10] * 4
 
@@ -181,12 +181,12 @@ def test_constant_targets_are_one_stratum_that_is_divided_evenly() -> None:
         ),
     ],
 )
-def test_odd_targets_are_remarked_on(y: np.ndarray, said: list[str]) -> None:
+def test_odd_targets_are_remarked_on(y, said):
     data = with_targets(y)
     assert remarks(data, make_partition(data, 3, partitioner="iid", **KEYS)) == said
 
 
-def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path: Path) -> None:
+def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path):
     x, y = np.arange(80).reshape(40, 2), np.arange(40) % 2
     said = "inputs of type uint8 are scaled to [0, 1], as the bytes of images are; another integer type keeps them"
     for dtype, expected in ((np.uint8, [said]), (np.int16, [])):
@@ -195,7 +195,7 @@ def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path: Path) -> None:
         assert remarks(data, make_partition(data, 3, partitioner="iid", **KEYS)) == expected
 
 
-def test_a_division_by_groups_of_a_table(tmp_path: Path) -> None:
+def test_a_division_by_groups_of_a_table(tmp_path):
     wards = ["a"] * 5 + ["b"] * 4 + ["c"] * 1
     path = table(tmp_path / "a.csv", {"x": range(10), "label": [0, 1] * 5, "ward": wards})
     data = load_dataset("files", path, columns=DataColumns(group="ward"))

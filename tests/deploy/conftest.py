@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ RESTART_PAUSE = 10.0  # seconds, RestartSec of the units
 
 
 @pytest.fixture(scope="session")
-def faulty_app(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def faulty_app(repository, tmp_path_factory):
     """The app's source, with the ClientApp of faulty.py in place of its own."""
     source = tmp_path_factory.mktemp("app")
     for folder in ("fedapp", "strategies", "custom"):
@@ -125,7 +125,7 @@ class Trial:
 
 
 @pytest.fixture
-def make_trial(tmp_path: Path, faulty_app: Path) -> Iterator[Callable[..., Trial]]:
+def make_trial(tmp_path, faulty_app):
     """Prepare a deployment of devices, each told its part of the data and what else is given."""
     with ExitStack() as stack:
 

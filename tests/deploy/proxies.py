@@ -5,15 +5,13 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from fedapp.deploy.local import LocalDeployment
-
-Start = Callable[[LocalDeployment], "Proxy"]
 
 # What Debian's nginx.conf has, 768 connections included.
 NGINX = """\

@@ -24,7 +24,7 @@ def deploy(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def made(tmp_path):
     out = tmp_path / "d"
     result = deploy("init", out, "--host", "fl.example.org", "--device", "oslo=/a", "--device", "bern=/b")
     assert result.exit_code == 0
@@ -35,7 +35,7 @@ def entries(out: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (out / "audit.jsonl").read_text().splitlines()]
 
 
-def test_a_folder_is_restored_as_it_was(made: Path, tmp_path: Path) -> None:
+def test_a_folder_is_restored_as_it_was(made, tmp_path):
     (made / "oslo" / "own").mkdir()
     (made / "oslo" / "own" / "secret").write_text("kept, however deep")
     written = {
@@ -66,7 +66,7 @@ def test_a_folder_is_restored_as_it_was(made: Path, tmp_path: Path) -> None:
     assert shake_hands(tmp_path / "restored", "fl.example.org", made / "oslo" / "ca.crt") is None
 
 
-def test_a_backup_replaces_nothing_and_a_restore_neither(made: Path, tmp_path: Path) -> None:
+def test_a_backup_replaces_nothing_and_a_restore_neither(made, tmp_path):
     file = tmp_path / "backup.tar.gz"
     assert deploy("backup", made, file).exit_code == 0
     content = file.read_bytes()
@@ -85,7 +85,7 @@ def test_a_backup_replaces_nothing_and_a_restore_neither(made: Path, tmp_path: P
         assert "backup.tar.gz" not in archive.getnames()
 
 
-def test_what_is_no_backup_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
+def test_what_is_no_backup_is_refused_in_one_line(made, tmp_path):
     file = tmp_path / "x.tar.gz"
     file.write_text("no archive")
     with tarfile.open(tmp_path / "plain.tar", "w") as archive:  # has no checksum
@@ -123,7 +123,7 @@ def test_what_is_no_backup_is_refused_in_one_line(made: Path, tmp_path: Path) ->
     )
 
 
-def test_a_damaged_backup_is_refused_in_one_line_and_nothing_is_restored(made: Path, tmp_path: Path) -> None:
+def test_a_damaged_backup_is_refused_in_one_line_and_nothing_is_restored(made, tmp_path):
     file, bad, out = tmp_path / "backup.tar.gz", tmp_path / "bad.tar.gz", tmp_path / "restored"
     assert deploy("backup", made, file).exit_code == 0
     whole = file.read_bytes()
@@ -140,7 +140,7 @@ def test_a_damaged_backup_is_refused_in_one_line_and_nothing_is_restored(made: P
         assert not out.exists()
 
 
-def test_a_device_may_be_called_as_a_folder_that_is_left_out(tmp_path: Path) -> None:
+def test_a_device_may_be_called_as_a_folder_that_is_left_out(tmp_path):
     out, file = tmp_path / "d", tmp_path / "backup.tar.gz"
     assert deploy("init", out, "--host", "fl.example.org", "--device", "results=/a").exit_code == 0
     (out / "results" / "superexec" / "results").mkdir()
@@ -152,7 +152,7 @@ def test_a_device_may_be_called_as_a_folder_that_is_left_out(tmp_path: Path) -> 
     assert left_out == {"results/superexec/results/model"}
 
 
-def test_a_database_that_is_none_is_refused_in_one_line(made: Path, tmp_path: Path) -> None:
+def test_a_database_that_is_none_is_refused_in_one_line(made, tmp_path):
     sqlite3.connect(tmp_path / "empty.db").execute("CREATE TABLE other (x)").connection.close()
     for database in (tmp_path / "missing.db", made / "ca.crt", tmp_path / "empty.db"):
         for arguments in (("backup-server", tmp_path / "copy", "--database", database),):
@@ -163,7 +163,7 @@ def test_a_database_that_is_none_is_refused_in_one_line(made: Path, tmp_path: Pa
     assert not (tmp_path / "copy").exists()
 
 
-def test_the_audit_log_says_who_did_what_and_how_it_ended(made: Path) -> None:
+def test_the_audit_log_says_who_did_what_and_how_it_ended(made):
     assert deploy("add", made, "lima=/c").exit_code == 0
     assert deploy("add", made, "lima=/c").exit_code == 1
     assert deploy("remove", made, "rome").exit_code == 1
@@ -186,14 +186,14 @@ def test_the_audit_log_says_who_did_what_and_how_it_ended(made: Path) -> None:
     assert entries(made)[-1]["command"] == "init --force"
 
 
-def test_the_user_is_not_who_the_environment_says(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_is_not_who_the_environment_says(made, monkeypatch):
     monkeypatch.setenv("LOGNAME", "somebody-else")
     assert getpass.getuser() == "somebody-else"
     deploy("add", made, "lima=/c")
     assert entries(made)[-1]["user"] != "somebody-else"
 
 
-def test_without_an_audit_log_nothing_is_changed(made: Path) -> None:
+def test_without_an_audit_log_nothing_is_changed(made):
     (made / "audit.jsonl").unlink()
     (made / "audit.jsonl").mkdir()
     before = contents(made)
@@ -203,7 +203,7 @@ def test_without_an_audit_log_nothing_is_changed(made: Path) -> None:
     assert contents(made) == before
 
 
-def test_start_up_files_are_written_anew_and_nothing_else(made: Path) -> None:
+def test_start_up_files_are_written_anew_and_nothing_else(made):
     before = contents(made)
     for name in ("oslo/fedapp-oslo.service", "compose.yaml"):
         (made / name).write_text("as an earlier version wrote it")
@@ -211,7 +211,7 @@ def test_start_up_files_are_written_anew_and_nothing_else(made: Path) -> None:
     assert {**contents(made), "audit.jsonl": b""} == {**before, "audit.jsonl": b""}
 
 
-def test_the_last_device_cannot_be_removed(made: Path) -> None:
+def test_the_last_device_cannot_be_removed(made):
     from fedapp.deploy.files import remove_device
 
     remove_device(made, "oslo")
@@ -230,7 +230,7 @@ def test_the_last_device_cannot_be_removed(made: Path) -> None:
         (("--app", "/nowhere"), "error: flwr run /nowhere: "),
     ],
 )
-def test_a_run_that_cannot_begin_is_one_line(made: Path, arguments: tuple[str, ...], text: str) -> None:
+def test_a_run_that_cannot_begin_is_one_line(made, arguments, text):
     result = deploy("run", made, *arguments)
     assert result.exit_code == 1
     assert result.output.startswith(text)
@@ -239,9 +239,7 @@ def test_a_run_that_cannot_begin_is_one_line(made: Path, arguments: tuple[str, .
     assert entries(made)[-1]["outcome"].startswith("failed: ")
 
 
-def test_a_runs_number_of_clients_and_clock_are_not_dropped_without_a_word(
-    made: Path, tmp_path: Path
-) -> None:
+def test_a_runs_number_of_clients_and_clock_are_not_dropped_without_a_word(made, tmp_path):
     config = tmp_path / "config.toml"
     config.write_text(
         'lr = 0.2\nmin-clients = 3\nclock = "virtual"\nnum-clients = 20\n[versions]\nflwr = "1"\n'

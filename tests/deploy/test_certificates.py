@@ -25,7 +25,7 @@ def deploy(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def made(tmp_path):
     out = tmp_path / "d"
     arguments = ("--host", "127.0.0.1", "--host", "fl.example.org", "--port", 1)  # where nobody listens
     assert deploy("init", out, *arguments, "--device", "oslo=/a", "--device", "bern=/b").exit_code == 0
@@ -49,12 +49,12 @@ def short_lived(out: Path, valid_for: datetime.timedelta, monkeypatch: pytest.Mo
     monkeypatch.undo()
 
 
-def test_a_server_has_two_years_and_its_authority_ten(made: Path) -> None:
+def test_a_server_has_two_years_and_its_authority_ten(made):
     assert lifetime(made / "superlink" / "server.crt") == 731 * DAY  # from yesterday on
     assert lifetime(made / "ca.crt") == 3651 * DAY
 
 
-def test_a_renewed_server_is_taken_and_nothing_else_has_changed(made: Path) -> None:
+def test_a_renewed_server_is_taken_and_nothing_else_has_changed(made):
     own = made / "superlink" / "server.crt"
     before, certificate = contents(made), read(own)
     result = deploy("renew", made)
@@ -81,7 +81,7 @@ def test_a_renewed_server_is_taken_and_nothing_else_has_changed(made: Path) -> N
     assert (entry["command"], entry["outcome"]) == ("renew", "new: operator.crt, superlink/server.crt")
 
 
-def test_whoever_else_has_a_certificate_here_gets_a_new_one_of_its_kind(made: Path) -> None:
+def test_whoever_else_has_a_certificate_here_gets_a_new_one_of_its_kind(made):
     authority = keys.Authority.read(made)
     key, server = authority.server_certificate(["someone"])
     client = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -105,7 +105,7 @@ def test_whoever_else_has_a_certificate_here_gets_a_new_one_of_its_kind(made: Pa
     renewed.verify_directly_issued_by(authority.certificate)
 
 
-def test_what_another_authority_signed_is_left_alone(made: Path) -> None:
+def test_what_another_authority_signed_is_left_alone(made):
     other = keys.Authority.create()
     keys.replace_pair(made / "oslo" / "local.crt", *other.server_certificate(["127.0.0.1"]))
     before = contents(made)
@@ -114,14 +114,14 @@ def test_what_another_authority_signed_is_left_alone(made: Path) -> None:
     assert "oslo/local.crt" in [certificate.name for certificate in validities(made)]
 
 
-def test_a_key_of_another_authority_signs_nothing(made: Path) -> None:
+def test_a_key_of_another_authority_signs_nothing(made):
     keys.replace_pair(made / "other.crt", *keys.Authority.create().server_certificate(["127.0.0.1"]))
     (made / "ca.key").write_bytes((made / "other.key").read_bytes())
     with pytest.raises(ValueError, match=r"ca\.key: isn't the key of ca\.crt$"):
         keys.Authority.read(made)
 
 
-def test_an_authority_is_prolonged_with_its_key(made: Path) -> None:
+def test_an_authority_is_prolonged_with_its_key(made):
     former = (made / "ca.crt").read_bytes()
     result = deploy("renew", made, "--authority")
     assert result.exit_code == 0, result.output
@@ -135,9 +135,7 @@ def test_an_authority_is_prolonged_with_its_key(made: Path) -> None:
     assert "before the authority's former certificate expires" in result.output
 
 
-def test_nothing_outlives_its_authority_and_an_expired_one_signs_nothing(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_outlives_its_authority_and_an_expired_one_signs_nothing(made, monkeypatch):
     short_lived(made, 90 * DAY, monkeypatch)
     assert lifetime(made / "superlink" / "server.crt") <= 91 * DAY
     short_lived(made, 10 * DAY, monkeypatch)
@@ -155,7 +153,7 @@ def test_nothing_outlives_its_authority_and_an_expired_one_signs_nothing(
     assert shake_hands(made, "fl.example.org") is None
 
 
-def test_status_warns_sixty_days_before(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_warns_sixty_days_before(made, monkeypatch):
     short_lived(made, WARN_BEFORE + DAY, monkeypatch)
     assert not any(certificate.is_due for certificate in validities(made))
     short_lived(made, WARN_BEFORE, monkeypatch)
@@ -167,9 +165,7 @@ def test_status_warns_sixty_days_before(made: Path, monkeypatch: pytest.MonkeyPa
     assert lines[1].endswith(f"'fedapp deploy renew {made}' makes a new one")
 
 
-def test_a_devices_own_certificate_is_made_anew_when_it_is_time(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_devices_own_certificate_is_made_anew_when_it_is_time(made, monkeypatch):
     monkeypatch.setattr(keys, "AUTHORITY_VALID_FOR", WARN_BEFORE)
     keys.write_loopback(made / "oslo")
     monkeypatch.undo()
@@ -194,7 +190,7 @@ def test_a_devices_own_certificate_is_made_anew_when_it_is_time(
 
 
 @pytest.mark.parametrize("spoil", ["missing", "other", "garbage"])
-def test_without_the_authoritys_key_there_is_one_line(made: Path, spoil: str, tmp_path: Path) -> None:
+def test_without_the_authoritys_key_there_is_one_line(made, spoil, tmp_path):
     key = made / "ca.key"
     if spoil == "missing":
         key.unlink()
@@ -216,9 +212,7 @@ def test_without_the_authoritys_key_there_is_one_line(made: Path, spoil: str, tm
 
 @pytest.mark.parametrize("spoil", ["missing", "garbage"])
 @pytest.mark.parametrize("command", [["status"], ["register"], ["add", "lima=/data"]])
-def test_without_the_authoritys_certificate_there_is_one_line(
-    made: Path, spoil: str, command: list[str]
-) -> None:
+def test_without_the_authoritys_certificate_there_is_one_line(made, spoil, command):
     authority = made / "ca.crt"
     if spoil == "missing":
         authority.unlink()

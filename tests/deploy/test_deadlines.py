@@ -1,6 +1,5 @@
 """Rounds that close early on real SuperNodes, of which one is slow: nobody waits for it, and no work is lost."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -12,7 +11,6 @@ from fedapp.report.client_tables import read_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-MakeTrial = Callable[..., Any]
 
 # Longer than a device's first task takes, with all that it imports, on a machine that others use too.
 ENOUGH = 120.0
@@ -29,7 +27,7 @@ def complete(trial: Any, rounds: int) -> None:
     assert [line["aggregation"] for line in trial.metrics] == list(range(rounds + 1))
 
 
-def test_a_device_that_hangs_is_late_once_and_not_asked_again(make_trial: MakeTrial) -> None:
+def test_a_device_that_hangs_is_late_once_and_not_asked_again(make_trial):
     trial = make_trial({}, {"fault": "hangs"})
     trial.begin({"num-server-rounds": 3, "round-deadline": ENOUGH, "round-timeout": 3600.0})
     trial.end(600)
@@ -45,9 +43,7 @@ def test_a_device_that_hangs_is_late_once_and_not_asked_again(make_trial: MakeTr
 
 
 @pytest.mark.timeout(1800)
-def test_a_device_that_never_answers_costs_later_rounds_less_than_three_times_the_usual(
-    make_trial: MakeTrial,
-) -> None:
+def test_a_device_that_never_answers_costs_later_rounds_less_than_three_times_the_usual(make_trial):
     trial, rounds = make_trial({}, {}, {}, {}, {"fault": "hangs"}), 5
     trial.begin({"num-server-rounds": rounds, "round-timeout": 3600.0})
     trial.end(1500)
@@ -64,7 +60,7 @@ def test_a_device_that_never_answers_costs_later_rounds_less_than_three_times_th
     assert median(b["time"] - a["time"] for a, b in pairwise(lines[1:])) <= 3 * usual
 
 
-def test_late_work_of_a_device_counts_in_a_later_round(make_trial: MakeTrial, tmp_path: Path) -> None:
+def test_late_work_of_a_device_counts_in_a_later_round(make_trial, tmp_path):
     trial, rounds = make_trial({}, {}, {"fault": f"waits-for:{tmp_path / 'go-on'}"}), 7
     # Two of three count, so that no round waits for a deadline.
     trial.begin(

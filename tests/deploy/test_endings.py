@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ COLOUR = re.compile(r"\x1b\[\d+m")
 
 
 @pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
+def deployment(tmp_path_factory):
     """A SuperLink and two SuperNodes."""
     nodes = [{"partition-id": part, "num-partitions": 2} for part in range(2)]
     with LocalDeployment(tmp_path_factory.mktemp("endings") / "deployment", nodes) as deployment:
@@ -71,11 +71,8 @@ class Trial:
         return server_apps(self.deployment.folder)
 
 
-Start = Callable[..., Trial]
-
-
 @pytest.fixture
-def start(deployment: LocalDeployment, repository: Path, tmp_path: Path) -> Start:
+def start(deployment, repository, tmp_path):
     return lambda **config: Trial(
         deployment, repository, tmp_path, {name.replace("_", "-"): value for name, value in config.items()}
     )
@@ -92,9 +89,7 @@ def start(deployment: LocalDeployment, repository: Path, tmp_path: Path) -> Star
         ),
     ],
 )
-def test_an_error_of_the_config_is_one_line_and_the_run_has_failed(
-    config: dict[str, Any], line: str, start: Start, deployment: LocalDeployment
-) -> None:
+def test_an_error_of_the_config_is_one_line_and_the_run_has_failed(config, line, start, deployment):
     trial = start(**config)
     trial.wait_for(lambda: deployment.status() == "finished:failed")
     trial.wait_for(lambda: trial.process.poll() is not None)
@@ -110,9 +105,7 @@ def test_an_error_of_the_config_is_one_line_and_the_run_has_failed(
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_after_flwr_stop_the_record_says_stopped_and_is_complete(
-    strategy: str, start: Start, deployment: LocalDeployment
-) -> None:
+def test_after_flwr_stop_the_record_says_stopped_and_is_complete(strategy, start, deployment):
     trial = start(strategy=strategy)
     trial.wait_for_aggregation(1)
     run = json.loads(flwr(deployment.folder, "list", CONNECTION, "--format", "json"))["runs"][0]["run-id"]
@@ -128,7 +121,7 @@ def test_after_flwr_stop_the_record_says_stopped_and_is_complete(
         assert (trial.path / name).exists()
 
 
-def test_after_sigterm_the_record_says_interrupted(start: Start, deployment: LocalDeployment) -> None:
+def test_after_sigterm_the_record_says_interrupted(start, deployment):
     trial = start()
     trial.wait_for_aggregation(1)
     (process,) = trial.server_apps()
@@ -138,7 +131,7 @@ def test_after_sigterm_the_record_says_interrupted(start: Start, deployment: Loc
     trial.wait_for(lambda: deployment.status() == "finished:failed")
 
 
-def test_a_killed_serverapp_has_failed_once_anybody_looks(start: Start, deployment: LocalDeployment) -> None:
+def test_a_killed_serverapp_has_failed_once_anybody_looks(start, deployment):
     trial = start()
     trial.wait_for_aggregation(1)
     (process,) = trial.server_apps()
@@ -153,7 +146,7 @@ def test_a_killed_serverapp_has_failed_once_anybody_looks(start: Start, deployme
     trial.wait_for(lambda: deployment.status() == "finished:failed")
 
 
-def test_a_run_is_told_of_in_json_and_to_prometheus(start: Start, free_port: int) -> None:
+def test_a_run_is_told_of_in_json_and_to_prometheus(start, free_port):
     trial = start(num_server_rounds=3, log_format="json", metrics_port=free_port)
     trial.wait_for_aggregation(1)
     with urllib.request.urlopen(f"http://127.0.0.1:{free_port}/metrics", timeout=30) as reply:

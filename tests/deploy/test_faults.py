@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from fedapp.report.client_tables import by_evaluation, last_clients
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-MakeTrial = Callable[..., Any]
 LIES = {
     "nan": "its arrays hold values that aren't finite (NaN or infinity)",
     "wrong-shape": "is float32[1",
@@ -42,7 +40,7 @@ def wait_for_return(trial: Any, name: str) -> None:
     assert [line["aggregation"] for line in trial.metrics] == list(range(len(trial.metrics)))
 
 
-def test_devices_that_fail_or_lie_are_left_out_and_named(make_trial: MakeTrial) -> None:
+def test_devices_that_fail_or_lie_are_left_out_and_named(make_trial):
     trial = make_trial({}, *({"fault": fault} for fault in LIES))
     trial.begin({"num-server-rounds": 2})
     output = trial.end()
@@ -60,7 +58,7 @@ def test_devices_that_fail_or_lie_are_left_out_and_named(make_trial: MakeTrial) 
     assert trial.metrics[2]["train-loss"] < trial.metrics[1]["train-loss"]
 
 
-def test_an_answer_to_an_old_task_is_not_counted(make_trial: MakeTrial) -> None:
+def test_an_answer_to_an_old_task_is_not_counted(make_trial):
     trial = make_trial({}, {"fault": "old-task"})
     trial.begin({"num-server-rounds": 2, "round-timeout": 60.0})
     output = trial.end()
@@ -70,7 +68,7 @@ def test_an_answer_to_an_old_task_is_not_counted(make_trial: MakeTrial) -> None:
     assert "round 2: left out client 1 (device-1, node " in output
 
 
-def test_a_device_that_hangs_is_given_up_at_the_deadline(make_trial: MakeTrial) -> None:
+def test_a_device_that_hangs_is_given_up_at_the_deadline(make_trial):
     trial = make_trial({}, {"fault": "hangs"})
     trial.begin({"num-server-rounds": 2, "round-timeout": 60.0})
     output = trial.end()
@@ -80,7 +78,7 @@ def test_a_device_that_hangs_is_given_up_at_the_deadline(make_trial: MakeTrial) 
     assert "no reply before the deadline" in output
 
 
-def test_async_training_does_not_wait_for_a_device_fifty_times_slower(make_trial: MakeTrial) -> None:
+def test_async_training_does_not_wait_for_a_device_fifty_times_slower(make_trial):
     trial = make_trial({}, {"fault": "slow"})
     trial.begin({"strategy": "async-fedavg", "server-lr": 0.3, "num-server-rounds": 6, "local-epochs": 20})
     trial.end()
@@ -91,9 +89,7 @@ def test_async_training_does_not_wait_for_a_device_fifty_times_slower(make_trial
 
 
 @pytest.mark.parametrize("pause", [0, 70])
-def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(
-    pause: int, make_trial: MakeTrial
-) -> None:
+def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(pause, make_trial):
     trial = make_trial({}, {})
     trial.begin({"num-server-rounds": 1000})  # more than there is time for
     trial.wait_for_aggregation(1)
@@ -110,7 +106,7 @@ def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(
     assert node_id == former
 
 
-def test_a_new_key_is_refused_until_it_is_registered(make_trial: MakeTrial) -> None:
+def test_a_new_key_is_refused_until_it_is_registered(make_trial):
     trial = make_trial({}, {})
     trial.begin({"num-server-rounds": 1000})  # more than there is time for
     trial.wait_for_aggregation(1)
@@ -127,7 +123,7 @@ def test_a_new_key_is_refused_until_it_is_registered(make_trial: MakeTrial) -> N
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_with_all_devices_away_the_run_waits_for_one(strategy: str, make_trial: MakeTrial) -> None:
+def test_with_all_devices_away_the_run_waits_for_one(strategy, make_trial):
     trial = make_trial({}, {})
     trial.begin({"strategy": strategy, "num-server-rounds": 5})
     trial.wait_for_aggregation(1)
@@ -148,7 +144,7 @@ def test_with_all_devices_away_the_run_waits_for_one(strategy: str, make_trial: 
         assert counts[1][1] == counts[0][1]  # all that came since is of the device that is back
 
 
-def test_a_superlink_killed_and_restarted_loses_nothing(make_trial: MakeTrial) -> None:
+def test_a_superlink_killed_and_restarted_loses_nothing(make_trial):
     trial = make_trial({}, {})
     trial.begin({"num-server-rounds": 4})
     trial.wait_for_aggregation(1)
@@ -163,7 +159,7 @@ def test_a_superlink_killed_and_restarted_loses_nothing(make_trial: MakeTrial) -
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of 4 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -176,7 +172,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_a_full_disk_ends_the_run_with_one_clear_message(small_disk: Path, make_trial: MakeTrial) -> None:
+def test_a_full_disk_ends_the_run_with_one_clear_message(small_disk, make_trial):
     trial = make_trial({}, {})
     trial.path = small_disk / "run"
     trial.begin({"num-server-rounds": 20})

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedapp import cli
 from fedapp.client_app import app
-from fedapp.config import ConfigError, Keys, RunConfig, Value, defaults
+from fedapp.config import ConfigError, Keys, RunConfig, defaults
 from fedapp.config.own_keys import folded, unfolded
 from fedapp.deploy.given import read_given
 from fedapp.deploy.nodes import NodeRecord, NodeRecords
@@ -22,7 +22,7 @@ HALF_LIFE = "custom.half_life:HalfLife"
 LINE = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
 
 
-def test_a_simulations_clock_stays_with_it(tmp_path: Path) -> None:
+def test_a_simulations_clock_stays_with_it(tmp_path):
     given = {"model": "logistic", "num-server-rounds": 1, "lr": 0.3, "results-dir": str(tmp_path)}
     recorded = run(SequentialGrid(app, 2), prepare(RunConfig.load(given), 2)).path / "config.toml"
     assert 'clock = "virtual"' in recorded.read_text()
@@ -33,7 +33,7 @@ def test_a_simulations_clock_stays_with_it(tmp_path: Path) -> None:
     assert prepare(RunConfig.load(values), 2, on_devices=True).config.clock == "wall"
 
 
-def test_what_is_counted_in_its_seconds_is_named(tmp_path: Path) -> None:
+def test_what_is_counted_in_its_seconds_is_named(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(
         'clock = "virtual"\ntime-budget = 30.0\nround-deadline = 0.0\nfedfix-interval = 0.5\nnum-clients = 2\n'
@@ -45,7 +45,7 @@ def test_what_is_counted_in_its_seconds_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_file", [False, True])
-def test_a_clock_that_somebody_wants_is_taken(by_file: bool, tmp_path: Path) -> None:
+def test_a_clock_that_somebody_wants_is_taken(by_file, tmp_path):
     recorded, own = tmp_path / "config.toml", tmp_path / "own.toml"
     recorded.write_text('clock = "virtual"\nnum-clients = 2\n[versions]\nflwr = "1"\n')
     own.write_text('clock = "virtual"\n')
@@ -54,7 +54,7 @@ def test_a_clock_that_somebody_wants_is_taken(by_file: bool, tmp_path: Path) -> 
     assert read_given(None) == ({}, None, None, [])
 
 
-def test_devices_in_virtual_time_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_devices_in_virtual_time_are_a_warning(caplog):
     config = RunConfig.load({"clock": "virtual", "model": "logistic"})
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
         prepare(config, 2)
@@ -64,7 +64,7 @@ def test_devices_in_virtual_time_are_a_warning(caplog: pytest.LogCaptureFixture)
     assert "safeguards = auto bounds nothing" in line
 
 
-def test_a_run_of_a_strategy_of_ones_own_goes_to_devices(tmp_path: Path) -> None:
+def test_a_run_of_a_strategy_of_ones_own_goes_to_devices(tmp_path):
     given = {
         "strategy": HALF_LIFE,
         "half-life": 2.5,
@@ -83,7 +83,7 @@ def test_a_run_of_a_strategy_of_ones_own_goes_to_devices(tmp_path: Path) -> None
     }
 
 
-def test_keys_of_a_strategy_alone_go_into_one_text() -> None:
+def test_keys_of_a_strategy_alone_go_into_one_text():
     def text(*texts: str) -> str:
         values, *_ = read_given([f"strategy={HALF_LIFE}", *texts])
         fuse_dicts(defaults(), values)
@@ -101,7 +101,7 @@ def test_keys_of_a_strategy_alone_go_into_one_text() -> None:
     )  # what isn't its own is refused by its name
 
 
-def test_a_run_that_goes_on_has_the_keys_of_its_own_strategy(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_has_the_keys_of_its_own_strategy(tmp_path):
     earlier = tmp_path / "run"
     earlier.mkdir()
     (earlier / "config.toml").write_text(f'strategy = "{HALF_LIFE}"\nhalf-life = 2.5\nnum-clients = 2\n')
@@ -152,15 +152,13 @@ class OneKey(Keys):
 
 
 @pytest.mark.parametrize("value", [True, -3, 1e-6, 1e22, "a b", "it's", '"', 'a\\"\\', "tab\tß"])
-def test_any_value_goes_into_the_text_and_comes_back(value: Value) -> None:
+def test_any_value_goes_into_the_text_and_comes_back(value):
     given = folded({"strategy": "mine", "key": value}, ["key"], ["strategy"])
     assert given.keys() == {"strategy", "strategy-config"}
     assert unfolded(given, str(given["strategy-config"]), OneKey, ["strategy"])["key"] == value
 
 
-def test_what_does_not_go_together_is_refused_before_flower_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_go_together_is_refused_before_flower_is_asked(tmp_path, monkeypatch):
     started: list[Mapping[str, Any]] = []
 
     def start(out: Path, source: Path, given: Mapping[str, Any]) -> str:
@@ -186,7 +184,7 @@ def test_what_does_not_go_together_is_refused_before_flower_is_asked(
         assert "run 7 started" in deploy("run", out, "-c", config)
 
 
-def test_a_run_is_told_which_node_is_which_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_told_which_node_is_which_device(tmp_path, monkeypatch):
     started: list[Mapping[str, Any]] = []
     monkeypatch.setattr("fedapp.deploy.runs.start", lambda out, app, given: started.append(given) or "7")
     out, invoke = tmp_path / "d", CliRunner().invoke

@@ -30,7 +30,7 @@ def deploy(*arguments: object) -> Result:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A deployment for two devices with data of their own."""
     out = tmp_path_factory.mktemp("made") / "deployment"
     result = deploy("init", out, *HOSTS, *DEVICES)
@@ -45,7 +45,7 @@ def contents(out: Path) -> dict[str, bytes]:
 # Keys and certificates ---------------------------------------------------------------------------------------
 
 
-def test_private_keys_are_for_their_owner_alone_and_nothing_else_is_private(made: Path) -> None:
+def test_private_keys_are_for_their_owner_alone_and_nothing_else_is_private(made):
     private = {name for name, content in contents(made).items() if b"PRIVATE KEY" in content}
     assert private == {
         "ca.key",
@@ -68,12 +68,12 @@ def test_private_keys_are_for_their_owner_alone_and_nothing_else_is_private(made
     assert (made / ".gitignore").read_text() == "*\n"
 
 
-def test_the_folder_of_the_user_who_runs_the_code_of_runs_has_no_key(made: Path) -> None:
+def test_the_folder_of_the_user_who_runs_the_code_of_runs_has_no_key(made):
     files = {str(path.relative_to(made)) for path in made.glob("*/superexec/**/*")}
     assert files == {f"{machine}/superexec/superexec.secret" for machine in ("superlink", "oslo", "bern")}
 
 
-def test_certificates_are_each_good_for_one_thing(made: Path) -> None:
+def test_certificates_are_each_good_for_one_thing(made):
     """A server's opens no control port, and the operator's makes no server."""
     good = {
         name: x509.load_pem_x509_certificate((made / name).read_bytes())
@@ -88,7 +88,7 @@ def test_certificates_are_each_good_for_one_thing(made: Path) -> None:
     }
 
 
-def test_what_only_a_device_uses_needs_no_renewal(made: Path) -> None:
+def test_what_only_a_device_uses_needs_no_renewal(made):
     ends = {
         name: x509.load_pem_x509_certificate((made / name).read_bytes()).not_valid_after_utc
         for name in ("ca.crt", "superlink/server.crt", "oslo/local.crt")
@@ -96,7 +96,7 @@ def test_what_only_a_device_uses_needs_no_renewal(made: Path) -> None:
     assert ends["oslo/local.crt"] >= ends["ca.crt"] > ends["superlink/server.crt"]
 
 
-def test_a_superexec_knows_its_supernode_and_no_other(made: Path) -> None:
+def test_a_superexec_knows_its_supernode_and_no_other(made):
     own = made / "oslo" / "local.crt"
     assert shake_hands(made, "127.0.0.1", own, server=own) is None
     for other in (made / "bern" / "local.crt", made / "superlink" / "server.crt"):
@@ -104,15 +104,11 @@ def test_a_superexec_knows_its_supernode_and_no_other(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fl.example.org", "10.0.0.5", "localhost", "127.0.0.1"])
-def test_a_client_that_trusts_the_authority_accepts_the_server_under_each_of_its_names(
-    made: Path, name: str
-) -> None:
+def test_a_client_that_trusts_the_authority_accepts_the_server_under_each_of_its_names(made, name):
     assert shake_hands(made, name) is None
 
 
-def test_a_client_refuses_the_server_under_another_name_and_without_the_authority(
-    made: Path, tmp_path: Path
-) -> None:
+def test_a_client_refuses_the_server_under_another_name_and_without_the_authority(made, tmp_path):
     assert "mismatch" in str(shake_hands(made, "other.example.org"))
     assert deploy("init", tmp_path / "else", *HOSTS, *DEVICES).exit_code == 0
     assert "CERTIFICATE_VERIFY_FAILED" in str(shake_hands(made, "10.0.0.5", tmp_path / "else" / "ca.crt"))
@@ -147,7 +143,7 @@ def shake_hands(
     return None
 
 
-def test_device_keys_are_what_flower_reads_and_differ(made: Path) -> None:
+def test_device_keys_are_what_flower_reads_and_differ(made):
     numbers = set()
     for name in ("oslo", "bern"):
         private = load_ssh_private_key((made / name / "device.key").read_bytes(), None)
@@ -163,7 +159,7 @@ def test_device_keys_are_what_flower_reads_and_differ(made: Path) -> None:
 # Start-up files ------------------------------------------------------------------------------------------------
 
 
-def test_flower_reads_what_a_device_is_told(made: Path) -> None:
+def test_flower_reads_what_a_device_is_told(made):
     assert parse_config_args([str(made / "oslo" / "node.toml")]) == {
         "name": "oslo",
         "data-path": "/srv/my data/$x.npz",
@@ -171,7 +167,7 @@ def test_flower_reads_what_a_device_is_told(made: Path) -> None:
     }
 
 
-def test_partitions_instead_of_data(tmp_path: Path) -> None:
+def test_partitions_instead_of_data(tmp_path):
     assert deploy("init", tmp_path / "d", *HOSTS, "--partitions", 3).exit_code == 0
     told = [parse_config_args([str(tmp_path / "d" / f"device-{part}" / "node.toml")]) for part in range(3)]
     assert told == [
@@ -188,7 +184,7 @@ def test_partitions_instead_of_data(tmp_path: Path) -> None:
 # What is there already -----------------------------------------------------------------------------------------
 
 
-def test_nothing_is_overwritten_but_by_force(tmp_path: Path) -> None:
+def test_nothing_is_overwritten_but_by_force(tmp_path):
     out = tmp_path / "d"
     assert deploy("init", out, *HOSTS, *DEVICES).exit_code == 0
     before = contents(out)
@@ -203,14 +199,14 @@ def test_nothing_is_overwritten_but_by_force(tmp_path: Path) -> None:
     assert changed >= {"ca.key", "ca.crt", "superlink/server.key", "oslo/device.key", "bern/device.pub"}
 
 
-def test_force_removes_no_folder_that_is_no_deployment(tmp_path: Path) -> None:
+def test_force_removes_no_folder_that_is_no_deployment(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     result = deploy("init", tmp_path, *HOSTS, *DEVICES, "--force")
     assert result.output.startswith(f"error: {tmp_path}: is there already and is no deployment")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) -> None:
+def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path):
     out = tmp_path / "d"
     deploy("init", out, *HOSTS, *DEVICES)
     before = contents(out)
@@ -259,9 +255,7 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path: Path) ->
         ((*HOSTS, *DEVICES, "--home", "/opt/$x"), "--home = '/opt/$x': must be an absolute path"),
     ],
 )
-def test_a_wrong_option_is_one_line_and_nothing_is_written(
-    arguments: tuple[object, ...], text: str, tmp_path: Path
-) -> None:
+def test_a_wrong_option_is_one_line_and_nothing_is_written(arguments, text, tmp_path):
     result = deploy("init", tmp_path / "d", *arguments)
     assert result.exit_code == 1
     assert result.output.startswith(f"error: {text}")
@@ -269,7 +263,7 @@ def test_a_wrong_option_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "d").exists()
 
 
-def test_add_and_register_want_a_deployment(tmp_path: Path) -> None:
+def test_add_and_register_want_a_deployment(tmp_path):
     for arguments in (("add", tmp_path, "a=/a"), ("register", tmp_path)):
         result = deploy(*arguments)
         assert result.output == f"error: {tmp_path}: holds no deployment; 'fedapp deploy init' makes one\n"
@@ -278,7 +272,7 @@ def test_add_and_register_want_a_deployment(tmp_path: Path) -> None:
 # The app bundle ------------------------------------------------------------------------------------------------
 
 
-def test_no_key_is_in_the_app_bundle(repository: Path, tmp_path: Path) -> None:
+def test_no_key_is_in_the_app_bundle(repository, tmp_path):
     source = tmp_path / "app"
     for folder in ("fedapp", "strategies", "custom"):
         shutil.copytree(repository / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def start(repository: Path, tmp_path: Path) -> Iterator[Start]:
+def start(repository, tmp_path):
     """Start the command, with its folder at tmp_path/out; nothing of it outlives the test."""
     begun = []
 
@@ -72,7 +72,7 @@ def left_over(out: Path) -> list[str]:
 @pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path) -> None:
+def test_a_run_on_real_processes_with_tls_and_keys(start, tmp_path):
     config = f'num-server-rounds=1 results-dir="{tmp_path}" run-name="run"'
     simulated = tmp_path / "config.toml"  # as a simulation leaves it
     simulated.write_text('clock = "virtual"\nnum-clients = 2\n[versions]\nflwr = "1"\n')
@@ -96,7 +96,7 @@ def test_a_run_on_real_processes_with_tls_and_keys(start: Start, tmp_path: Path)
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
-def test_interrupted_it_ends_everything_that_it_started(number: int, start: Start, tmp_path: Path) -> None:
+def test_interrupted_it_ends_everything_that_it_started(number, start, tmp_path):
     process = start("-n", "2", "-c", f'results-dir="{tmp_path}"')
     deadline = time.monotonic() + 200
     while len([line for line in left_over(tmp_path / "out") if "fedapp.deploy.supernode" in line]) < 2:
@@ -122,9 +122,7 @@ def test_interrupted_it_ends_everything_that_it_started(number: int, start: Star
         1,
     ),
 )
-def test_what_cannot_run_is_one_line_before_anything_starts(
-    arguments: tuple[str, ...], text: str, start: Start, tmp_path: Path
-) -> None:
+def test_what_cannot_run_is_one_line_before_anything_starts(arguments, text, start, tmp_path):
     process = start(*arguments)
     output = process.communicate(timeout=200)[0]
     assert process.returncode == 1

@@ -20,7 +20,7 @@ from strategies.flower.arrays import clip_update
 VECTORS = hnp.arrays(np.float64, 5, elements=st.floats(-1e6, 1e6))
 
 
-def test_a_long_update_is_shortened_in_its_direction() -> None:
+def test_a_long_update_is_shortened_in_its_direction():
     base, model = np.array([1.0, 1.0]), np.array([4.0, 5.0])  # Δ = (3, 4), ‖Δ‖ = 5
     assert clip_update(model, base, 2.5)
     assert model.tolist() == [2.5, 3.0]  # w̄ + Δ / 2
@@ -30,7 +30,7 @@ def test_a_long_update_is_shortened_in_its_direction() -> None:
 
 
 @given(VECTORS, VECTORS, st.floats(1e-3, 1e3))
-def test_no_update_is_longer_than_the_bound(base: np.ndarray, model: np.ndarray, bound: float) -> None:
+def test_no_update_is_longer_than_the_bound(base, model, bound):
     before = model.copy()
     outside = clip_update(model, base, bound)
     assert np.linalg.norm(model - base) <= bound * (1 + 1e-6) + 1e-9
@@ -51,7 +51,7 @@ def trained(tmp_path: Path, **values: Any) -> tuple[np.ndarray, np.ndarray, list
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_a_run_moves_by_no_more_than_the_bound_and_counts(strategy: str, tmp_path: Path) -> None:
+def test_a_run_moves_by_no_more_than_the_bound_and_counts(strategy, tmp_path):
     common = {"strategy": strategy, "aggregation-weights": "identical"}
     first, free, metrics = trained(tmp_path, **common)
     assert "clipped-updates" not in metrics[-1]

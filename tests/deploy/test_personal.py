@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,9 +36,7 @@ NODES = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(
-    tmp_path_factory: pytest.TempPathFactory, repository: Path
-) -> None:
+def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(tmp_path_factory, repository):
     folder = tmp_path_factory.mktemp("p")
     path, log = folder / "results" / "run", folder / "run.log"
     metrics = path / "metrics.jsonl"

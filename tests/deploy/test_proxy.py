@@ -102,7 +102,7 @@ class Gate:
 
 
 @pytest.fixture(scope="module")
-def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeployment]:
+def superlink(tmp_path_factory):
     """A SuperLink that thinks it is behind a proxy."""
     nodes = [{"partition-id": 0, "num-partitions": 1}]
     with LocalDeployment(tmp_path_factory.mktemp("proxy") / "d", nodes, proxied=True) as deployment:
@@ -112,26 +112,26 @@ def superlink(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalDeploym
 
 
 @pytest.fixture(scope="module", params=PROXIES)
-def gate(request: pytest.FixtureRequest, superlink: LocalDeployment) -> Iterator[Gate]:
+def gate(request, superlink):
     with PROXIES[request.param](superlink):
         yield Gate(superlink)
 
 
-def test_a_device_gets_to_the_superlink_which_asks_for_its_signature(gate: Gate) -> None:
+def test_a_device_gets_to_the_superlink_which_asks_for_its_signature(gate):
     before = len(gate.seen())
     status, content = gate.ask(FLEET)
     assert (status, b"Invalid SuperNode authentication" in content) == (401, True)
     assert len(gate.seen()) == before + 1
 
 
-def test_the_operator_gets_to_the_control_port(gate: Gate) -> None:
+def test_the_operator_gets_to_the_control_port(gate):
     request = ListNodesRequest().SerializeToString()
     status, content = gate.ask(CONTROL, request, gate.folder / "operator.crt")
     assert status == 200
     assert len(ListNodesResponse.FromString(content).nodes_info) == 0
 
 
-def test_nobody_else_gets_to_the_control_port(gate: Gate, tmp_path: Path) -> None:
+def test_nobody_else_gets_to_the_control_port(gate, tmp_path):
     """No certificate, the server's, a device's own, another deployment's operator's, one signed by a device."""
     before = gate.seen()
     assert gate.ask(CONTROL)[0] == 403
@@ -158,7 +158,7 @@ def test_nobody_else_gets_to_the_control_port(gate: Gate, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)
-def test_there_is_no_other_way_to_the_superlink(path: str, gate: Gate) -> None:
+def test_there_is_no_other_way_to_the_superlink(path, gate):
     before = gate.seen()
     for target in (path, f"https://127.0.0.1:{gate.port}{path}"):
         for method in ("POST", "GET"):
@@ -167,14 +167,14 @@ def test_there_is_no_other_way_to_the_superlink(path: str, gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("path", ELSEWHERE)
-def test_a_certificate_opens_no_other_path(path: str, gate: Gate) -> None:
+def test_a_certificate_opens_no_other_path(path, gate):
     before = gate.seen()
     assert gate.ask(path, certificate=gate.folder / "operator.crt")[0] in (400, 404)
     assert gate.seen() == before
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "CONNECT"])
-def test_flower_posts_and_nothing_else_does(method: str, gate: Gate) -> None:
+def test_flower_posts_and_nothing_else_does(method, gate):
     before = gate.seen()
     for path in (FLEET, CONTROL):
         assert gate.ask(path, certificate=gate.folder / "operator.crt", method=method)[0] in (
@@ -186,7 +186,7 @@ def test_flower_posts_and_nothing_else_does(method: str, gate: Gate) -> None:
     assert gate.seen() == before
 
 
-def test_a_request_as_large_as_flowers_passes_and_a_larger_one_does_not(gate: Gate) -> None:
+def test_a_request_as_large_as_flowers_passes_and_a_larger_one_does_not(gate):
     before = len(gate.seen())
     assert gate.ask(FLEET, bytes(15 * MIB))[0] in (400, 401)  # the SuperLink's own answer
     assert len(gate.seen()) == before + 1
@@ -194,14 +194,14 @@ def test_a_request_as_large_as_flowers_passes_and_a_larger_one_does_not(gate: Ga
     assert len(gate.seen()) == before + 1
 
 
-def test_300_mb_without_credentials_are_refused_at_the_proxy(gate: Gate) -> None:
+def test_300_mb_without_credentials_are_refused_at_the_proxy(gate):
     before = gate.seen()
     assert refused_body(gate, 300_000_000) == 413
     assert gate.seen() == before
 
 
 @pytest.mark.parametrize("gate", ["nginx"], indirect=True)
-def test_300_mb_of_unknown_length_are_refused_at_nginx(gate: Gate) -> None:
+def test_300_mb_of_unknown_length_are_refused_at_nginx(gate):
     before = gate.seen()
     with gate.open() as connection:
         with suppress(OSError):  # it need not take all of it
@@ -221,7 +221,7 @@ def refused_body(gate: Gate, size: int) -> int:
 
 
 @pytest.fixture
-def many_files() -> Iterator[None]:
+def many_files():
     """Allow this process as many connections as the test has, and some."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4096 if before[1] == resource.RLIM_INFINITY else min(4096, before[1])
@@ -233,7 +233,7 @@ def many_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_files")
-def test_a_thousand_idle_connections_keep_nobody_out(gate: Gate) -> None:
+def test_a_thousand_idle_connections_keep_nobody_out(gate):
     """More than Debian's nginx has room for: those that are silent make way."""
     with ExitStack() as stack:
         for _ in range(1000):
@@ -247,7 +247,7 @@ def test_a_thousand_idle_connections_keep_nobody_out(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("gate", ["nginx"], indirect=True)
-def test_one_address_has_so_many_requests_at_once(gate: Gate) -> None:
+def test_one_address_has_so_many_requests_at_once(gate):
     """The SuperLink sees nothing of those that never end; the next is told to come again, as Flower does then."""
     before = gate.seen()
     with ExitStack() as stack:
@@ -267,7 +267,7 @@ def begin_request(connection: http.client.HTTPSConnection, path: str) -> None:
 
 
 @pytest.mark.parametrize("gate", ["nginx"], indirect=True)
-def test_one_address_is_slowed_down(gate: Gate) -> None:
+def test_one_address_is_slowed_down(gate):
     log = gate.folder / "nginx" / "error.log"
     request = f"GET {FLEET} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
     with gate.open() as connection:

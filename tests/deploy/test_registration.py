@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def deploy(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def superlink(tmp_path: Path) -> Iterator[LocalDeployment]:
+def superlink(tmp_path):
     """A SuperLink that answers, and three devices that nobody has told it of."""
     nodes = [{"partition-id": part, "num-partitions": 3} for part in range(3)]
     with LocalDeployment(tmp_path / "d", nodes) as deployment:
@@ -59,7 +58,7 @@ def wait_for_state(out: Path, name: str, state: str) -> None:
         time.sleep(0.5)
 
 
-def test_a_key_is_registered_once_and_known_afterwards(superlink: LocalDeployment) -> None:
+def test_a_key_is_registered_once_and_known_afterwards(superlink):
     out = superlink.folder
     first = deploy("register", out)
     assert first.exit_code == 0, first.output
@@ -91,7 +90,7 @@ def test_a_key_is_registered_once_and_known_afterwards(superlink: LocalDeploymen
     assert list(listed(out).values()) == ["unregistered", "unregistered", "registered"]
 
 
-def test_an_unregistered_key_is_refused_and_a_new_one_is_offered(superlink: LocalDeployment) -> None:
+def test_an_unregistered_key_is_refused_and_a_new_one_is_offered(superlink):
     out = superlink.folder
     deploy("register", out)
     before = node_of(out, "device-1")
@@ -126,7 +125,7 @@ def test_an_unregistered_key_is_refused_and_a_new_one_is_offered(superlink: Loca
     wait_for_state(out, "device-1", "online")
 
 
-def test_a_device_gets_a_new_key_and_its_old_one_is_useless(superlink: LocalDeployment) -> None:
+def test_a_device_gets_a_new_key_and_its_old_one_is_useless(superlink):
     out = superlink.folder
     deploy("register", out)
     before, others = node_of(out, "device-0"), [node_of(out, f"device-{place}") for place in (1, 2)]
@@ -142,9 +141,7 @@ def test_a_device_gets_a_new_key_and_its_old_one_is_useless(superlink: LocalDepl
     wait_for_state(out, "device-0", "online")
 
 
-def test_a_removed_device_is_unregistered_and_the_others_keep_what_they_have(
-    superlink: LocalDeployment,
-) -> None:
+def test_a_removed_device_is_unregistered_and_the_others_keep_what_they_have(superlink):
     out = superlink.folder
     deploy("register", out)
     number = node_of(out, "device-1")
@@ -172,7 +169,7 @@ def test_a_removed_device_is_unregistered_and_the_others_keep_what_they_have(
     assert sorted(listed(out).values()) == ["registered"] * 3 + ["unregistered"] * 2
 
 
-def test_without_the_superlink_nothing_is_changed(superlink: LocalDeployment) -> None:
+def test_without_the_superlink_nothing_is_changed(superlink):
     out = superlink.folder
     deploy("register", out)
     superlink.stop()

@@ -53,7 +53,7 @@ class RecordingGrid(SequentialGrid):
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[str]:
+def paths(tmp_path):
     """The server's table and one for every device."""
     rng = np.random.default_rng(0)
     written = []
@@ -77,8 +77,8 @@ def paths(tmp_path: Path) -> list[str]:
     ],
 )
 def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
-    strategy: str, client_weights: str, source: str, paths: list[str], tmp_path: Path
-) -> None:
+    strategy, client_weights, source, paths, tmp_path
+):
     config = RunConfig.load(
         {
             "strategy": strategy,
@@ -143,7 +143,7 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
     assert seen == expected
 
 
-def test_a_refusal_names_the_schema_and_no_data(paths: list[str], tmp_path: Path) -> None:
+def test_a_refusal_names_the_schema_and_no_data(paths, tmp_path):
     config = RunConfig.load(
         {
             "dataset": "files",

@@ -39,7 +39,7 @@ def init(out: Path, *arguments: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A deployment behind a proxy, for two devices with data of their own; its install folder has an environment."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "home").mkdir()
@@ -54,7 +54,7 @@ def unit(made: Path, service: Service) -> str:
 # Who may reach what --------------------------------------------------------------------------------------------
 
 
-def test_only_the_proxy_is_public(made: Path) -> None:
+def test_only_the_proxy_is_public(made):
     deployment = read_deployment(made)
     for service in deployment.services:
         at = [service.command[place + 1] for place, word in enumerate(service.command) if word == "--host"]
@@ -64,7 +64,7 @@ def test_only_the_proxy_is_public(made: Path) -> None:
     assert not (made / "flower").exists()
 
 
-def test_without_a_proxy_the_superlink_is_public(tmp_path: Path) -> None:
+def test_without_a_proxy_the_superlink_is_public(tmp_path):
     out = init(tmp_path / "d", *DEVICES, "--no-proxy")
     deployment = read_deployment(out)
     assert deployment.superlink_command()[1:5] == ["--host", "0.0.0.0", "--port", "8000"]
@@ -79,7 +79,7 @@ def test_without_a_proxy_the_superlink_is_public(tmp_path: Path) -> None:
 
 
 @needs_systemd
-def test_systemd_accepts_the_units(made: Path) -> None:
+def test_systemd_accepts_the_units(made):
     units = sorted(made.glob("*/*.service"))
     assert sorted(path.name for path in units) == UNITS
     command = ["systemd-analyze", "verify", "--man=no", *map(str, units)]
@@ -91,7 +91,7 @@ def test_systemd_accepts_the_units(made: Path) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize("name", UNITS)
-def test_systemd_finds_little_that_a_unit_is_exposed_to(name: str, made: Path) -> None:
+def test_systemd_finds_little_that_a_unit_is_exposed_to(name, made):
     (path,) = made.glob(f"*/{name}")
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=39", "--no-pager", str(path)]
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -101,7 +101,7 @@ def test_systemd_finds_little_that_a_unit_is_exposed_to(name: str, made: Path) -
     assert done.returncode == 0, done.stdout
 
 
-def test_the_code_of_runs_has_a_user_of_its_own_and_bounds(made: Path) -> None:
+def test_the_code_of_runs_has_a_user_of_its_own_and_bounds(made):
     deployment = read_deployment(made)
     for service in deployment.services:
         lines = unit(made, service).splitlines()
@@ -113,7 +113,7 @@ def test_the_code_of_runs_has_a_user_of_its_own_and_bounds(made: Path) -> None:
             assert len([line for line in lines if line.startswith(f"{key}=")]) == 1, (service.name, key)
 
 
-def test_a_device_s_code_is_told_of_its_worker_which_is_its_user_s(made: Path) -> None:
+def test_a_device_s_code_is_told_of_its_worker_which_is_its_user_s(made):
     services = yaml.safe_load((made / "compose.yaml").read_text())["services"]
     deployment = read_deployment(made)
     socket = {"oslo": "oslo/superexec/worker.sock", "bern": "bern/superexec/worker.sock"}
@@ -131,7 +131,7 @@ def test_a_device_s_code_is_told_of_its_worker_which_is_its_user_s(made: Path) -
             )
 
 
-def test_what_needs_no_network_has_none_but_loopback(made: Path, tmp_path: Path) -> None:
+def test_what_needs_no_network_has_none_but_loopback(made, tmp_path):
     """A device's data leave it by its SuperNode alone; one that may have to fetch a dataset isn't kept from that."""
     kept = {
         service.name: "IPAddressDeny=any" in unit(made, service) for service in read_deployment(made).services
@@ -153,7 +153,7 @@ def test_what_needs_no_network_has_none_but_loopback(made: Path, tmp_path: Path)
 # Compose -------------------------------------------------------------------------------------------------------
 
 
-def test_compose_starts_what_the_units_start(made: Path) -> None:
+def test_compose_starts_what_the_units_start(made):
     deployment = read_deployment(made)
     services = yaml.safe_load((made / "compose.yaml").read_text())["services"]
     proxy = services.pop("proxy")
@@ -170,7 +170,7 @@ def test_compose_starts_what_the_units_start(made: Path) -> None:
     assert (made / site["source"]).read_text() == (made / "proxy" / "nginx.conf").read_text()
 
 
-def test_no_container_has_more_than_it_needs(made: Path) -> None:
+def test_no_container_has_more_than_it_needs(made):
     services = yaml.safe_load((made / "compose.yaml").read_text())["services"]
     for name, service in services.items():
         assert service["read_only"] is True, name
@@ -188,7 +188,7 @@ def test_no_container_has_more_than_it_needs(made: Path) -> None:
             assert not {"./superlink", "./oslo", "./bern"} & set(sources), name
 
 
-def test_compose_accepts_its_file(made: Path) -> None:
+def test_compose_accepts_its_file(made):
     asked = ["docker", "compose", "version"]
     if shutil.which("docker") is None or subprocess.run(asked, capture_output=True).returncode:
         pytest.skip("needs docker compose")
@@ -199,7 +199,7 @@ def test_compose_accepts_its_file(made: Path) -> None:
 # Proxies -------------------------------------------------------------------------------------------------------
 
 
-def test_systemd_hands_caddy_what_its_file_reads(made: Path) -> None:
+def test_systemd_hands_caddy_what_its_file_reads(made):
     lines = (made / "proxy" / "caddy.conf").read_text().splitlines()
     handed = dict(line.removeprefix("LoadCredential=").split(":") for line in lines if "=" in line)
     read = set(re.findall(r"\{\$CREDENTIALS_DIRECTORY\}/(\S+)", (made / "proxy" / "Caddyfile").read_text()))
@@ -209,7 +209,7 @@ def test_systemd_hands_caddy_what_its_file_reads(made: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("caddy") is None, reason="needs Caddy: apt-get install caddy")
-def test_caddy_accepts_its_file_and_its_form(made: Path, tmp_path: Path) -> None:
+def test_caddy_accepts_its_file_and_its_form(made, tmp_path):
     file = str(made / "proxy" / "Caddyfile")
     environment = {**os.environ, "HOME": str(tmp_path), "CREDENTIALS_DIRECTORY": str(made / "superlink")}
     command = ["caddy", "adapt", "--validate", "--adapter", "caddyfile", "--config", file]

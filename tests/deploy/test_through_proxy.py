@@ -7,7 +7,6 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +15,14 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.plan import SUPEREXEC
-from tests.deploy.proxies import PROXIES, Proxy
+from tests.deploy.proxies import PROXIES
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     """Rows so wide that the first layer of the model has more than one piece of 5 MiB."""
     path = tmp_path_factory.mktemp("data") / "wide.npz"
     rows = np.random.default_rng(0).normal(size=(40, 24_000)).astype(np.float32)
@@ -33,9 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=PROXIES)
-def proxied(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, data: Path
-) -> Iterator[tuple[LocalDeployment, Proxy]]:
+def proxied(request, tmp_path_factory, data):
     """Two devices and their server with a proxy in front of it."""
     nodes = [{"data-path": str(data)}] * 2
     with (
@@ -71,9 +68,7 @@ def listed(deployment: LocalDeployment, *arguments: str) -> list[dict[str, str]]
     return next(value for value in answer.values() if isinstance(value, list))
 
 
-def test_a_run_and_all_that_the_operator_asks_of_it(
-    proxied: tuple[LocalDeployment, Proxy], data: Path, repository: Path, tmp_path: Path
-) -> None:
+def test_a_run_and_all_that_the_operator_asks_of_it(proxied, data, repository, tmp_path):
     deployment, _ = proxied
     config = (
         f'dataset="files" data-path="{data}" clock="wall" min-clients=2 num-server-rounds=2 '
@@ -100,9 +95,7 @@ def test_a_run_and_all_that_the_operator_asks_of_it(
     assert summary["participants"] == 2
 
 
-def test_a_run_is_stopped(
-    proxied: tuple[LocalDeployment, Proxy], data: Path, repository: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_stopped(proxied, data, repository, tmp_path):
     deployment, _ = proxied
     config = (
         f'dataset="files" data-path="{data}" clock="wall" num-server-rounds=1000 results-dir="{tmp_path}"'
@@ -132,7 +125,7 @@ def assert_no_secret_is_shown(deployment: LocalDeployment) -> None:
     assert all("flwr-" in line for line in ours if "--token" in line)
 
 
-def test_the_api_of_a_device_is_for_its_superexec_alone(proxied: tuple[LocalDeployment, Proxy]) -> None:
+def test_the_api_of_a_device_is_for_its_superexec_alone(proxied):
     deployment, _ = proxied
     port = deployment.deployment.devices[0].port
     trust = ssl.create_default_context(cafile=str(deployment.folder / "device-0" / "local.crt"))
@@ -152,7 +145,7 @@ def test_the_api_of_a_device_is_for_its_superexec_alone(proxied: tuple[LocalDepl
 
 
 @pytest.mark.parametrize("proxied", ["nginx"], indirect=True)
-def test_a_supernode_that_has_left_its_loop_ends(proxied: tuple[LocalDeployment, Proxy]) -> None:
+def test_a_supernode_that_has_left_its_loop_ends(proxied):
     """Flower's own process would stay, and answer that it is healthy."""
     deployment, proxy = proxied
     node = deployment.processes["device-1"]

@@ -6,7 +6,6 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,7 +21,7 @@ PAYLOAD = os.urandom(2**20)
 
 
 @pytest.fixture
-def out(tmp_path: Path, free_port: int) -> Path:
+def out(tmp_path, free_port):
     """A deployment whose server is this machine, and where nothing listens."""
     write_deployment(
         tmp_path / "d", Deployment(("127.0.0.1",), free_port, "/opt/fedapp", devices_of([], 1), 9093)
@@ -31,7 +30,7 @@ def out(tmp_path: Path, free_port: int) -> Path:
 
 
 @pytest.fixture
-def echo(out: Path) -> Iterator[list[str]]:
+def echo(out):
     """In the proxy's place, who sends back what comes from somebody with a certificate; and whom it was shown."""
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trust.load_cert_chain(out / "superlink" / "server.crt", out / "superlink" / "server.key")
@@ -58,7 +57,7 @@ def echo(out: Path) -> Iterator[list[str]]:
     assert not thread.is_alive()
 
 
-def test_all_passes_unchanged_with_the_operators_certificate(out: Path, echo: list[str]) -> None:
+def test_all_passes_unchanged_with_the_operators_certificate(out, echo):
     with Tunnel(out, read_deployment(out)) as tunnel:
         with socket.create_connection(("127.0.0.1", tunnel.port), timeout=60) as client:
             sender = threading.Thread(target=client.sendall, args=(PAYLOAD,))
@@ -90,7 +89,7 @@ except ConnectionError:
     not Path("/proc/net/tcp").exists(), reason="this system doesn't tell whose a connection is"
 )
 @pytest.mark.skipif(os.getuid() != 0, reason="needs another user: run it as root")
-def test_another_user_of_the_machine_is_turned_away(out: Path, echo: list[str]) -> None:
+def test_another_user_of_the_machine_is_turned_away(out, echo):
     with Tunnel(out, read_deployment(out)) as tunnel:
         knock = ["/usr/bin/env", "python3", "-c", KNOCK, str(tunnel.port)]
         other = subprocess.run(
@@ -102,9 +101,7 @@ def test_another_user_of_the_machine_is_turned_away(out: Path, echo: list[str]) 
         assert echo == ["fedapp operator"]
 
 
-def test_it_ends_without_a_word_while_a_connection_is_open(
-    out: Path, echo: list[str], capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_ends_without_a_word_while_a_connection_is_open(out, echo, capfd, caplog):
     with Tunnel(out, read_deployment(out)) as tunnel:
         client = socket.create_connection(("127.0.0.1", tunnel.port), timeout=60)
         client.sendall(b"a")
@@ -114,7 +111,7 @@ def test_it_ends_without_a_word_while_a_connection_is_open(
     assert (capfd.readouterr(), caplog.text) == (("", ""), "")
 
 
-def test_a_proxy_that_is_away_is_named(out: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_proxy_that_is_away_is_named(out, capfd):
     deployment = read_deployment(out)
     with (
         Tunnel(out, deployment) as tunnel,
@@ -125,7 +122,7 @@ def test_a_proxy_that_is_away_is_named(out: Path, capfd: pytest.CaptureFixture[s
     assert line.startswith(f"127.0.0.1:{deployment.port}: can't be reached (")
 
 
-def test_who_has_no_certificate_is_told_so(out: Path) -> None:
+def test_who_has_no_certificate_is_told_so(out):
     (out / "operator.key").unlink()
     with (
         pytest.raises(DeployError, match=r"operator.crt, operator.key: can't be read \(No such file"),

@@ -1,7 +1,6 @@
 """Devices with workers: real SuperLink, SuperNodes and workers, and the bits of a simulation."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +21,8 @@ FALLS_BACK = "No worker for this message, its own process works"
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_devices_with_workers_train_the_model_of_a_simulation_though_one_is_killed(
-    tmp_path_factory: pytest.TempPathFactory, repository: Path
-) -> None:
+    tmp_path_factory, repository
+):
     folder = tmp_path_factory.mktemp("w")
     own = RunConfig.load({**CONFIG, "results-dir": str(folder / "simulated")})
     expected = run(SequentialGrid(app, 2), prepare(own, 2)).path / "model.safetensors"

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ initial_arrays, config = ArrayRecord([np.zeros(task.FEATURES)]), ConfigRecord()
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def tree(tmp_path_factory):
     """A copy of the project that is set up; one process answers `.venv/bin/fedapp`."""
     folder = tmp_path_factory.mktemp("tree")
     for name in LINKED:
@@ -117,7 +116,7 @@ def run(code: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.ci) if page in IN_CI else page for page in GUIDES]
 )
-def test_the_code_of_a_page_runs(page: str, tree: Path) -> None:
+def test_the_code_of_a_page_runs(page, tree):
     script = GIVEN.get(page, "")
     blocks = [block for block in blocks_of(page) if block.runs]
     if any(FIRST_RUN in block.code for block in blocks) and not (tree / FIRST_RUN).exists():
@@ -197,7 +196,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("page", GUIDES)
-def test_a_block_has_a_language_and_none_is_skipped_unseen(page: str) -> None:
+def test_a_block_has_a_language_and_none_is_skipped_unseen(page):
     blocks = blocks_of(page)
     assert {block.language for block in blocks} <= LANGUAGES
     assert all(block.runs != bool(block.title) for block in blocks if block.language == "sh")
@@ -208,5 +207,5 @@ def test_a_block_has_a_language_and_none_is_skipped_unseen(page: str) -> None:
     assert not re.search(r"^\n {4}(?! *[-*0-9])\S", rest, re.M), "an indented block has no language"
 
 
-def test_every_page_of_the_list_is_there() -> None:
+def test_every_page_of_the_list_is_there():
     assert {page for page, _ in NOT_RUN} <= set(GUIDES)

@@ -48,17 +48,17 @@ def build(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> l
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     with pytest.MonkeyPatch.context() as monkeypatch:
         return folder, build(folder, monkeypatch)
 
 
-def test_no_warning(site: tuple[Path, list[str]]) -> None:
+def test_no_warning(site):
     assert site[1] == []
 
 
-def test_every_page_is_in_it(site: tuple[Path, list[str]]) -> None:
+def test_every_page_is_in_it(site):
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
     assert pages | {"index", "404", "errors"} == {path.stem for path in site[0].glob("*.html")}
     assert (site[0] / "repository" / "CHANGELOG.html").exists()
@@ -67,7 +67,7 @@ def test_every_page_is_in_it(site: tuple[Path, list[str]]) -> None:
     ).read_text()
 
 
-def test_a_reader_asks_nobody_else(site: tuple[Path, list[str]]) -> None:
+def test_a_reader_asks_nobody_else(site):
     for page in site[0].rglob("*.html"):
         text = page.read_text("utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?([^\"' >]+)", text)
@@ -78,7 +78,7 @@ def test_a_reader_asks_nobody_else(site: tuple[Path, list[str]]) -> None:
         assert [address for address in loaded if re.match(r"(\w+:)?//", address)] == []
 
 
-def test_the_search_finds_a_key_and_words_in_brackets(site: tuple[Path, list[str]]) -> None:
+def test_the_search_finds_a_key_and_words_in_brackets(site):
     text = (site[0] / "search" / "search_index.json").read_text("utf-8")
     assert "normalize-steps" in text
     assert "learning rate: lr" in [entry["title"] for entry in json.loads(text)["docs"]]
@@ -86,7 +86,7 @@ def test_the_search_finds_a_key_and_words_in_brackets(site: tuple[Path, list[str
     assert "Byzantine" in re.split(separator, "faulty (Byzantine) clients")
 
 
-def test_messages_are_on_the_page_of_errors(site: tuple[Path, list[str]]) -> None:
+def test_messages_are_on_the_page_of_errors(site):
     text = unescape((site[0] / "errors.html").read_text("utf-8"))
     row = re.search(r"<td>optimizer = …: … divides an update.*?</td>\s*<td>(.*?)</td>", text, re.S)
     assert row
@@ -95,7 +95,7 @@ def test_messages_are_on_the_page_of_errors(site: tuple[Path, list[str]]) -> Non
     assert text.count("<tr>") > 150
 
 
-def test_formulas_and_numbered_lists_are_set_as_they_are_meant(site: tuple[Path, list[str]]) -> None:
+def test_formulas_and_numbered_lists_are_set_as_they_are_meant(site):
     methods = (site[0] / "methods.html").read_text("utf-8")
     assert "Σ p<sub>i</sub> f<sub>i</sub>" in methods
     assert 'id="words-and-letters"' in methods
@@ -109,14 +109,14 @@ def test_formulas_and_numbered_lists_are_set_as_they_are_meant(site: tuple[Path,
     ("module", "names"),
     [("strategies", strategies.__all__), ("fedapp", fedapp.__all__)],
 )
-def test_every_public_name_is_in_the_api(site: tuple[Path, list[str]], module: str, names: list[str]) -> None:
+def test_every_public_name_is_in_the_api(site, module, names):
     text = (site[0] / "api.html").read_text("utf-8")
     headings = " ".join(re.findall(r"<h\d[^>]* id=\"([^\"]+)\"", text))
     missing = [name for name in names if not re.search(rf"\b{module}(\.\w+)*\.{name}\b", headings)]
     assert missing == []
 
 
-def test_a_link_that_leads_nowhere_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_leads_nowhere_is_a_warning(tmp_path, monkeypatch):
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "page.md").write_text(

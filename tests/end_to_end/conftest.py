@@ -5,7 +5,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ class Run:
 
 
 @pytest.fixture(scope="session")
-def pairs() -> Callable[[Mapping[str, Any]], str]:
+def pairs():
     return toml_pairs
 
 
@@ -74,23 +74,21 @@ def answer_of(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
+def ray_address():
     """A Ray of two CPUs that all runs of the session share."""
     with until_closed("-c", RAY) as process:
         yield answer_of(process)
 
 
 @pytest.fixture(scope="session")
-def driver() -> Iterator[subprocess.Popen[str]]:
+def driver():
     """A process for run after run, as a notebook is."""
     with until_closed("-m", "tests.end_to_end.driver") as process:
         yield process
 
 
 @pytest.fixture(scope="session")
-def simulate(
-    driver: subprocess.Popen[str], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Run]:
+def simulate(driver, request, tmp_path_factory):
     """Call ``run_simulation.main`` in a process that other runs have used, on a Ray that they have used."""
 
     def run(config: Mapping[str, Any], *, federation: str = "num-supernodes=4", engine: str = "ray") -> Run:
@@ -106,7 +104,7 @@ def simulate(
 
 
 @pytest.fixture(scope="session")
-def simulate_alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+def simulate_alone(tmp_path_factory):
     """Run ``run_simulation.py`` in a process of its own, with a Ray of its own."""
 
     def run(config: Mapping[str, Any], *, federation: str = "num-supernodes=4", engine: str = "ray") -> Run:
@@ -135,14 +133,14 @@ def call(
 
 
 @pytest.fixture
-def flower_home(tmp_path: Path) -> Iterator[Path]:
+def flower_home(tmp_path):
     """A FLWR_HOME of the test's own."""
     with home_of_processes(tmp_path / "flower") as home:
         yield home
 
 
 @pytest.fixture
-def flower(flower_home: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def flower(flower_home):
     """Run a Flower command with the test's FLWR_HOME."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -160,8 +158,6 @@ def flower(flower_home: Path) -> Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def devices(
-    tmp_path_factory: pytest.TempPathFactory, unused_ports: Callable[[int], list[int]]
-) -> Iterator[Devices]:
+def devices(tmp_path_factory, unused_ports):
     with home_of_processes(tmp_path_factory.mktemp("devices") / "flower") as home:
         yield Devices(home, unused_ports(4))

@@ -1,7 +1,7 @@
 """Every participation scheme, dataset and model goes through the whole app."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ CLIENTS = 4
 
 
 @pytest.fixture
-def metrics_of(run_app: Callable[..., Path]):
+def metrics_of(run_app):
     """Run the app in this process; return its evaluations."""
 
     def run(config: Mapping[str, Any], clients: int = CLIENTS) -> list[dict[str, Any]]:

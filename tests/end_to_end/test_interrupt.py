@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ FROM_PYTHON = "import json, sys, fedapp; fedapp.run(num_clients=4, **json.loads(
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
+def home(tmp_path):
     with home_of_processes(tmp_path / "home") as folder:
         yield folder
 
 
 @pytest.fixture
-def begin(repository: Path, home: Path) -> Callable[..., subprocess.Popen[str]]:
+def begin(repository, home):
     """Start Python with these arguments, as a terminal does: in a group of its own."""
 
     def start(*arguments: str) -> subprocess.Popen[str]:
@@ -64,9 +64,7 @@ def lines(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
-def test_a_run_from_python_is_interrupted_and_resumed(
-    begin: Callable[..., subprocess.Popen[str]], home: Path, tmp_path: Path
-) -> None:
+def test_a_run_from_python_is_interrupted_and_resumed(begin, home, tmp_path):
     run = tmp_path / "run"
     keys = {
         "model": "logistic",
@@ -90,9 +88,7 @@ def test_a_run_from_python_is_interrupted_and_resumed(
     assert processes_of(home) == []
 
 
-def test_a_sweep_is_interrupted_and_the_same_command_goes_on(
-    begin: Callable[..., subprocess.Popen[str]], home: Path, tmp_path: Path
-) -> None:
+def test_a_sweep_is_interrupted_and_the_same_command_goes_on(begin, home, tmp_path):
     sweep = tmp_path / "sweep"
     config = "model=logistic num-clients=4 num-server-rounds=100"
     command = ("-m", "fedapp.cli", "sweep", "seed=0-2", "-c", config, "--jobs", "2", "-o", str(sweep))

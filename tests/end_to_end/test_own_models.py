@@ -1,7 +1,6 @@
 """A stranger's module in a folder of its own, by the command: tokens, pixels, several inputs, dense regression."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ KINDS = {
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.ci] if kind == "several" else []) for kind in KINDS]
 )
-def test_the_command_trains_a_strangers_model(kind: str, tmp_path: Path) -> None:
+def test_the_command_trains_a_strangers_model(kind, tmp_path):
     data, model, keys, metric, least, most = KINDS[kind]
     own = (ROOT / "tests" / "own_models.py").read_text("utf-8")
     pictures = (ROOT / "custom" / "pictures.py").read_text("utf-8").replace("def load", "def pictures")

@@ -1,7 +1,5 @@
 """Layers of clients' own: FedPer, FedRep and FedBN in the whole app, against numpy in float64 and at their limits."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,6 @@ from tests.end_to_end.test_personal_reference import (
 from tests.runs import arrays_of, lines_of, same_files
 from tests.selection import only
 
-Go = Callable[..., Path]
-
 BIAS = np.zeros((10, 65))
 BIAS[:, -1] = 1.0  # 1 where an array is a client's own
 # Clients that look at no single update, and others; without rounds; by a robust rule; with a server optimizer.
@@ -40,7 +36,7 @@ def shared_of(problem: Problem, models: list[Array]) -> Array:
 
 
 @pytest.mark.parametrize(("engine", "pull"), [("sequential", 0.0), ("vectorized", 0.3)])
-def test_fedper(run_app: Go, engine: str, pull: float) -> None:
+def test_fedper(run_app, engine, pull):
     """With a pull, to where a client's training starts, its own arrays among it."""
     keys = {"personal": "*.bias", "strategy": "fedprox", "proximal-mu": pull}
     path = run_app(CONFIG | keys, CLIENTS, engine=engine)
@@ -54,7 +50,7 @@ def test_fedper(run_app: Go, engine: str, pull: float) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_fedrep_trains_a_clients_own_arrays_first_and_then_the_others(run_app: Go, engine: str) -> None:
+def test_fedrep_trains_a_clients_own_arrays_first_and_then_the_others(run_app, engine):
     path = run_app(CONFIG | {"personal": "*.bias", "personal-epochs": 2}, CLIENTS, engine=engine)
     problem, W, own = Problem(path), ZERO, [ZERO] * CLIENTS
 
@@ -73,13 +69,13 @@ def test_fedrep_trains_a_clients_own_arrays_first_and_then_the_others(run_app: G
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_where_all_arrays_are_a_clients_own_each_trains_alone(run_app: Go, engine: str) -> None:
+def test_where_all_arrays_are_a_clients_own_each_trains_alone(run_app, engine):
     path = run_app(CONFIG | {"personal": "*"}, CLIENTS, engine=engine)
     assert_scores(path, alone(Problem(path), ROUNDS * STEPS), ZERO)
     assert not any(array.any() for array in arrays_of(path).values())
 
 
-def test_fedbn_keeps_the_layers_of_normalisation_with_their_statistics(tmp_path: Path) -> None:
+def test_fedbn_keeps_the_layers_of_normalisation_with_their_statistics(tmp_path):
     keys: dict[str, Any] = {
         "model": "tests.fedapp.own_parts:normalising",
         "num_clients": 3,
@@ -108,7 +104,7 @@ def test_fedbn_keeps_the_layers_of_normalisation_with_their_statistics(tmp_path:
     assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_without_rounds_clients_are_scored_as_their_tasks_have_ended_on_every_engine(tmp_path: Path) -> None:
+def test_without_rounds_clients_are_scored_as_their_tasks_have_ended_on_every_engine(tmp_path):
     keys: dict[str, Any] = {"strategy": "async-fedavg", "personal": "3.*", "num_clients": 4, "figures": False}
     keys |= {"num_server_rounds": 12, "results_dir": str(tmp_path), "client_records": "never"}
     one, other = (
@@ -122,7 +118,7 @@ def test_without_rounds_clients_are_scored_as_their_tasks_have_ended_on_every_en
     assert one[-1] < one[1]
 
 
-def test_without_rounds_ray_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+def test_without_rounds_ray_is_refused_before_there_is_a_folder(tmp_path):
     keys: dict[str, Any] = {"strategy": "async-fedavg", "personal": "3.*", "engine": "ray", "num_clients": 2}
     with pytest.raises(
         ConfigError, match=r"^personal = '3.\*': on Ray .* AsyncFedAvg has no rounds; allowed with"
@@ -132,7 +128,7 @@ def test_without_rounds_ray_is_refused_before_there_is_a_folder(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
-def test_a_resumed_run_has_what_clients_kept(tmp_path: Path, strategy: str) -> None:
+def test_a_resumed_run_has_what_clients_kept(tmp_path, strategy):
     keys: dict[str, Any] = {
         "strategy": strategy,
         "personal": "3.*",
@@ -158,8 +154,8 @@ def averages(name: str) -> bool:
     "strategy", only(sorted(filter(averages, REGISTRY), key=lambda name: name not in FIRST), len(FIRST))
 )
 def test_with_every_strategy_that_averages_a_clients_own_arrays_stay_as_the_initial_model_has_them(
-    tmp_path: Path, strategy: str
-) -> None:
+    tmp_path, strategy
+):
     keys: dict[str, Any] = {"strategy": strategy, "num_clients": 3, "num_server_rounds": 3, "figures": False}
     keys["buffer_size"] = 2
     path = fedapp.run(**keys, personal="1.*", results_dir=str(tmp_path), run_name="run").path

@@ -1,6 +1,5 @@
 """Models of clients' own against numpy in float64: Ditto, FedAMP and fine-tuning, in the whole app."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ CONFIG = {
     "test-fraction": 0.3,
     "eval-every": ROUNDS,
 }
-Go = Callable[..., Path]
 
 
 def scores(problem: Problem, models: list[Array]) -> dict[str, Array]:
@@ -51,7 +49,7 @@ def alone(problem: Problem, steps: int) -> list[Array]:
 
 
 @pytest.mark.parametrize(("engine", "pull"), [("sequential", 0.0), ("vectorized", 0.3)])
-def test_ditto(run_app: Go, engine: str, pull: float) -> None:
+def test_ditto(run_app, engine, pull):
     path = run_app(CONFIG, CLIENTS, engine=engine, strategy="ditto", ditto_lambda=pull)
     problem, W, own = Problem(path), ZERO, [ZERO] * CLIENTS
     for _ in range(ROUNDS):
@@ -63,7 +61,7 @@ def test_ditto(run_app: Go, engine: str, pull: float) -> None:
         assert_scores(path, alone(problem, ROUNDS * STEPS), W)
 
 
-def test_ditto_with_a_pull_as_strong_as_its_step_bears_stays_at_the_global_model(run_app: Go) -> None:
+def test_ditto_with_a_pull_as_strong_as_its_step_bears_stays_at_the_global_model(run_app):
     # γ λ = 1: each step begins from W as it was sent, v = W − γ g(v), and one step away from it v ends.
     path = run_app(CONFIG, CLIENTS, strategy="ditto", ditto_lambda=1 / KEYS["lr"], local_steps=1)
     problem, W = Problem(path), ZERO
@@ -80,7 +78,7 @@ def test_ditto_with_a_pull_as_strong_as_its_step_bears_stays_at_the_global_model
     ("engine", "share", "sigma", "pull"),
     [("vectorized", 0.6, 2.0, 0.3), ("sequential", 1.0, 1e-9, 0.0)],
 )
-def test_fedamp(run_app: Go, engine: str, share: float, sigma: float, pull: float) -> None:
+def test_fedamp(run_app, engine, share, sigma, pull):
     keys = {"strategy": "fedamp", "fedamp-alpha": share, "fedamp-sigma": sigma, "proximal-mu": pull}
     path = run_app(CONFIG | keys, CLIENTS, engine=engine)
     problem, own = Problem(path), np.zeros((CLIENTS, 10, 65))
@@ -99,7 +97,7 @@ def test_fedamp(run_app: Go, engine: str, share: float, sigma: float, pull: floa
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_fine_tuning(run_app: Go, engine: str) -> None:
+def test_fine_tuning(run_app, engine):
     keys = {"strategy": "fedprox", "proximal-mu": 0.3, "fine-tune-epochs": 4}
     path = run_app(CONFIG | keys, CLIENTS, engine=engine)
     problem, W = Problem(path), ZERO

@@ -14,7 +14,7 @@ MOST_FILES, MOST_FRAMES = 89, 25
 
 @pytest.mark.thorough
 @pytest.mark.ci
-def test_a_plain_run_works_in_few_files_and_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_run_works_in_few_files_and_frames(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "cache"))  # the dataset is prepared, too
     script = Path(__file__).with_name("plain_run.py")
     command = [sys.executable, str(script), str(ROOT), str(tmp_path / "results")]

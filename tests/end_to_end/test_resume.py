@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def arguments_of(pairs: Any, config: dict[str, Any]) -> list[str]:
 
 
 @pytest.fixture
-def run(pairs, tmp_path, capsys) -> Callable[..., tuple[int, str]]:
+def run(pairs, tmp_path, capsys):
     """Run in this process, on the sequential engine; return the exit code and what an error said."""
 
     def run(**config: Any) -> tuple[int, str]:
@@ -59,7 +58,7 @@ def run(pairs, tmp_path, capsys) -> Callable[..., tuple[int, str]]:
 
 
 @pytest.fixture
-def run_and_kill(pairs, tmp_path, repository) -> Callable[..., Path]:
+def run_and_kill(pairs, tmp_path, repository):
     """Run in a process that kills itself at an aggregation; return the run directory."""
 
     def run(aggregation: int, **config: Any) -> Path:

@@ -1,7 +1,7 @@
 """The spectral-graph method through the whole app: β = 1, Algorithm 2 in numpy, lemma 4.3, the graph, its noise."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class InProcess:
 
 
 @pytest.fixture(scope="module")
-def in_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., InProcess]:
+def in_process(tmp_path_factory):
     def run(config: Mapping[str, Any], clients: int = CLIENTS) -> InProcess:
         return InProcess(tmp_path_factory.mktemp("results"), config, clients)
 
@@ -90,7 +90,7 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., InProc
 
 
 @pytest.fixture(scope="module")
-def convex(in_process: Callable[..., InProcess]) -> InProcess:
+def convex(in_process):
     return in_process(CONVEX)
 
 

@@ -16,7 +16,6 @@ from flwr.clientapp import ClientApp
 
 ROWS = (20, 30, 50)  # of each client
 FEATURES = 4
-Arrays = list[np.ndarray]
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from tests.selection import only
 NAMES = sorted(apps.LEAST)
 
 
-def test_every_app_is_tested() -> None:
+def test_every_app_is_tested():
     assert sorted(path.parent.name for path in apps.EXAMPLES.glob("*/pyproject.toml")) == NAMES
 
 
 @pytest.mark.parametrize("name", only(NAMES, 0))
-def test_it_learns_and_does_so_again(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_learns_and_does_so_again(name, capsys):
     apps.needs(name)
     first = apps.run(name)
     accuracy = apps.accuracy_in(capsys.readouterr().out)
@@ -30,7 +30,7 @@ def test_it_learns_and_does_so_again(name: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_training_it_knows_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_training_it_knows_nothing(name, capsys):
     # so that the test above is one of learning, not of data that are all of one kind
     apps.needs(name)
     nothing = {"local-epochs": 0} if name == "sklearn_fedprox" else {"lr": 0.0}  # scikit-learn refuses this
@@ -39,7 +39,7 @@ def test_without_training_it_knows_nothing(name: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_clients_need_nothing_of_the_library(name: str) -> None:
+def test_its_clients_need_nothing_of_the_library(name):
     folder = apps.EXAMPLES / name / name
     for path in folder.glob("*.py"):
         imports = [line for line in path.read_text("utf-8").splitlines() if "import" in line.split()[:3]]
@@ -49,7 +49,7 @@ def test_its_clients_need_nothing_of_the_library(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_readme_names_the_line(name: str) -> None:
+def test_the_readme_names_the_line(name):
     folder = apps.EXAMPLES / name
     server, readme = ((folder / path).read_text("utf-8") for path in (f"{name}/server_app.py", "README.md"))
     diff = readme.split("```diff\n")[1].split("```")[0].splitlines()
@@ -79,7 +79,7 @@ def strategy_made(code: str) -> ast.Call:
     return call
 
 
-def test_proximal_mu_reaches_the_client_and_changes_its_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_proximal_mu_reaches_the_client_and_changes_its_work(capsys):
     free = apps.run("sklearn_fedprox", **{"proximal-mu": 0.0, "num-server-rounds": 1})
     held = apps.run("sklearn_fedprox", **{"proximal-mu": 2.0, "num-server-rounds": 1})
     norms = []
@@ -90,7 +90,7 @@ def test_proximal_mu_reaches_the_client_and_changes_its_work(capsys: pytest.Capt
     assert norms[1] < 0.9 * norms[0]
 
 
-def test_neighbours_reach_the_client() -> None:
+def test_neighbours_reach_the_client():
     grid = apps.run("numpy_spectral", **{"num-server-rounds": 3})
     assert len(grid.requests("query.direction")) == 4
     sent = grid.requests(server_round=3)
@@ -98,7 +98,7 @@ def test_neighbours_reach_the_client() -> None:
     assert all("neighbours" in request.content.array_records for request in sent)
 
 
-def test_an_app_is_small() -> None:
+def test_an_app_is_small():
     for name in NAMES:
         lines = [
             line
@@ -110,7 +110,7 @@ def test_an_app_is_small() -> None:
 
 
 @pytest.mark.parametrize("name", only(NAMES, 1))
-def test_the_readmes_commands_let_a_stranger_run_it(name: str) -> None:
+def test_the_readmes_commands_let_a_stranger_run_it(name):
     apps.needs(name)
     (block,) = (apps.EXAMPLES / name / "README.md").read_text("utf-8").split("```sh\n")[1:]
     install, export, run = block.split("```")[0].splitlines()

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +107,13 @@ class Link:
 
 
 @pytest.fixture(scope="module")
-def link(
-    tmp_path_factory: pytest.TempPathFactory, unused_ports: Callable[[int], list[int]]
-) -> Iterator[Link]:
+def link(tmp_path_factory, unused_ports):
     with home_of_processes(tmp_path_factory.mktemp("link") / "flower") as home:
         yield Link(home, unused_ports(3))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_a_simulation(name: str, tmp_path: Path, free_port: int) -> None:
+def test_in_a_simulation(name, tmp_path, free_port):
     apps.needs(name)
     port = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port)}
     with home_of_processes(tmp_path / "flower") as home:
@@ -127,7 +125,7 @@ def test_in_a_simulation(name: str, tmp_path: Path, free_port: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_on_a_superlink(name: str, link: Link) -> None:
+def test_on_a_superlink(name, link):
     apps.needs(name)
     output, status = link.run(apps.EXAMPLES / name)
     assert status == "finished:completed", output
@@ -162,7 +160,7 @@ CELLS += [("own_scheme", name) for name in REGISTRY if name not in {strategy for
 
 
 @pytest.mark.parametrize(("name", "strategy"), CELLS)
-def test_another_strategy_on_a_superlink(name: str, strategy: str, link: Link, tmp_path: Path) -> None:
+def test_another_strategy_on_a_superlink(name, strategy, link, tmp_path):
     output, status = link.run(apps.with_strategy(name, strategy, tmp_path))
     assert f"{REGISTRY[strategy].__name__}: " in output
     if strategy.endswith("spectral"):
@@ -175,7 +173,7 @@ def test_another_strategy_on_a_superlink(name: str, strategy: str, link: Link, t
     assert output.count("clients don't say that their local steps go by proximal-mu") == silent
 
 
-def test_the_cells_are_other_than_the_apps_own() -> None:
+def test_the_cells_are_other_than_the_apps_own():
     own = {"pytorch_fedfix": "fedfix", "sklearn_fedprox": "fedprox"}
     own |= dict.fromkeys(("numpy_spectral", "pytorch_spectral"), "spectral")
     assert not set(CELLS) & set(own.items())

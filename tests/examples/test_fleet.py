@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "fleet"
 
 
 @pytest.mark.thorough
-def test_it_prints_a_table_and_draws_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_a_table_and_draws_a_figure(tmp_path, capsys):
     arguments = [
         "--out",
         str(tmp_path),
@@ -65,7 +65,7 @@ def rows(**times: list[float]) -> pd.DataFrame:
     )
 
 
-def test_the_step_size_with_the_least_mean_time_is_picked() -> None:
+def test_the_step_size_with_the_least_mean_time_is_picked():
     nan = np.nan
     assert picked(rows(**{"0.1": [30, 50], "0.3": [35, 35], "1": [20, nan]}), 100) == {"a": 0.3}
     assert picked(rows(**{"0.1": [30, 50], "0.3": [40, 40], "1": [10, nan]}), 100) == {"a": 0.1}
@@ -75,7 +75,7 @@ def test_the_step_size_with_the_least_mean_time_is_picked() -> None:
     assert picked(diverged, 100) == {"a": 0.1}
 
 
-def test_what_is_shown_is_what_the_files_have() -> None:
+def test_what_is_shown_is_what_the_files_have():
     tried, shown = (pd.read_csv(FOLDER / f"{name}.csv") for name in ("tuning", "shown"))
     assert sorted(set(tried["seed"])) == list(TUNING_SEEDS)
     assert sorted(set(shown["seed"])) == list(SEEDS)

@@ -33,7 +33,7 @@ def log_of(app: Path, home: Path, port: int) -> list[str]:
 @pytest.mark.thorough
 @pytest.mark.ci
 @pytest.mark.timeout(600)
-def test_a_stock_app_logs_no_line_that_helps_nobody(tmp_path: Path, free_port: int) -> None:
+def test_a_stock_app_logs_no_line_that_helps_nobody(tmp_path, free_port):
     ours = apps.with_strategy("own_scheme", "fedavg", tmp_path / "ours")
     theirs = apps.with_strategy("own_scheme", "fedavg", tmp_path / "theirs")
     server = theirs / "own_scheme" / "server_app.py"

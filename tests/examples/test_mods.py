@@ -62,7 +62,7 @@ WORKING = [name for name in REGISTRY if CELLS[name, "fixedclipping_mod", True] =
 
 
 @pytest.fixture(autouse=True)
-def nodes_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def nodes_are_there_at_once(monkeypatch):
     monkeypatch.setattr("strategies.flower.exchange.NODE_POLL", 0.0)
 
 
@@ -83,7 +83,7 @@ def said_in(note: str) -> str:
     return "|".join(".*".join(map(re.escape, quote.split("…"))) for quote in quotes)
 
 
-def test_the_table_has_every_strategy_and_every_mod() -> None:
+def test_the_table_has_every_strategy_and_every_mod():
     assert {(strategy, mod) for strategy, mod, _ in CELLS} == {(s, m) for s in REGISTRY for m in MODS}
     assert set(MODS) >= set(mods.__all__)
     assert {name for name in MODS if not hasattr(mods, name)} == {"secagg_mod", "secaggplus_mod"}
@@ -91,7 +91,7 @@ def test_the_table_has_every_strategy_and_every_mod() -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["training", "whole-app"])
 @pytest.mark.parametrize("strategy", REGISTRY)
-def test_a_cell(strategy: str, whole: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cell(strategy, whole, caplog):
     for (name, mod, told), cell in CELLS.items():
         if name != strategy:
             continue
@@ -113,7 +113,7 @@ def test_a_cell(strategy: str, whole: bool, caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize(("strategy", "mod"), covering(WORKING, CLIPPING, together=1))
-def test_the_model_is_that_of_clients_that_clip_by_hand(strategy: str, mod: str) -> None:
+def test_the_model_is_that_of_clients_that_clip_by_hand(strategy, mod):
     free = run(strategy_of(strategy), grid_of())
     by_hand = run(strategy_of(strategy), grid_of(), **{"by-hand": NORM})
     clipped = run(strategy_of(strategy), grid_of(MODS[mod]), clipping_norm=NORM)
@@ -125,9 +125,7 @@ def test_the_model_is_that_of_clients_that_clip_by_hand(strategy: str, mod: str)
 
 
 @pytest.mark.parametrize("mod", CLIPPING)
-def test_a_simulation_knows_the_mods_of_the_whole_app_and_asks_nobody_to_evaluate(
-    mod: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_simulation_knows_the_mods_of_the_whole_app_and_asks_nobody_to_evaluate(mod, caplog):
     grid = grid_of(MODS[mod], whole=True)
     grid.client_app = grid.app  # type: ignore[attr-defined]
     assert run(FedAvg(), grid, clipping_norm=NORM) != 0.0
@@ -135,7 +133,7 @@ def test_a_simulation_knows_the_mods_of_the_whole_app_and_asks_nobody_to_evaluat
     assert caplog.text.count(f"no client is asked to evaluate the model: {mod} expects arrays in every") == 1
 
 
-def test_devices_that_describe_themselves_tell_of_such_a_mod(caplog: pytest.LogCaptureFixture) -> None:
+def test_devices_that_describe_themselves_tell_of_such_a_mod(caplog):
     grid = grid_of()
     apps = [numpy_app(*given) for given in ((), (mods.fixedclipping_mod,))]
     for app in apps:
@@ -152,7 +150,7 @@ def test_devices_that_describe_themselves_tell_of_such_a_mod(caplog: pytest.LogC
     )
 
 
-def test_an_evaluation_that_nobody_answers_names_such_mods(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evaluation_that_nobody_answers_names_such_mods(caplog):
     grid = grid_of()
     for partition in range(3):
         grid.lose(partition, category="evaluate")
@@ -164,7 +162,7 @@ def test_an_evaluation_that_nobody_answers_names_such_mods(caplog: pytest.LogCap
     assert caplog.text.count("evaluation of aggregation") == 2
 
 
-def test_in_processes_a_refused_reply_is_an_error_at_once() -> None:
+def test_in_processes_a_refused_reply_is_an_error_at_once():
     app = numpy_app(train_mods=[mods.fixedclipping_mod, compresses])  # the wrong order
     with pytest.raises(RunError, match="fixedclipping_mod expects the keys in the ArrayRecord of the reply"):
         simulate(app, FedAvg(compression="int8"), 2, model(), 1, workers=1, train_config=norm())
@@ -174,7 +172,7 @@ def test_in_processes_a_refused_reply_is_an_error_at_once() -> None:
 
 
 @pytest.mark.parametrize("mod", CLIPPING)
-def test_a_second_record_is_refused_after_one_round_and_without_it_spectral_works(mod: str) -> None:
+def test_a_second_record_is_refused_after_one_round_and_without_it_spectral_works(mod):
     grid = grid_of(MODS[mod])
     with pytest.raises(RunError, match="each is sent neighbours; allowed are mods that let it pass, or"):
         run(strategy_of("spectral"), grid, clipping_norm=NORM)
@@ -183,7 +181,7 @@ def test_a_second_record_is_refused_after_one_round_and_without_it_spectral_work
     assert run(one, grid, clipping_norm=NORM) != 0.0
 
 
-def test_one_client_whose_mod_refuses_is_left_out_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_client_whose_mod_refuses_is_left_out_alone(caplog):
     plain, modded = numpy_app(), numpy_app(train_mods=[MODS["LocalDpMod"]])
     grid = MemoryGrid(plain, [{"partition-id": i} for i in range(3)], node_ids=[10, 20, 30])
     grid.app = lambda m, c: (modded if c.node_id == 10 else plain)(m, c)  # type: ignore[assignment, return-value]
@@ -199,7 +197,7 @@ def test_one_client_whose_mod_refuses_is_left_out_alone(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("strategy", REGISTRY)
-def test_a_simulation_refuses_secure_aggregation_before_any_message(strategy: str) -> None:
+def test_a_simulation_refuses_secure_aggregation_before_any_message(strategy):
     grid = grid_of(secaggplus_mod, whole=True)
     grid.client_app = grid.app  # type: ignore[attr-defined]
     with pytest.raises(RunError, match=r"^secaggplus_mod: a mod for secure aggregation waits for"):
@@ -208,7 +206,7 @@ def test_a_simulation_refuses_secure_aggregation_before_any_message(strategy: st
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedfix"])
-def test_flowers_workflow_of_secure_aggregation_takes_no_strategy_of_messages(strategy: str) -> None:
+def test_flowers_workflow_of_secure_aggregation_takes_no_strategy_of_messages(strategy):
     made = strategy_of(strategy)
     context = LegacyContext(
         Context(1, 1, {}, RecordDict(), {}), config=ServerConfig(num_rounds=1), strategy=made
@@ -220,7 +218,7 @@ def test_flowers_workflow_of_secure_aggregation_takes_no_strategy_of_messages(st
         workflow(grid_of(), context)
 
 
-def test_a_mod_of_the_older_api_is_named() -> None:
+def test_a_mod_of_the_older_api_is_named():
     with pytest.raises(RunError, match=r"or a mod of it, is of Flower's older API: .* flwr\.clientapp\.mod"):
         run(FedAvg(), grid_of(older_mod), clipping_norm=NORM)
 
@@ -252,7 +250,7 @@ simulate(server, numpy_app(MODS[sys.argv[1]]), num_supernodes=3, backend_config=
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mod", MODS)
-def test_on_ray(mod: str) -> None:
+def test_on_ray(mod):
     """The whole app has the mod: Flower would wait an hour for each evaluation that a clipping mod loses."""
     done = subprocess.run(
         [sys.executable, "-c", ON_RAY, mod],

@@ -1,7 +1,6 @@
 """The notebook in examples/ runs, cell by cell, and holds nothing of the machine it was run on."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +9,13 @@ import fedapp
 
 
 @pytest.fixture(scope="module")
-def notebook(repository: Path) -> dict[str, Any]:
+def notebook(repository):
     content: dict[str, Any] = json.loads((repository / "examples" / "python.ipynb").read_text("utf-8"))
     return content
 
 
 @pytest.mark.thorough
-def test_its_cells_run(notebook: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_cells_run(notebook, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for cell in notebook["cells"]:
@@ -28,7 +27,7 @@ def test_its_cells_run(notebook: dict[str, Any], tmp_path: Path, monkeypatch: py
     assert len(names["compared"].table) == 2 * len(names["swept"].table)
 
 
-def test_it_has_been_run_and_is_small(notebook: dict[str, Any], repository: Path) -> None:
+def test_it_has_been_run_and_is_small(notebook, repository):
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     assert all(cell["outputs"] for cell in code)

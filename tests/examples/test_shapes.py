@@ -27,14 +27,14 @@ MODULES = {
 
 
 @pytest.fixture(scope="module", params=MODULES)
-def shape(request: pytest.FixtureRequest) -> shapes.Shape:
+def shape(request):
     pytest.importorskip(MODULES[request.param])
     made: shapes.Shape = getattr(shapes, request.param)()
     return made
 
 
 @pytest.fixture(autouse=True)
-def nodes_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def nodes_are_there_at_once(monkeypatch):
     monkeypatch.setattr("strategies.flower.exchange.NODE_POLL", 0.0)
 
 
@@ -42,7 +42,7 @@ def grid_of(app: Any) -> MemoryGrid:
     return MemoryGrid(app, [{"partition-id": i} for i in range(len(shapes.ROWS))])
 
 
-def test_fedavg_is_flowers(shape: shapes.Shape) -> None:
+def test_fedavg_is_flowers(shape):
     ours, theirs = (kind().start(grid_of(shape.app), shape.initial(), 3) for kind in (FedAvg, flower.FedAvg))
     assert list(ours.arrays) == list(theirs.arrays)
     for name, array in ours.arrays.items():
@@ -54,13 +54,13 @@ def test_fedavg_is_flowers(shape: shapes.Shape) -> None:
 
 
 @pytest.mark.parametrize("kind", [FedBuff, FedFix])
-def test_it_learns_without_rounds(shape: shapes.Shape, kind: Any) -> None:
+def test_it_learns_without_rounds(shape, kind):
     own = {"buffer_size": 2} if kind is FedBuff else {"fedfix_interval": 0.4}
     result = kind(time_scenario="F80", **own).start(grid_of(shape.app), shape.initial(), 6)
     assert shape.loss(result.arrays) < 0.95 * shape.loss(shape.initial())
 
 
-def test_the_means_of_columns_are_those_of_all_rows() -> None:
+def test_the_means_of_columns_are_those_of_all_rows():
     shape = shapes.pandas()
     result = FedAvg().start(grid_of(shape.app), shape.initial(), 1)
     expected = shapes.everything()[0].astype(np.float64).mean(0)
@@ -74,7 +74,7 @@ NO_VECTOR = r"bytes of a serialised model, such as trees of xgboost, can't be av
 
 @pytest.mark.parametrize("strategy", REGISTRY)
 @pytest.mark.parametrize("sent", [b"", b'{"learner":{}}'])
-def test_trees_are_no_vector_which_one_line_says_before_any_message(strategy: str, sent: bytes) -> None:
+def test_trees_are_no_vector_which_one_line_says_before_any_message(strategy, sent):
     kind = REGISTRY[strategy]
     buffered = {"buffer_size": 2} if hasattr(kind.Config(), "buffer_size") else {}
     grid = grid_of(None)
@@ -83,7 +83,7 @@ def test_trees_are_no_vector_which_one_line_says_before_any_message(strategy: st
     assert grid.sent == []
 
 
-def test_flowers_bagging_runs_on_our_grid_and_grows_trees() -> None:
+def test_flowers_bagging_runs_on_our_grid_and_grows_trees():
     xgboost = pytest.importorskip("xgboost")
     strategy = flower.FedXgbBagging(fraction_evaluate=0.0)
     empty = ArrayRecord([np.frombuffer(b"", np.uint8)])
@@ -120,7 +120,7 @@ simulate(server, shape.app, num_supernodes=3, backend_config={"client_resources"
 @pytest.mark.thorough
 @pytest.mark.ci
 @pytest.mark.timeout(300)
-def test_batch_norm_on_ray() -> None:
+def test_batch_norm_on_ray():
     done = subprocess.run(
         [sys.executable, "-c", ON_RAY],
         cwd=Path(__file__).parents[2],

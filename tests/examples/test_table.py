@@ -99,7 +99,7 @@ def initial(name: str) -> ArrayRecord:
         together=1,
     ),
 )
-def test_app_and_strategy(name: str, strategy: str, devices: bool) -> None:
+def test_app_and_strategy(name, strategy, devices):
     grid = apps.grid_of(name, clients=3)
     if devices:
         grid.engine = DEPLOYMENT
@@ -132,7 +132,7 @@ WRAPPERS: dict[str, tuple[Callable[[Any], Any], tuple[Any, ...]]] = {
 
 
 @pytest.mark.parametrize(("strategy", "wrapper"), covering(REGISTRY, WRAPPERS, together=1))
-def test_strategy_and_wrapper(strategy: str, wrapper: str) -> None:
+def test_strategy_and_wrapper(strategy, wrapper):
     wrap, given = WRAPPERS[wrapper]
     wrapped = wrap(strategy_of(strategy))
     if strategy in ROUNDS and strategy != "spectral" and strategy not in CORRECTED:
@@ -164,9 +164,7 @@ def client_fixed(strategy: str, norm: float) -> Any:
         ((mods.fixedclipping_mod,), 1e9, 0, 1),
     ],
 )
-def test_a_wrapper_that_leaves_clipping_to_the_clients(
-    strategy: str, given: Any, norm: float, unclipped: int, untold: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrapper_that_leaves_clipping_to_the_clients(strategy, given, norm, unclipped, untold, caplog):
     assert start(client_fixed(strategy, norm), *given) != 0.0
     assert said_of(caplog, "its app doesn't clip") == unclipped
     assert said_of(caplog, "whether clients clip can't be told") == untold
@@ -174,15 +172,13 @@ def test_a_wrapper_that_leaves_clipping_to_the_clients(
         assert "clipping_norm = 0.1, and the update of client 0 (node" in caplog.text
 
 
-def test_what_is_not_trained_counts_towards_the_norm_as_flowers_mod_has_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_is_not_trained_counts_towards_the_norm_as_flowers_mod_has_it(caplog):
     strategy = REGISTRY["fedavg"](fraction_evaluate=0.0, untrained=["w"])
     start(flower.DifferentialPrivacyClientSideFixedClipping(strategy, 0.0, 0.1, 3))
     assert said_of(caplog, "its app doesn't clip") == 1
 
 
-def test_of_the_adaptive_mod_the_replies_tell(caplog: pytest.LogCaptureFixture) -> None:
+def test_of_the_adaptive_mod_the_replies_tell(caplog):
     wrapped = flower.DifferentialPrivacyClientSideAdaptiveClipping(
         strategy_of("fedavg"), 0.1, 3, initial_clipping_norm=1e9
     )
@@ -190,9 +186,7 @@ def test_of_the_adaptive_mod_the_replies_tell(caplog: pytest.LogCaptureFixture) 
     assert said_of(caplog, "clipping_norm = ") == 0
 
 
-def test_without_a_wrapper_and_with_one_that_clips_itself_nothing_is_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_wrapper_and_with_one_that_clips_itself_nothing_is_said(caplog):
     start(strategy_of("fedavg"), clipping_norm=0.1)
     start(WRAPPERS["server-fixed"][0](strategy_of("fedavg")))
     assert said_of(caplog, "clipping_norm = ") == said_of(caplog, "the wrapper around") == 0
@@ -201,9 +195,7 @@ def test_without_a_wrapper_and_with_one_that_clips_itself_nothing_is_said(
 @pytest.mark.parametrize("wrapper", ["server-fixed", "server-adaptive"])
 @pytest.mark.parametrize("mod", [mods.fixedclipping_mod, mods.adaptiveclipping_mod])
 @pytest.mark.parametrize("ours", [True, False])
-def test_a_wrapper_that_clips_and_a_mod_that_is_told_no_norm(
-    wrapper: str, mod: Any, ours: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrapper_that_clips_and_a_mod_that_is_told_no_norm(wrapper, mod, ours, caplog):
     inner = strategy_of("fedavg") if ours else flower.FedAvg(fraction_evaluate=0.0)
     with pytest.raises(KeyError, match="w"):  # Flower's: a result without arrays
         start(WRAPPERS[wrapper][0](inner), mod)
@@ -216,7 +208,7 @@ def test_a_wrapper_that_clips_and_a_mod_that_is_told_no_norm(
     ]
 
 
-def test_a_round_that_a_wrapper_leaves_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_that_a_wrapper_leaves_out_is_named(caplog):
     grid = MemoryGrid(numpy_app(), [{"partition-id": i} for i in range(3)])
 
     def fails_once(message: Message, context: Context, app: Any = grid.app) -> Message:

@@ -1,7 +1,5 @@
 """Fixtures of the application's tests: small npz files, messages to a ClientApp."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +9,9 @@ import torch
 from fedapp import federation
 from fedapp.config import RunConfig, Value
 
-Configure = Callable[..., RunConfig]
-
 
 @pytest.fixture(autouse=True)
-def fresh_process() -> Iterator[None]:
+def fresh_process():
     """What a process keeps between calls doesn't leak from one test into the next."""
     threads = torch.get_num_threads()
     federation.forget()
@@ -24,7 +20,7 @@ def fresh_process() -> Iterator[None]:
 
 
 @pytest.fixture
-def configure() -> Configure:
+def configure():
     """Build a config from attribute names: ``configure(num_server_rounds=3)``."""
 
     def build(**values: Value) -> RunConfig:
@@ -34,7 +30,7 @@ def configure() -> Configure:
 
 
 @pytest.fixture
-def save_npz(tmp_path: Path) -> Callable[..., str]:
+def save_npz(tmp_path):
     """Write an npz of 30 training rows (10 more to test on if asked) and return its path."""
 
     def save(
@@ -59,7 +55,7 @@ def save_npz(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
-def broken_npz(tmp_path: Path) -> str:
+def broken_npz(tmp_path):
     """A file that is no npz."""
     path = tmp_path / "broken.npz"
     path.write_bytes(b"this is no zip archive")

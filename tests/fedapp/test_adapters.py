@@ -1,6 +1,5 @@
 """Adapters of peft on a transformer of transformers: engines agree, and what is frozen stays to the last bit."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ RUN: dict[str, Any] = {
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_adapters_of_a_trained_model_go_on_with_fedbuff(tmp_path: Path) -> None:
+def test_adapters_of_a_trained_model_go_on_with_fedbuff(tmp_path):
     RUN["results_dir"] = tmp_path
     whole = fedapp.run(**RUN, model=text.Transformer, num_server_rounds=2, run_name="whole")
 
@@ -50,7 +49,7 @@ def test_adapters_of_a_trained_model_go_on_with_fedbuff(tmp_path: Path) -> None:
     assert last < first == pytest.approx(whole.summary["perplexity"])
 
 
-def test_a_text_is_cut_into_rows_of_its_speakers(tmp_path: Path) -> None:
+def test_a_text_is_cut_into_rows_of_its_speakers(tmp_path):
     said = "abcdefghijklmnopqrstuvwxyz0123456"  # 33 characters: a whole row, and what follows its last
     (tmp_path / "play.txt").write_text(f"=== PLAY ===\n\nANNA:\n{said}\n\nBEN:\né!\n\nANNA:\nno\n", "utf-8")
     rows = text.load(0, str(tmp_path / "play.txt"))

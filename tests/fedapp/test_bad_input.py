@@ -20,11 +20,9 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.server.run_directory import Checkpoint, read_checkpoint, write_checkpoint
 from strategies import REGISTRY
 
-Refusal = Callable[..., str]
-
 
 @pytest.fixture
-def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
+def refusal(tmp_path, capsys):
     """Run a config from the command line; return what it says, which is one line, and leaves no folder."""
 
     def run(config: str, clients: int = 4) -> str:
@@ -115,13 +113,13 @@ def refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refusal:
         ),
     ],
 )
-def test_a_value_that_cannot_be(config: str, says: str, refusal: Refusal, tmp_path: Path) -> None:
+def test_a_value_that_cannot_be(config, says, refusal, tmp_path):
     assert refusal(config).startswith(says)
     assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("key", ["data-path", "results-dir"])
-def test_a_path_that_is_too_long(key: str, refusal: Refusal) -> None:
+def test_a_path_that_is_too_long(key, refusal):
     other = 'dataset="npz" ' if key == "data-path" else ""
     text = refusal(f'{other}{key}="/{"x" * 5000}"')
     assert text.startswith(f"{key} = '/xxx")
@@ -129,18 +127,18 @@ def test_a_path_that_is_too_long(key: str, refusal: Refusal) -> None:
     assert len(text) < 300
 
 
-def test_more_clients_than_there_can_be(refusal: Refusal) -> None:
+def test_more_clients_than_there_can_be(refusal):
     assert refusal("", 10**9) == "num-supernodes = 1000000000: must be a whole number from 1 to 1000000"
 
 
-def test_a_trace_that_is_another_file_is_not_quoted(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_trace_that_is_another_file_is_not_quoted(refusal, tmp_path):
     (tmp_path / "passwd").write_text("root:secret:0:0\n")
     text = refusal(f'time-scenario="trace:{tmp_path}/passwd"')
     assert text.endswith("row 1 must be client,seconds with seconds > 0")
     assert "secret" not in text
 
 
-def test_a_pipe_is_not_waited_for(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(refusal, tmp_path):
     os.mkfifo(tmp_path / "data.csv")
     assert refusal(f'dataset="files" data-path="{tmp_path}/data.csv"').endswith("is no file or folder")
 
@@ -168,27 +166,25 @@ def images(root: Path, *classes: str, dtype: Any = np.uint8) -> Path:
         (("a", "b"), np.uint16, "has more than 8 bits a pixel (mode I;16); 8 are needed"),
     ],
 )
-def test_images_that_would_be_taken_for_something_else(
-    classes: tuple[str, ...], dtype: Any, says: str, refusal: Refusal, tmp_path: Path
-) -> None:
+def test_images_that_would_be_taken_for_something_else(classes, dtype, says, refusal, tmp_path):
     folder = images(tmp_path / "images", *classes, dtype=dtype)
     assert says in refusal(f'dataset="files" data-path="{folder}"')
 
 
 @pytest.mark.parametrize("weights", ['client-weights="adjacency"', 'strategy="spectral"'])
-def test_data_without_a_direction(weights: str, refusal: Refusal, tmp_path: Path) -> None:
+def test_data_without_a_direction(weights, refusal, tmp_path):
     np.savez(tmp_path / "zeros.npz", x_train=np.zeros((60, 4), np.float32), y_train=np.arange(60) % 3)
     text = refusal(f'dataset="npz" data-path="{tmp_path}/zeros.npz" {weights}')
     assert text.startswith("no client sent a direction to place it in the graph; the log names the reasons")
 
 
-def test_a_run_in_which_nothing_is_accepted_has_diverged(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_is_accepted_has_diverged(refusal, tmp_path):
     assert refusal("lr=1e30").startswith("no client's work was accepted in 1 aggregations")
     (summary,) = (tmp_path / "results").glob("*/summary.json")
     assert '"status": "diverged"' in summary.read_text()
 
 
-def test_a_run_that_diverges_says_so(refusal: Refusal, tmp_path: Path) -> None:
+def test_a_run_that_diverges_says_so(refusal, tmp_path):
     # With λ = 1 an update is about −w / 10, and the next model −10^5 times this one.
     text = refusal('num-server-rounds=9 server-lr=1e6 model="logistic" l2=1.0')
     assert (
@@ -216,9 +212,7 @@ def test_a_run_that_diverges_says_so(refusal: Refusal, tmp_path: Path) -> None:
         ([0, 1] * 30, [1], "there is a single test row: accuracy is 0 or 1"),
     ],
 )
-def test_odd_data_are_remarked_on(
-    train: list[int], test: list[int] | None, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_odd_data_are_remarked_on(train, test, says, tmp_path, caplog):
     rng = np.random.default_rng(0)
     arrays: dict[str, Any] = {"x_train": rng.normal(size=(60, 4)), "y_train": np.array(train)}
     if test:
@@ -234,9 +228,7 @@ def test_odd_data_are_remarked_on(
 @pytest.mark.parametrize(
     ("scale", "given", "said"), [(1e4, False, True), (1.0, False, False), (1e4, True, False)]
 )
-def test_large_inputs_are_remarked_on(
-    scale: float, given: bool, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_large_inputs_are_remarked_on(scale, given, said, tmp_path, caplog):
     x = np.random.default_rng(0).normal(size=(60, 4))
     x[:, 2] *= scale
     np.savez(tmp_path / "own.npz", x_train=x, y_train=np.arange(60) % 3)
@@ -248,7 +240,7 @@ def test_large_inputs_are_remarked_on(
     assert all("normalize = 'standardize' brings them to mean 0" in line for line in lines)
 
 
-def test_steps_too_small_to_do_anything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_too_small_to_do_anything(tmp_path, caplog):
     config = RunConfig.load({"lr": 1e-30, "num-server-rounds": 2, "results-dir": str(tmp_path)})
     with caplog.at_level(logging.WARNING, "flwr"):
         server.run(SequentialGrid(client_app.app, 3), server.prepare(config, 3))
@@ -314,9 +306,7 @@ configs = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True).f
 
 @pytest.mark.thorough
 @given(configs, st.sampled_from(list(REGISTRY)))
-def test_any_config_runs_or_is_refused_in_one_line(
-    tmp_path: Path, values: dict[str, Any], strategy: str
-) -> None:
+def test_any_config_runs_or_is_refused_in_one_line(tmp_path, values, strategy):
     own = {
         "strategy": strategy,
         "model": "logistic",
@@ -337,9 +327,7 @@ def test_any_config_runs_or_is_refused_in_one_line(
 @pytest.mark.thorough
 @given(st.binary(max_size=400), st.sampled_from(["npz", "csv", "parquet"]), st.booleans())
 @example(b"\x0b\n", "csv", False)
-def test_any_file_is_read_or_refused_in_one_line(
-    tmp_path: Path, content: bytes, suffix: str, text: bool
-) -> None:
+def test_any_file_is_read_or_refused_in_one_line(tmp_path, content, suffix, text):
     path = tmp_path / f"data.{suffix}"
     path.write_bytes(b"label,a,b\n" + content if text else content)
     refused = ""
@@ -375,7 +363,7 @@ def put(part: str, key: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory):
     """The runs of two methods, each with a checkpoint."""
     folder = tmp_path_factory.mktemp("finished")
     for strategy in STRATEGIES:
@@ -405,9 +393,7 @@ STRATEGIES = ("fedavg", "async-fedavg")
         (put("strategy", "model", np.zeros(3)), "the state is that of a model of 3 values, this one has 650"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit(
-    strategy: str, change: Any, says: str, refusal: Refusal, finished: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_does_not_fit(strategy, change, says, refusal, finished, tmp_path):
     shutil.copytree(finished / strategy, tmp_path / "r")
     tampered(tmp_path / "r", change)
     text = refusal(f'resume="{tmp_path}/r" num-server-rounds=4', 3)

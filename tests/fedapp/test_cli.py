@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -23,7 +22,7 @@ def run(*arguments: str):
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_keys_are_told_by_name() -> None:
+def test_keys_are_told_by_name():
     done = run("keys", "lr", "eval-every")
     assert done.exit_code == 0
     assert re.findall(r"^\S+$", done.output, re.MULTILINE) == ["lr", "eval-every"]
@@ -31,7 +30,7 @@ def test_keys_are_told_by_name() -> None:
     assert max(map(len, run("keys", "--all").output.splitlines())) <= 80
 
 
-def test_a_part_of_a_name_tells_all_that_have_it() -> None:
+def test_a_part_of_a_name_tells_all_that_have_it():
     found = re.findall(r"^\S+$", run("keys", "message-e", "server-").output, re.MULTILINE)
     assert found == ["message-epsilon", "server-lr", "server-optimizer", "num-server-rounds", "server-device"]
 
@@ -40,7 +39,7 @@ def named(*arguments: str) -> list[str]:
     return re.findall(r"^[a-z][\w-]*$", run("keys", *arguments).output, re.MULTILINE)
 
 
-def test_everyday_keys_come_first_and_topics_and_all_of_them_when_asked() -> None:
+def test_everyday_keys_come_first_and_topics_and_all_of_them_when_asked():
     everyday, every = named(), named("--all")
     assert 12 <= len(everyday) <= 18
     assert set(everyday) < set(every) == set(RunConfig.key_names())
@@ -52,7 +51,7 @@ def test_everyday_keys_come_first_and_topics_and_all_of_them_when_asked() -> Non
     assert run("keys", "--all", "lr").exit_code == 1
 
 
-def test_no_such_key_and_all_as_markdown() -> None:
+def test_no_such_key_and_all_as_markdown():
     done = run("keys", "learning-rate")
     assert (done.exit_code, done.output.startswith("error: unknown key 'learning-rate'")) == (1, True)
     assert run("keys", "--markdown", "lr").exit_code == 1
@@ -69,7 +68,7 @@ def test_no_such_key_and_all_as_markdown() -> None:
         (("runn",), 2, "Did you mean 'run'"),
     ],
 )
-def test_a_quick_answer_imports_nothing_heavy(arguments: tuple[str, ...], code: int, shown: str) -> None:
+def test_a_quick_answer_imports_nothing_heavy(arguments, code, shown):
     heavy = ("torch", "pandas", "ray", "sklearn", "matplotlib", "scipy", "pyarrow")
     program = (
         "import sys; from fedapp.cli import app\n"
@@ -83,16 +82,16 @@ def test_a_quick_answer_imports_nothing_heavy(arguments: tuple[str, ...], code: 
     assert shown in done.stdout + done.stderr
 
 
-def test_names_are_those_of_what_they_stand_for() -> None:
+def test_names_are_those_of_what_they_stand_for():
     assert (tuple(LOSSES), tuple(METRICS)) == (names.LOSSES, names.METRICS)
 
 
-def test_the_version() -> None:
+def test_the_version():
     assert re.match(r"fedapp \d+\.\d+\.\d+, flwr \d+", run("--version").output)
 
 
 @pytest.mark.thorough
-def test_without_a_package_that_brings_commands_the_others_work(repository: Path, tmp_path: Path) -> None:
+def test_without_a_package_that_brings_commands_the_others_work(repository, tmp_path):
     # As in an image: the distribution's metadata, and of its packages not all. -S leaves out what a .pth file adds.
     for package in ("fedapp", "strategies", "custom"):
         (tmp_path / package).symlink_to(repository / package)
@@ -115,16 +114,14 @@ def test_without_a_package_that_brings_commands_the_others_work(repository: Path
     assert "No such command 'reproduce'" in without("reproduce").stderr
 
 
-def test_a_package_that_is_there_and_broken_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_there_and_broken_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "brings_a_command.py").write_text("import there_is_no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         _imported("brings_a_command:other")
 
 
-def test_methods_are_told_in_short_in_full_and_of_ones_own() -> None:
+def test_methods_are_told_in_short_in_full_and_of_ones_own():
     done = run("methods")
     assert done.exit_code == 0
     assert set(re.findall(r"^(\S+)$", done.output, re.M)) == set(REGISTRY)

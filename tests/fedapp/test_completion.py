@@ -21,7 +21,7 @@ def completed(words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", only(["bash", "zsh", "fish"], 1))
-def test_commands_are_completed_as_a_shell_asks(shell: str) -> None:
+def test_commands_are_completed_as_a_shell_asks(shell):
     words = "fedapp sw"
     variables = {
         "bash": {"COMP_WORDS": words, "COMP_CWORD": "1"},
@@ -37,16 +37,16 @@ def test_commands_are_completed_as_a_shell_asks(shell: str) -> None:
     assert "compare" not in done.stdout
 
 
-def test_options_are_completed() -> None:
+def test_options_are_completed():
     assert {"--tune", "--tuning-seeds"} <= set(completed("fedapp sweep --tu"))
 
 
-def test_a_hidden_command_is_not_offered() -> None:
+def test_a_hidden_command_is_not_offered():
     assert "runs" not in completed("fedapp ru")
     assert "run" in completed("fedapp ru")
 
 
-def test_keys_and_their_values_are_completed_as_axes() -> None:
+def test_keys_and_their_values_are_completed_as_axes():
     assert {"lr=", "lr-schedule="} <= set(completed("fedapp sweep lr"))
     assert completed_axis("num-c") == ["num-clients="]
     assert {"strategy=fedavg", "strategy=fedprox"} <= set(completed_axis("strategy=fed"))
@@ -55,5 +55,5 @@ def test_keys_and_their_values_are_completed_as_axes() -> None:
     assert completed_axis("lr=") == completed_axis("unknown=") == []
 
 
-def test_engines_are_completed() -> None:
+def test_engines_are_completed():
     assert completed("fedapp sweep lr=1 --engine vec") == ["vectorized"]

@@ -1,9 +1,6 @@
 """What a run of the app has on record of rounds that close early: sums, outcomes, the page; and how it goes on."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +13,16 @@ from fedapp.report.page.timeline import timeline
 from tests.runs import lines_of, summary_of
 
 CLIENTS = 4  # F80: tasks take 0.2, 0.467, 0.733 and 1 s
-Go = Callable[..., Path]
 
 
 @pytest.fixture
-def go(run_app: Go) -> Go:
+def go(run_app):
     """Run the app for four rounds; return the run's folder."""
     given = {"model": "logistic", "num-server-rounds": 4, "checkpoint-every": 1, "eval-every": 1}
     return lambda name="run", **values: run_app({**given, **values}, CLIENTS, name=name)
 
 
-def test_what_was_late_and_wasted_is_summed(go: Go) -> None:
+def test_what_was_late_and_wasted_is_summed(go):
     path = go(**{"round-deadline": 0.5})
     lines, summary = lines_of(path), summary_of(path)
     # Rounds begin at 0, 0.5, 0.967 and 1.467: client 2 is free in the third again, client 3 in the fourth.
@@ -41,7 +37,7 @@ def test_what_was_late_and_wasted_is_summed(go: Go) -> None:
     assert summary["bytes-up"] == 8 * model
 
 
-def test_late_tasks_are_on_record_and_on_the_page(go: Go) -> None:
+def test_late_tasks_are_on_record_and_on_the_page(go):
     path = go(**{"round-deadline": 0.5})
     rows = read_tasks(path).to_pylist()
     late = [
@@ -61,9 +57,7 @@ def test_late_tasks_are_on_record_and_on_the_page(go: Go) -> None:
 
 @pytest.mark.parametrize("late", ["drop", "next"])
 @pytest.mark.parametrize("strategy", ["fedavg", "spectral"])
-def test_a_run_that_goes_on_is_the_same_to_the_last_bit(
-    go: Go, tmp_path: Path, strategy: str, late: str
-) -> None:
+def test_a_run_that_goes_on_is_the_same_to_the_last_bit(go, tmp_path, strategy, late):
     own = {"strategy": strategy, "round-deadline": 0.5, "late": late}
     whole, part = (
         go("whole", **own, **{"num-server-rounds": 7}),
@@ -104,7 +98,7 @@ def test_a_run_that_goes_on_is_the_same_to_the_last_bit(
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_client_starts(values: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_is_refused_before_any_client_starts(values, text):
     with pytest.raises(ConfigError) as error:
         server.prepare(RunConfig.load(values), CLIENTS)
     assert str(error.value).startswith(text)

@@ -86,14 +86,14 @@ def texts(token: int = 5, target: int = 5) -> tuple[np.ndarray, np.ndarray]:
         ),
     ],
 )
-def test_it_fails_in_one_line_before_clients_start(config: dict[str, Any], said: str, capfd: Any) -> None:
+def test_it_fails_in_one_line_before_clients_start(config, said, capfd):
     with pytest.raises(ValueError, match=said) as error:
         fedapp.run(**RUN, **config)
     assert "\n" not in str(error.value)
     assert "round" not in capfd.readouterr().err
 
 
-def test_a_logit_of_minus_infinity_is_one() -> None:
+def test_a_logit_of_minus_infinity_is_one():
     x, y = (torch.tensor(each[:4]) for each in texts())
     y[y == 11] = -100
     check_extremes("m:m", Masked().eval(), CROSS_ENTROPY, x.float(), y)
@@ -104,7 +104,7 @@ def test_a_logit_of_minus_infinity_is_one() -> None:
         check_extremes("m:m", Masked().eval(), CROSS_ENTROPY, x.float(), y)
 
 
-def test_a_devices_values_are_not_told() -> None:
+def test_a_devices_values_are_not_told():
     x, y = torch.full((1, 10), 40.0), torch.zeros(1, 10, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"0 to 11 are allowed; the data ask for others$"):
         check_extremes("m:m", Tokens().eval(), CROSS_ENTROPY, x, y, quoted=False)
@@ -118,7 +118,7 @@ def data(x: np.ndarray, **more: Any) -> Dataset:
     )
 
 
-def test_the_rows_are_those_of_the_largest_and_least_of_each_column_of_whole_numbers() -> None:
+def test_the_rows_are_those_of_the_largest_and_least_of_each_column_of_whole_numbers():
     x = np.random.default_rng(0).normal(size=(50, 4))
     x[:, 1:3] = 5
     x[10, 1], x[11, 1], x[12, 2] = 9, 2, 8
@@ -134,7 +134,7 @@ def test_the_rows_are_those_of_the_largest_and_least_of_each_column_of_whole_num
     assert extreme_rows(data(many, kind="parts", parts=parts), every).tolist() == [0, 3, 20, 21, 22]
 
 
-def test_a_row_beyond_the_first_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_beyond_the_first_block_is_found(monkeypatch):
     monkeypatch.setattr("fedapp.data.extremes._BLOCK", 8)
     x = np.zeros((50, 2))
     x[30, 1], x[40, 0] = 3, -1
@@ -142,7 +142,7 @@ def test_a_row_beyond_the_first_block_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert extreme_rows(numbers, np.arange(50)).tolist() == [0, 30, 40]
 
 
-def test_a_loss_that_is_no_number_at_the_start_is_refused() -> None:
+def test_a_loss_that_is_no_number_at_the_start_is_refused():
     loss = Loss("m:m", lambda outputs, targets: (outputs - targets).flatten(1).sum(1) / 0, "numbers")
     x, y = torch.ones(2, 3), torch.ones(2, 3)
     check_extremes("m:m", nn.Linear(3, 3), LOSSES["mse"], x, y)

@@ -64,13 +64,13 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_every_model_is_tested() -> None:
+def test_every_model_is_tested():
     assert tuple(FITS) == MODELS
 
 
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize(("model", "name"), PAIRS)
-def test_logits_have_a_row_per_input_and_a_finite_loss(model: str, name: str, init: str) -> None:
+def test_logits_have_a_row_per_input_and_a_finite_loss(model, name, init):
     data = DATA[name]
     logits = build(model, data, init)(inputs(data)).detach()
     assert logits.shape == (3, data.classes)
@@ -81,7 +81,7 @@ def test_logits_have_a_row_per_input_and_a_finite_loss(model: str, name: str, in
 
 
 @pytest.mark.parametrize(("model", "name"), MISFITS)
-def test_a_model_that_does_not_fit_says_so_in_one_line(model: str, name: str) -> None:
+def test_a_model_that_does_not_fit_says_so_in_one_line(model, name):
     data = DATA[name]
     with pytest.raises(ModelError) as caught:
         build(model, data)
@@ -93,20 +93,20 @@ def test_a_model_that_does_not_fit_says_so_in_one_line(model: str, name: str) ->
 
 @pytest.mark.parametrize("model", ["cnn", "resnet18"])
 @pytest.mark.parametrize("shape", [(1, 3, 8), (1, 8, 3), (3, 1, 1)])
-def test_images_under_4x4_are_too_small_for_a_convolution(model: str, shape: tuple[int, ...]) -> None:
+def test_images_under_4x4_are_too_small_for_a_convolution(model, shape):
     with pytest.raises(ModelError, match="needs images of 4x4 or more"):
         check_model(model, kind="image", input_shape=shape, num_classes=10)
     check_model(model, kind="image", input_shape=(1, 4, 4), num_classes=10)
     assert build(model, Data("image", (1, 4, 4), 10))(torch.rand(2, 1, 4, 4)).shape == (2, 10)
 
 
-def test_an_unknown_model_is_refused() -> None:
+def test_an_unknown_model_is_refused():
     with pytest.raises(ModelError, match=r"^model = 'mpl': allowed are logistic, perceptron, mlp"):
         build("mpl", DATA["digits"])
 
 
 @pytest.mark.parametrize("data", [Data("vector", (3,), 2), Data("vector", (2,), 3)])
-def test_the_perceptron_is_for_two_features_and_two_classes(data: Data) -> None:
+def test_the_perceptron_is_for_two_features_and_two_classes(data):
     with pytest.raises(ModelError, match="needs two features and two classes"):
         build("perceptron", data)
 
@@ -115,7 +115,7 @@ def test_the_perceptron_is_for_two_features_and_two_classes(data: Data) -> None:
 
 
 @pytest.mark.parametrize(("model", "name"), [(model, names[0]) for model, names in FITS.items()])
-def test_the_seed_alone_decides_and_global_randomness_is_left_alone(model: str, name: str) -> None:
+def test_the_seed_alone_decides_and_global_randomness_is_left_alone(model, name):
     torch.manual_seed(1)
     first = build(model, DATA[name], seed=5)
     torch.manual_seed(2)
@@ -129,7 +129,7 @@ def test_the_seed_alone_decides_and_global_randomness_is_left_alone(model: str, 
 
 
 @pytest.mark.parametrize(("model", "name"), [(model, names[0]) for model, names in FITS.items()])
-def test_zeros_are_zeros(model: str, name: str) -> None:
+def test_zeros_are_zeros(model, name):
     assert all(not parameter.any() for parameter in build(model, DATA[name], "zeros").parameters())
 
 
@@ -161,11 +161,11 @@ def test_zeros_are_zeros(model: str, name: str) -> None:
         ),
     ],
 )
-def test_number_of_parameters_by_hand(model: str, name: str, parameters: int) -> None:
+def test_number_of_parameters_by_hand(model, name, parameters):
     assert count(build(model, DATA[name])) == parameters
 
 
-def test_the_perceptron_trains_the_intercept_only() -> None:
+def test_the_perceptron_trains_the_intercept_only():
     model = build("perceptron", DATA["synthetic"], seed=9)
     assert [name for name, _ in model.named_parameters()] == ["bias"]
     assert model.bias.tolist() == [0.0]
@@ -176,7 +176,7 @@ def test_the_perceptron_trains_the_intercept_only() -> None:
     assert build("perceptron", DATA["synthetic"], "zeros").slope.tolist() == model.slope.tolist()
 
 
-def test_the_perceptrons_loss_and_gradient_are_those_of_binary_cross_entropy() -> None:
+def test_the_perceptrons_loss_and_gradient_are_those_of_binary_cross_entropy():
     model = build("perceptron", DATA["synthetic"])
     x, y = torch.randn(50, 2, generator=torch.Generator().manual_seed(3)), torch.arange(50) % 2
     with torch.no_grad():
@@ -190,14 +190,14 @@ def test_the_perceptrons_loss_and_gradient_are_those_of_binary_cross_entropy() -
     assert float(gradient) == pytest.approx(float((torch.sigmoid(logit) - y).mean()), abs=1e-6)
 
 
-def test_the_perceptron_by_hand() -> None:
+def test_the_perceptron_by_hand():
     logits = build("perceptron", DATA["synthetic"])(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
     # 2.700213 + 0.7134238 = 3.4136368
     assert logits.flatten().tolist() == pytest.approx([0, 0, 0, 3.4136368], rel=1e-6)
 
 
 @pytest.mark.parametrize("position", [60, 78, 79])
-def test_the_lstm_reads_up_to_the_last_character(position: int) -> None:
+def test_the_lstm_reads_up_to_the_last_character(position):
     model = build("lstm", DATA["shakespeare"])
     x = inputs(DATA["shakespeare"], 1)
     changed = x.clone()
@@ -206,7 +206,7 @@ def test_the_lstm_reads_up_to_the_last_character(position: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar10"])
-def test_resnet18_has_no_batch_statistics(name: str) -> None:
+def test_resnet18_has_no_batch_statistics(name):
     model = build("resnet18", DATA[name])
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     assert sum(isinstance(module, nn.GroupNorm) for module in model.modules()) == 20

@@ -100,14 +100,14 @@ WAYS = (closing_over, by_default, by_keyword, through_another, of_a_class, with_
         lambda one: np.array(["a", int(one)], dtype=object),
     ],
 )
-def test_what_a_part_knows_is_in_its_name(way: Callable[[Any], Any], value: Callable[[bool], Any]) -> None:
+def test_what_a_part_knows_is_in_its_name(way, value):
     name, other, again = (register(way(value(one))) for one in (True, False, True))
     assert name != other
     assert name == again
     assert name.startswith("python:")
 
 
-def test_lambdas_of_one_line_and_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lambdas_of_one_line_and_globals(monkeypatch):
     pair = [lambda o, t: (o - t).square().mean(1), lambda o, t: (o - t).abs().mean(1)]
     outputs, targets = torch.tensor([[3.0]]), torch.tensor([[0.0]])
     assert [loss_of(register(each)).rows(outputs, targets).item() for each in pair] == [9.0, 3.0]
@@ -119,7 +119,7 @@ def test_lambdas_of_one_line_and_globals(monkeypatch: pytest.MonkeyPatch) -> Non
     assert names[0] == names[2] != names[1]
 
 
-def test_what_is_set_in_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_set_in_a_module_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "settings_of_mine.py").write_text("width, depth = 16, 2\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = importlib.import_module("settings_of_mine")
@@ -134,7 +134,7 @@ def test_what_is_set_in_a_module_of_ones_own(tmp_path: Path, monkeypatch: pytest
     assert all(one != other for one, other in zip(names[0], names[1], strict=True))
 
 
-def test_a_script_may_have_any_globals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_may_have_any_globals(tmp_path, monkeypatch):
     script = tmp_path / "script.py"
     script.write_text("")
     main = ModuleType("script_of_mine")
@@ -143,7 +143,7 @@ def test_a_script_may_have_any_globals(tmp_path: Path, monkeypatch: pytest.Monke
     assert file_digest(script) == hashlib.sha256(b"").hexdigest()
 
 
-def test_a_class_of_a_notebook_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_a_notebook_is_data(monkeypatch):
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
 
     class Rows:
@@ -157,7 +157,7 @@ def test_a_class_of_a_notebook_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(load_dataset(register(Rows)).y) == 10
 
 
-def test_two_models_of_one_text_are_two() -> None:
+def test_two_models_of_one_text_are_two():
     widths = []
     for width in (16, 64):
 
@@ -169,7 +169,7 @@ def test_two_models_of_one_text_are_two() -> None:
     assert widths == [16, 64]
 
 
-def test_two_functions_of_data_of_one_text_are_two_on_disk() -> None:
+def test_two_functions_of_data_of_one_text_are_two_on_disk():
     sizes = []
     for size in (10, 50):
 
@@ -180,7 +180,7 @@ def test_two_functions_of_data_of_one_text_are_two_on_disk() -> None:
     assert sizes == [10, 50]
 
 
-def test_what_cant_be_compared_has_a_name_of_its_own() -> None:
+def test_what_cant_be_compared_has_a_name_of_its_own():
     one, other = (closing_over(threading.Lock()) for _ in range(2))
     name = register(one)
     assert register(one) == name != register(other)
@@ -188,7 +188,7 @@ def test_what_cant_be_compared_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.thorough
-def test_another_process_gives_the_same_names(tmp_path: Path) -> None:
+def test_another_process_gives_the_same_names(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""
 from dataclasses import dataclass

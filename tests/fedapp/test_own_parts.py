@@ -1,7 +1,7 @@
 """Parts of one's own in a run: what doesn't fit is said in one line, before any client starts; all engines agree."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +42,20 @@ def last(path: Path) -> Mapping[str, Any]:
     ],
     ids=lambda config: "-".join(map(str, config.values())),
 )
-def test_sequential_and_vectorized_give_the_same_bits(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_sequential_and_vectorized_give_the_same_bits(tmp_path, config):
     one, other = (run(tmp_path, grid.__name__, grid, **config) for grid in (SequentialGrid, VectorizedGrid))
     assert same_files(one, other)
     assert last(one)["failures"] == 0
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_dense_layers_of_ones_own_are_stacked(tmp_path: Path, optimizer: str) -> None:
+def test_dense_layers_of_ones_own_are_stacked(tmp_path, optimizer):
     config = {"model": "custom.nets:wide", "optimizer": optimizer, "lr": 0.003}
     paths = [run(tmp_path, grid.__name__, grid, **config) for grid in (SequentialGrid, VectorizedGrid)]
     assert close(*paths)
 
 
-def test_a_model_in_training_mode_learns_and_its_statistics_are_averaged(tmp_path: Path) -> None:
+def test_a_model_in_training_mode_learns_and_its_statistics_are_averaged(tmp_path):
     path = run(tmp_path, "run", VectorizedGrid, model="custom.nets:ConvNet", num_server_rounds=15)
     model = arrays_of(path)
     assert model["norm.num_batches_tracked"].dtype == np.int64
@@ -64,7 +64,7 @@ def test_a_model_in_training_mode_learns_and_its_statistics_are_averaged(tmp_pat
     assert last(path)["accuracy"] > 0.85
 
 
-def test_a_frozen_layer_stays_to_the_bit_and_gets_no_noise(tmp_path: Path) -> None:
+def test_a_frozen_layer_stays_to_the_bit_and_gets_no_noise(tmp_path):
     changes = ({}, {"num_server_rounds": 1}, {"dp": "central", "client_weights": "uniform"})
     paths = [run(tmp_path, f"run{k}", model=f"{HERE}:half_frozen", **more) for k, more in enumerate(changes)]
     kept = [arrays_of(path) for path in paths]
@@ -73,7 +73,7 @@ def test_a_frozen_layer_stays_to_the_bit_and_gets_no_noise(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("config", [{}, {"dp": "local", "dp_noise_multiplier": 0.01}])
-def test_tied_weights_stay_one_with_noise_too(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_tied_weights_stay_one_with_noise_too(tmp_path, config):
     path = run(tmp_path, "run", model=f"{HERE}:Tied", **config)
     model = arrays_of(path)
     assert set(model) == {"first.weight", "second.weight", "output.weight", "output.bias"}
@@ -118,16 +118,14 @@ def test_tied_weights_stay_one_with_noise_too(tmp_path: Path, config: dict[str, 
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
 )
-def test_what_doesnt_fit_is_one_line_before_any_client_starts(config: dict[str, Any], said: str) -> None:
+def test_what_doesnt_fit_is_one_line_before_any_client_starts(config, said):
     with pytest.raises(server.USER_ERRORS) as error:
         server.prepare(RunConfig.load(config), 4)
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
 
 
-def test_a_module_beside_the_working_directory_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_beside_the_working_directory_is_found(tmp_path, monkeypatch):
     (tmp_path / "nets_of_mine.py").write_text(
         "from torch import nn\n\n\n"
         "def make(num_classes):\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))\n"
@@ -138,14 +136,12 @@ def test_a_module_beside_the_working_directory_is_found(
     assert model.get_parameter("1.weight").shape == (10, 64)  # which the layer learnt from the data
 
 
-def test_options_of_sgd_are_not_read(configure: Callable[..., Any]) -> None:
+def test_options_of_sgd_are_not_read(configure):
     with pytest.raises(server.USER_ERRORS, match=r"^optimizer-options = 'eps=1': sgd has none"):
         server.prepare(RunConfig.load({"optimizer-options": "eps=1"}), 4)
 
 
-def test_what_a_strategy_of_ones_own_raises_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_figures: None
-) -> None:
+def test_what_a_strategy_of_ones_own_raises_is_one_line(tmp_path, capsys, no_figures):
     """The line names the part, the file and the line; log.txt has the traceback."""
     words = [
         f"strategy={HERE}:RaisesAtItsFirstRound",

@@ -34,7 +34,7 @@ LEARNT = {"tokens": ("perplexity", 0, 6), "pixels": ("iou", 0.6, 1), "numbers": 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_learns_and_engines_agree(name: str, tmp_path: Any) -> None:
+def test_it_learns_and_engines_agree(name, tmp_path):
     runs = [
         fedapp.run(**RUNS[name], engine=engine, num_clients=4, results_dir=tmp_path, run_name=engine)
         for engine in ("sequential", "vectorized")
@@ -44,7 +44,7 @@ def test_it_learns_and_engines_agree(name: str, tmp_path: Any) -> None:
     assert least < runs[0].summary[metric] < most
 
 
-def test_a_loss_of_ones_own_of_each_token_is_cross_entropy(tmp_path: Any) -> None:
+def test_a_loss_of_ones_own_of_each_token_is_cross_entropy(tmp_path):
     runs = [
         fedapp.run(
             **TEXTS, loss=loss, num_server_rounds=2, num_clients=4, results_dir=tmp_path, run_name=name
@@ -56,9 +56,7 @@ def test_a_loss_of_ones_own_of_each_token_is_cross_entropy(tmp_path: Any) -> Non
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_rows_without_a_class_are_divided_at_random_or_by_natural_client_and_that_is_said(
-    tmp_path: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_without_a_class_are_divided_at_random_or_by_natural_client_and_that_is_said(tmp_path, caplog):
     x, y = own_models.texts()
     given = {"x_train": x, "y_train": y, "group_train": np.arange(len(x)) % 2}
     for dataset, how in (((x, y), "at random"), (given, "by natural client")):
@@ -99,7 +97,7 @@ def test_rows_without_a_class_are_divided_at_random_or_by_natural_client_and_tha
         ({"metrics": "rmse"}, "metrics = 'rmse': is one of numbers, the targets of the data are classes"),
     ],
 )
-def test_what_does_not_fit_is_one_line(changes: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_one_line(changes, said):
     with pytest.raises(ValueError, match=said) as error:
         fedapp.run(**{**TEXTS, **changes}, num_server_rounds=1, num_clients=4)
     assert "\n" not in str(error.value)

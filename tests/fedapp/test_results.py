@@ -3,7 +3,6 @@
 import json
 import os
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from tests.runs import summary_of
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> str:
+def results(tmp_path):
     return str(tmp_path / "results")
 
 
 @pytest.fixture
-def directory(results: str, configure: Callable[..., RunConfig]) -> RunDirectory:
+def directory(results, configure):
     return RunDirectory(configure(results_dir=results, run_name="run"))
 
 
@@ -42,7 +41,7 @@ def refusal(config: RunConfig) -> str:
 # Names -----------------------------------------------------------------------------------------------------
 
 
-def test_unnamed_runs_take_the_first_free_number(results: str, configure: Callable[..., RunConfig]) -> None:
+def test_unnamed_runs_take_the_first_free_number(results, configure):
     config = configure(results_dir=results, strategy="fedprox", model="cnn")
     paths = [RunDirectory(config).path for _ in range(3)]
     assert [path.name for path in paths] == [f"fedprox-digits-cnn-00{number}" for number in (1, 2, 3)]
@@ -53,14 +52,12 @@ def test_unnamed_runs_take_the_first_free_number(results: str, configure: Callab
     assert other.path.name == "fedavg-digits-cnn-001"
 
 
-def test_a_named_run_gets_its_name(directory: RunDirectory, results: str) -> None:
+def test_a_named_run_gets_its_name(directory, results):
     assert directory.path == Path(results) / "run"
     assert directory.path.is_dir()
 
 
-def test_a_taken_name_is_refused_and_its_results_kept(
-    directory: RunDirectory, results: str, configure: Callable[..., RunConfig]
-) -> None:
+def test_a_taken_name_is_refused_and_its_results_kept(directory, results, configure):
     (directory.path / "metrics.jsonl").write_text("{}\n")
     text = refusal(configure(results_dir=results, run_name="run"))
     assert text.startswith("run-name = 'run': ")
@@ -70,9 +67,7 @@ def test_a_taken_name_is_refused_and_its_results_kept(
 
 
 @pytest.mark.parametrize("run_name", ["", "run"])
-def test_a_results_dir_that_is_a_file_is_refused(
-    run_name: str, tmp_path: Path, configure: Callable[..., RunConfig]
-) -> None:
+def test_a_results_dir_that_is_a_file_is_refused(run_name, tmp_path, configure):
     (tmp_path / "file").write_text("")
     text = refusal(configure(results_dir=str(tmp_path / "file"), run_name=run_name))
     assert text.startswith(
@@ -82,22 +77,16 @@ def test_a_results_dir_that_is_a_file_is_refused(
 
 @pytest.mark.parametrize("run_name", ["", "run"])
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody can write to")
-def test_a_results_dir_that_cannot_be_written_to_is_refused(
-    run_name: str, configure: Callable[..., RunConfig]
-) -> None:
+def test_a_results_dir_that_cannot_be_written_to_is_refused(run_name, configure):
     text = refusal(configure(results_dir="/proc/no-results-here", run_name=run_name))
     assert text.startswith("results-dir = '/proc/no-results-here': must be a folder that can be written to")
 
 
-def test_a_name_that_is_too_long_is_refused_by_its_key(
-    results: str, configure: Callable[..., RunConfig]
-) -> None:
+def test_a_name_that_is_too_long_is_refused_by_its_key(results, configure):
     assert refusal(configure(results_dir=results, run_name="x" * 300)).startswith("run-name = ")
 
 
-def test_a_relative_results_dir_is_fixed_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configure: Callable[..., RunConfig]
-) -> None:
+def test_a_relative_results_dir_is_fixed_at_the_start(tmp_path, monkeypatch, configure):
     monkeypatch.chdir(tmp_path)
     directory = RunDirectory(configure(results_dir="here", run_name="run"))
     assert directory.path == tmp_path / "here" / "run"
@@ -106,7 +95,7 @@ def test_a_relative_results_dir_is_fixed_at_the_start(
 # Files -----------------------------------------------------------------------------------------------------
 
 
-def test_config_toml_reads_back_as_the_same_config(results: str, configure: Callable[..., RunConfig]) -> None:
+def test_config_toml_reads_back_as_the_same_config(results, configure):
     config = configure(results_dir=results, run_name='it\'s a "run"', lr=1 / 3, local_epochs=0, local_steps=3)
     directory = RunDirectory(config)
     directory.write_config(7)
@@ -120,7 +109,7 @@ def test_config_toml_reads_back_as_the_same_config(results: str, configure: Call
     assert RunConfig.load(written) == config
 
 
-def test_metrics_grow_line_by_line_and_what_is_not_finite_becomes_null(directory: RunDirectory) -> None:
+def test_metrics_grow_line_by_line_and_what_is_not_finite_becomes_null(directory):
     path = directory.path / "metrics.jsonl"
     records: list[dict[str, Any]] = [
         {"aggregation": 0, "loss": 2.5, "clock": "virtual"},
@@ -134,7 +123,7 @@ def test_metrics_grow_line_by_line_and_what_is_not_finite_becomes_null(directory
     assert second == {"aggregation": 1, "loss": None, "accuracy": None, "time": None}
 
 
-def test_a_summary_is_valid_json_whatever_the_numbers(directory: RunDirectory) -> None:
+def test_a_summary_is_valid_json_whatever_the_numbers(directory):
     directory.write_summary({"status": "finished", "loss": float("nan"), "accuracy": 0.5})
     text = (directory.path / "summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail) == {
@@ -144,7 +133,7 @@ def test_a_summary_is_valid_json_whatever_the_numbers(directory: RunDirectory) -
     }
 
 
-def test_the_model_reads_back_by_name(directory: RunDirectory) -> None:
+def test_the_model_reads_back_by_name(directory):
     state = {"0.weight": torch.randn(3, 2), "0.bias": torch.zeros(3), "counter": torch.tensor(4)}
     directory.write_model(state)
     read = safetensors.torch.load_file(directory.path / "model.safetensors")
@@ -155,9 +144,7 @@ def test_the_model_reads_back_by_name(directory: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("large", [0, 1 << 20])
-def test_the_partition_reads_back(
-    large: int, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_partition_reads_back(large, directory, monkeypatch):
     monkeypatch.setattr("fedapp.server.run_directory.LARGE", large)
     parts = [np.array(part) for part in ([0, 3, 4], [0, 1, 3], [1, 2], [0, 2])]
     directory.write_partition(Partition(*parts), np.array([1, 0, 0, 2, 1]), 3)
@@ -170,7 +157,7 @@ def test_the_partition_reads_back(
         assert {read[key].itemsize for key in keys} == {8 if large else 4}
 
 
-def test_files_are_replaced_whole_and_leave_no_temporary_one(directory: RunDirectory) -> None:
+def test_files_are_replaced_whole_and_leave_no_temporary_one(directory):
     for number in (1, 2):
         directory.write_config(number)
         directory.write_summary({"aggregations": number})
@@ -179,9 +166,7 @@ def test_files_are_replaced_whole_and_leave_no_temporary_one(directory: RunDirec
     assert summary_of(directory.path) == {"aggregations": 2}
 
 
-def test_a_write_that_is_cut_off_leaves_the_old_file(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_is_cut_off_leaves_the_old_file(directory, monkeypatch):
     directory.write_summary({"aggregations": 1})
 
     def killed(*_: object) -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has 
 
 
 @pytest.fixture
-def fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., str]:
+def fails(monkeypatch, capsys, tmp_path):
     """Run main, which must return 1 with one `error:` line before an engine is started; return the line."""
 
     def no_engine(*_: object) -> None:
@@ -68,7 +65,7 @@ def fails(
         ("num-clients=0", "num-clients = 0: must be a whole number from 1 to 1000000"),
     ],
 )
-def test_a_wrong_run_config_is_one_line(options: str, line: str, fails: Callable[..., str]) -> None:
+def test_a_wrong_run_config_is_one_line(options, line, fails):
     assert fails("--run-config", options).startswith(line)
     assert fails("-c", options).startswith(line)
 
@@ -96,26 +93,26 @@ def test_a_wrong_run_config_is_one_line(options: str, line: str, fails: Callable
         ("num-clients=3 num-supernodes=3", "num-clients and num-supernodes are one: give one of them"),
     ],
 )
-def test_a_wrong_federation_config_is_one_line(options: str, line: str, fails: Callable[..., str]) -> None:
+def test_a_wrong_federation_config_is_one_line(options, line, fails):
     assert fails("--federation-config", options).startswith(line)
 
 
 @NO_GPU
 @pytest.mark.parametrize("federation", ["client-resources-num-gpus=0.1", "num-supernodes=3"])
 @pytest.mark.parametrize("engine", ["ray", "sequential", "vectorized"])
-def test_clients_on_a_gpu_that_is_not_there(engine: str, federation: str, fails: Callable[..., str]) -> None:
+def test_clients_on_a_gpu_that_is_not_there(engine, federation, fails):
     line = fails("--engine", engine, "-c", 'client-device="cuda"', "--federation-config", federation)
     assert line == "client-device = 'cuda': this machine has no GPU; allowed are auto, cpu"
 
 
 @pytest.mark.parametrize("engine", ["ray", "sequential", "vectorized"])
-def test_a_name_that_is_taken(engine: str, fails: Callable[..., str], tmp_path: Path) -> None:
+def test_a_name_that_is_taken(engine, fails, tmp_path):
     (tmp_path / "kept" / "run").mkdir(parents=True)
     line = fails("--engine", engine, "-c", f'results-dir="{tmp_path / "kept"}" run-name="run"')
     assert line.startswith("run-name = 'run': ")
 
 
-def test_two_mistakes_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_mistakes_are_two_lines(capsys):
     assert main(["-c", 'lr=-1 seed="x"']) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error: ")
@@ -125,14 +122,14 @@ def test_two_mistakes_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_an_unknown_option_is_argparses() -> None:
+def test_an_unknown_option_is_argparses():
     with pytest.raises(SystemExit) as caught:
         main(["--engine", "mpi"])
     assert caught.value.code == 2
 
 
 @pytest.mark.thorough
-def test_as_a_command(tmp_path: Path) -> None:
+def test_as_a_command(tmp_path):
     before = os.times()
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "run_simulation.py"), "--federation-config", "num-supernodes=2000"],
@@ -151,7 +148,7 @@ def test_as_a_command(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_simulation_logs_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_logs_in_json(tmp_path, capsys):
     config = f'results-dir="{tmp_path}" run-name="run" num-server-rounds=1 log-format="json" proximal-mu=2.0'
     federation = "num-supernodes=3"
     assert main(["--engine", "sequential", "-c", config, "--federation-config", federation]) == 0
@@ -165,7 +162,7 @@ def test_a_simulation_logs_in_json(tmp_path: Path, capsys: pytest.CaptureFixture
 # The simulation's config -----------------------------------------------------------------------------------
 
 
-def test_the_backend_gets_what_was_set_and_ray_decides_the_rest() -> None:
+def test_the_backend_gets_what_was_set_and_ray_decides_the_rest():
     assert SimulationConfig.read({}).backend() == {
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         "init_args": {"logging_level": "error", "log_to_driver": False},
@@ -187,9 +184,7 @@ def test_the_backend_gets_what_was_set_and_ray_decides_the_rest() -> None:
 
 
 @NO_GPU
-def test_without_a_gpu_the_fraction_is_dropped_and_that_is_said(
-    configure: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_gpu_the_fraction_is_dropped_and_that_is_said(configure, caplog):
     given = SimulationConfig.read({"client-resources-num-gpus": 0.1})
     fitted = fit_to_machine(given, configure())
     (record,) = caplog.records
@@ -200,20 +195,18 @@ def test_without_a_gpu_the_fraction_is_dropped_and_that_is_said(
 
 
 @NO_GPU
-def test_a_gpu_that_the_user_vouches_for_is_kept(configure: Callable[..., RunConfig]) -> None:
+def test_a_gpu_that_the_user_vouches_for_is_kept(configure):
     given = SimulationConfig.read({"client-resources-num-gpus": 0.1, "init-args-num-gpus": 1})
     assert fit_to_machine(given, configure()) == given
 
 
-def test_on_the_cpu_nothing_changes(configure: Callable[..., RunConfig]) -> None:
+def test_on_the_cpu_nothing_changes(configure):
     given = SimulationConfig.read({"num-supernodes": 3})
     assert fit_to_machine(given, configure(client_device="cpu")) == given
 
 
 @pytest.mark.parametrize("way", [None, "single", "vmapped"])
-def test_the_way_of_training_can_be_chosen(
-    way: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_way_of_training_can_be_chosen(way, monkeypatch, tmp_path):
     grids = []
 
     def remember(*arguments: Any) -> Any:
@@ -232,7 +225,7 @@ def test_the_way_of_training_can_be_chosen(
 
 
 @pytest.mark.parametrize(("engine", "way"), [("ray", "single"), ("sequential", "vmapped")])
-def test_a_way_of_another_engine(engine: str, way: str, fails: Callable[..., str]) -> None:
+def test_a_way_of_another_engine(engine, way, fails):
     line = fails("--engine", engine, "--way", way)
     assert line == f"--way {way}: is a way of engine vectorized; engine {engine} has one way"
 
@@ -246,12 +239,12 @@ def test_a_way_of_another_engine(engine: str, way: str, fails: Callable[..., str
         ["--engine", "ray"],
     ],
 )
-def test_what_a_comparison_does_not_read_is_refused(arguments: list[str], fails: Callable[..., str]) -> None:
+def test_what_a_comparison_does_not_read_is_refused(arguments, fails):
     assert "--compare" in fails("--compare", *arguments)
 
 
 @pytest.mark.thorough
-def test_a_comparison_makes_the_table_and_the_figure_of_the_readme(tmp_path: Path) -> None:
+def test_a_comparison_makes_the_table_and_the_figure_of_the_readme(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"}
     command = [sys.executable, str(REPOSITORY / "run_simulation.py"), "--compare"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -273,9 +266,7 @@ def test_a_comparison_makes_the_table_and_the_figure_of_the_readme(tmp_path: Pat
         ("ray", ""),
     ],
 )
-def test_an_engine_names_what_it_does_not_read_of_the_federation(
-    engine: str, unread: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_engine_names_what_it_does_not_read_of_the_federation(engine, unread, caplog):
     SimulationConfig.read({"verbose": True, "init-args-num-cpus": 1, "num-supernodes": 3}).say_unread(engine)
     said = [record.getMessage() for record in caplog.records]
     assert [sorted(line.removeprefix(f"not read by the {engine} engine: ").split(", ")) for line in said] == (
@@ -283,7 +274,7 @@ def test_an_engine_names_what_it_does_not_read_of_the_federation(
     )
 
 
-def test_a_runs_config_repeats_it_with_its_clients(tmp_path: Path) -> None:
+def test_a_runs_config_repeats_it_with_its_clients(tmp_path):
     first = f"results-dir={tmp_path} run-name=run num-server-rounds=2 model=logistic"
     options = ["--engine", "sequential"]
     assert main([*options, "-c", first, "--federation-config", "num-supernodes=3"]) == 0
@@ -297,7 +288,7 @@ def test_a_runs_config_repeats_it_with_its_clients(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_fedapp_run_is_the_same_command(tmp_path: Path) -> None:
+def test_fedapp_run_is_the_same_command(tmp_path):
     config = f"num-server-rounds=1 model=logistic results-dir={tmp_path}"
     arguments = ["--engine", "sequential", "--federation-config", "num-supernodes=3", "-c"]
     done = CliRunner().invoke(app, ["run", *arguments, f"{config} run-name=a"])
@@ -318,7 +309,7 @@ def test_fedapp_run_is_the_same_command(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stderr) == (1, "error: lr = -1: must be a number > 0\n")
 
 
-def test_real_time_that_nobody_asked_for_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_real_time_that_nobody_asked_for_is_said(tmp_path, caplog):
     device_run, own = tmp_path / "config.toml", tmp_path / "own.toml"
     device_run.write_text('clock = "wall"\nnum-clients = 2\n[versions]\nflwr = "1"\n')
     own.write_text('clock = "wall"\n')
@@ -355,9 +346,7 @@ def test_real_time_that_nobody_asked_for_is_said(tmp_path: Path, caplog: pytest.
         ("sequential", True, True, 0.1, "sequential"),
     ],
 )
-def test_the_engine_that_fits(
-    engine: str, cluster: bool, gpu: bool, share: float | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_that_fits(engine, cluster, gpu, share, expected, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if cluster:
@@ -368,7 +357,7 @@ def test_the_engine_that_fits(
     assert why.startswith(f"engine = auto: {expected}, ") == (engine == "auto")
 
 
-def test_a_run_records_its_engine_and_may_go_on_with_another(tmp_path: Path, no_figures: None) -> None:
+def test_a_run_records_its_engine_and_may_go_on_with_another(tmp_path, no_figures):
     config = f"results-dir={tmp_path} run-name=run num-server-rounds=1 model=logistic"
     assert main(["-c", config, "--federation-config", "num-supernodes=3"]) == 0
     recorded = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
@@ -378,7 +367,7 @@ def test_a_run_records_its_engine_and_may_go_on_with_another(tmp_path: Path, no_
     assert (summary["engine"], summary["aggregations"]) == ("sequential", 2)
 
 
-def test_keys_as_words_are_keys_in_one_text(tmp_path: Path, no_figures: None) -> None:
+def test_keys_as_words_are_keys_in_one_text(tmp_path, no_figures):
     """Quotes and hyphens are the shell's and Python's affair: both commands make one run."""
     words = [
         "model=logistic",
@@ -412,7 +401,7 @@ def test_keys_as_words_are_keys_in_one_text(tmp_path: Path, no_figures: None) ->
         ),
     ],
 )
-def test_wrong_words_are_one_line(words: list[str], line: str, fails: Callable[..., str]) -> None:
+def test_wrong_words_are_one_line(words, line, fails):
     assert fails(*words).startswith(line)
 
 
@@ -434,5 +423,5 @@ def test_wrong_words_are_one_line(words: list[str], line: str, fails: Callable[.
         ("clients=2", "num-clients"),
     ],
 )
-def test_what_was_meant_is_asked(word: str, meant: str, fails: Callable[..., str]) -> None:
+def test_what_was_meant_is_asked(word, meant, fails):
     assert fails(word).endswith(f"did you mean {meant!r}?")

@@ -1,7 +1,6 @@
 """Several inputs of a row, by name or by place; ragged rows; several outputs; losses that look at inputs."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ PARTS = (Part("ids", "int64", (6,)), Part("there", "bool", (6,)), Part("price", 
 
 
 @pytest.mark.parametrize(("config", "metric"), [(RUN, "accuracy"), (SEVERAL, "hits")])
-def test_it_learns_and_engines_agree(config: dict[str, Any], metric: str, tmp_path: Path) -> None:
+def test_it_learns_and_engines_agree(config, metric, tmp_path):
     runs = [
         fedapp.run(**config, engine=engine, num_server_rounds=12, results_dir=tmp_path, run_name=engine)
         for engine in ("sequential", "vectorized")
@@ -43,7 +42,7 @@ def test_it_learns_and_engines_agree(config: dict[str, Any], metric: str, tmp_pa
     torch.testing.assert_close(model(**named), model(torch.tensor(packed)))
 
 
-def test_by_name_by_place_and_of_each_client_are_the_same(tmp_path: Path) -> None:
+def test_by_name_by_place_and_of_each_client_are_the_same(tmp_path):
     inputs, y = own_models.baskets()
     iid = {**RUN, "num_server_rounds": 2, "partitioner": "iid", "results_dir": tmp_path}
     given = {
@@ -63,7 +62,7 @@ def test_by_name_by_place_and_of_each_client_are_the_same(tmp_path: Path) -> Non
     )  # of 100 rows some are test rows
 
 
-def test_ragged_rows_are_padded_by_the_users_function(tmp_path: Path) -> None:
+def test_ragged_rows_are_padded_by_the_users_function(tmp_path):
     inputs, y = own_models.baskets()
     expected = {"ids": inputs["ids"], "there": inputs["there"]}, y % 2
     loader = DataLoader(own_models.Sentences(), collate_fn=own_models.padded, shuffle=True, batch_size=4)
@@ -84,7 +83,7 @@ class Pooled(own_models.TwoInputs):
         return super().forward(ids=ids, there=there, price=torch.zeros(len(ids), 0))
 
 
-def test_a_row_comes_back_from_the_cache_as_it_was() -> None:
+def test_a_row_comes_back_from_the_cache_as_it_was():
     inputs, _ = own_models.baskets()
     for _ in range(2):  # written, and read
         data = load_dataset("tests.own_models:baskets")
@@ -103,7 +102,7 @@ def test_a_row_comes_back_from_the_cache_as_it_was() -> None:
         Schema.of(data).fit(other)
 
 
-def test_pictures_among_inputs_are_scaled_and_whole_numbers_are_not(tmp_path: Path) -> None:
+def test_pictures_among_inputs_are_scaled_and_whole_numbers_are_not(tmp_path):
     y = np.array([0, 1, 0, 1])
     arrays = {"x_train.0": np.full((4, 2, 2), 255, np.uint8), "x_train.1": np.full((4, 3), 255, np.uint8)}
     np.savez(tmp_path / "a.npz", y_train=y, **arrays)
@@ -163,7 +162,7 @@ Y = np.array([0, 1, 0, 1])
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(changes: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_one_line(changes, said):
     with pytest.raises(ValueError, match=said) as error:
         fedapp.run(**{**RUN, **changes}, num_server_rounds=1)
     assert "\n" not in str(error.value)

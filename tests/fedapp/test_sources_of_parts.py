@@ -3,7 +3,7 @@
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+def write(tmp_path, monkeypatch):
     """Write files of modules, as they are in a new process."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -49,7 +49,7 @@ def _forget() -> None:
     ],
     ids=["object", "partial", "cached", "decorated", "another's"],
 )
-def test_a_part_of_any_kind_has_the_source_of_its_module(write: Write, text: str) -> None:
+def test_a_part_of_any_kind_has_the_source_of_its_module(write, text):
     digests = []
     for number in (2, 4, 2):
         write(mine=text.format(number))
@@ -66,7 +66,7 @@ def test_a_part_of_any_kind_has_the_source_of_its_module(write: Write, text: str
         "def part():\n    from pieces import within",
     ],
 )
-def test_what_a_module_imports_counts_in_turn(write: Write, line: str) -> None:
+def test_what_a_module_imports_counts_in_turn(write, line):
     digests = []
     for number in (1, 2):
         write(
@@ -85,7 +85,7 @@ def test_what_a_module_imports_counts_in_turn(write: Write, line: str) -> None:
     assert "torch" not in {file.parent.name for file in source_files("mine:part")}
 
 
-def test_a_module_alone_has_the_digest_of_its_file(write: Write) -> None:
+def test_a_module_alone_has_the_digest_of_its_file(write):
     write(mine="def part(): return 1\n")
     assert len(source_digest("mine:part")) == 10
     assert [file.name for file in source_files("mine:part")] == ["mine.py"]
@@ -93,7 +93,7 @@ def test_a_module_alone_has_the_digest_of_its_file(write: Write) -> None:
     assert source_digest("mine:nothing") == ""
 
 
-def test_other_processes_would_import_what_a_module_imports_otherwise(write: Write, tmp_path: Path) -> None:
+def test_other_processes_would_import_what_a_module_imports_otherwise(write, tmp_path):
     write(pieces__blocks="block = 1", mine="from pieces.blocks import block\nclass Of: pass\npart = Of()\n")
     parts = {"loss": "mine:part"}
     assert changed_since(parts) == ""
@@ -113,7 +113,7 @@ print(PlannedRun.of({{}}, as_values({{"model": net, "num-clients": 2}})).key)
 
 
 @pytest.mark.thorough
-def test_of_a_script_counts_the_part_alone(tmp_path: Path) -> None:
+def test_of_a_script_counts_the_part_alone(tmp_path):
     script, keys = tmp_path / "script.py", []
     for text in (SCRIPT.format(1), SCRIPT.format(1) + "# a line more\n", SCRIPT.format(2)):
         script.write_text(text)
@@ -124,5 +124,5 @@ def test_of_a_script_counts_the_part_alone(tmp_path: Path) -> None:
     assert keys[0] == keys[1] != keys[2]
 
 
-def test_a_part_that_no_module_has_is_known_by_its_name() -> None:
+def test_a_part_that_no_module_has_is_known_by_its_name():
     assert source_files(register(lambda outputs, targets: 1.0)) == []

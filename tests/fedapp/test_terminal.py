@@ -20,12 +20,12 @@ from fedapp.terminal import in_ascii
         ("\N{SNOWMAN}", "?"),
     ],
 )
-def test_signs_and_letters_have_names_in_ascii(text: str, shown: str) -> None:
+def test_signs_and_letters_have_names_in_ascii(text, shown):
     codecs.register_error("test.in-ascii", in_ascii)
     assert text.encode("ascii", "test.in-ascii") == shown.encode()
 
 
-def test_the_command_answers_without_utf_8() -> None:
+def test_the_command_answers_without_utf_8():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "fedapp.cli", "methods", "fedavg"]
     done = subprocess.run(command, env=environment, capture_output=True, check=True)

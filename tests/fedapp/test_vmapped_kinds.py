@@ -1,6 +1,5 @@
 """Many clients at once under vmap: tokens, pixels, several inputs and outputs come out as in the readable engine."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_under_vmap_as_one_by_one(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_vmap_as_one_by_one(kind, tmp_path, monkeypatch):
     together: list[int] = []
 
     def counted(tasks: Any) -> Any:

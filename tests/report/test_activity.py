@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +33,9 @@ GONE = [
 DEADLINE = {"round-deadline": 1.2, "late": "next"}
 ASYNC = {"strategy": "async-fedavg", "aggregation-weights": "observed"}
 
-Go = Callable[..., Path]
-
 
 @pytest.fixture
-def go(tmp_path: Path) -> Go:
+def go(tmp_path):
     """Run a fleet, or go on with a run; return its folder."""
     with (tmp_path / "devices.csv").open("w", newline="") as file:
         csv.writer(file).writerows([i, speed, DOWN, UP, LATENCY] for i, speed in enumerate(SPEEDS))
@@ -82,7 +79,7 @@ def columns(run: Path, *names: str) -> list[tuple[Any, ...]]:
     return list(zip(*(read_tasks(run)[name].to_pylist() for name in names), strict=True))
 
 
-def test_the_parts_of_a_task_add_up_to_its_time(go: Go) -> None:
+def test_the_parts_of_a_task_add_up_to_its_time(go):
     run = go("run", 3)
     by_hand = parts_by_hand(run)
     rows = columns(run, "client", "began", "ended", "receiving", "sending")
@@ -108,9 +105,7 @@ def test_the_parts_of_a_task_add_up_to_its_time(go: Go) -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, ASYNC])
-def test_a_task_that_is_lost_has_the_parts_up_to_then_and_absences_are_the_availabilitys(
-    go: Go, keys: dict[str, Any]
-) -> None:
+def test_a_task_that_is_lost_has_the_parts_up_to_then_and_absences_are_the_availabilitys(go, keys):
     by_hand = parts_by_hand(go("all", 1))
     run = go("run", 70 if keys else 18, there=False, **keys)
     rows = columns(run, "client", "began", "ended", "receiving", "sending", "outcome")
@@ -147,9 +142,7 @@ def test_a_task_that_is_lost_has_the_parts_up_to_then_and_absences_are_the_avail
 
 
 @pytest.mark.parametrize(("keys", "rounds"), [({}, (6, 12)), (DEADLINE, (5, 9)), (ASYNC, (15, 30))])
-def test_a_resumed_run_has_the_files_of_one_that_went_through(
-    go: Go, keys: dict[str, Any], rounds: tuple[int, int]
-) -> None:
+def test_a_resumed_run_has_the_files_of_one_that_went_through(go, keys, rounds):
     names = ("number", "client", "began", "ended", "outcome", "receiving", "sending")
     whole = go("whole", rounds[1], there=False, **keys)
     part = go("part", rounds[0], there=False, **keys)
@@ -162,7 +155,7 @@ def test_a_resumed_run_has_the_files_of_one_that_went_through(
     assert (part / client_tables.AWAY).read_bytes() == (whole / client_tables.AWAY).read_bytes()
 
 
-def test_where_nobody_comes_and_goes_no_file_says_so_and_whole_task_times_have_no_parts(go: Go) -> None:
+def test_where_nobody_comes_and_goes_no_file_says_so_and_whole_task_times_have_no_parts(go):
     run = go("run", 2, **{"time-scenario": "F80"})
     assert read_away(run) is None
     assert set(columns(run, "receiving", "sending")) == {(None, None)}
@@ -172,7 +165,7 @@ def test_where_nobody_comes_and_goes_no_file_says_so_and_whole_task_times_have_n
     assert found.spans(WORKING)[2] == pytest.approx(found.ended)
 
 
-def test_parts_that_a_task_is_cut_off_in() -> None:
+def test_parts_that_a_task_is_cut_off_in():
     parts = Parts(1.0, 2.0, 4.0)
     for ends, expected in (
         (0.5, (0.5, 0)),
@@ -192,9 +185,7 @@ def test_parts_that_a_task_is_cut_off_in() -> None:
         assert (span.receiving, span.sending) == pytest.approx(expected)
 
 
-def test_of_too_many_absences_those_of_the_last_time_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_too_many_absences_those_of_the_last_time_are_kept(tmp_path, monkeypatch):
     def gone(since: float, until: float) -> Any:
         """Three clients that go for half a second in each, and one that has left at 3 s."""
         for client in range(3):
@@ -223,7 +214,7 @@ def test_of_too_many_absences_those_of_the_last_time_are_kept(
     assert (shown.start, shown.end) == (found.since, 1000)  # before, nobody knows who waited
 
 
-def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path: Path) -> None:
+def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path):
     (tmp_path / "config.toml").write_text('availability = "diurnal:0.5"\nnum-clients = 3\n')
     names = ("number", "client", "began", "ended", "wall-began", "wall-ended", "outcome")
     rows = [(0, 0, 0.0, 1.0, 0.0, 0.1, "accepted"), (1, 2, 0.0, 2.0, 0.0, 0.2, "late")]
@@ -255,7 +246,7 @@ def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path: Path) -> 
     assert again.spans(WORKING)[2].tolist() == [1, 2, 2.5]
 
 
-def test_shares_of_time_by_hand(tmp_path: Path) -> None:
+def test_shares_of_time_by_hand(tmp_path):
     write_away(
         tmp_path,
         client_tables.Away(

@@ -27,7 +27,7 @@ def with_clients(folder: Path, columns: dict[str, list[float]], **config: Any) -
 
 
 @pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def figures(monkeypatch):
     """Every figure that is drawn."""
     drawn: list[Figure] = []
     save = by_client.save
@@ -42,7 +42,7 @@ def lines_of(figure: Figure) -> list[tuple[str, str, list[float]]]:
     ]
 
 
-def test_a_runs_clients_are_sorted_and_told_in_words(tmp_path: Path, figures: list[Figure]) -> None:
+def test_a_runs_clients_are_sorted_and_told_in_words(tmp_path, figures):
     columns = {
         "accuracy": [0.4, math.nan, 0.2],
         "personal-accuracy": [0.6, 0.5, 0.9],
@@ -62,9 +62,7 @@ def test_a_runs_clients_are_sorted_and_told_in_words(tmp_path: Path, figures: li
         assert image.size == (1200, 630)
 
 
-def test_costs_begin_with_the_largest_and_many_clients_are_a_line(
-    tmp_path: Path, figures: list[Figure]
-) -> None:
+def test_costs_begin_with_the_largest_and_many_clients_are_a_line(tmp_path, figures):
     run = with_clients(tmp_path / "run", {"rmse": np.arange(1000.0).tolist()}, metrics="rmse")
     lines = (run / "metrics.jsonl").read_text().replace("accuracy", "rmse")
     (run / "metrics.jsonl").write_text(lines)
@@ -75,9 +73,7 @@ def test_costs_begin_with_the_largest_and_many_clients_are_a_line(
     assert figures[0].axes[0].get_lines()[0].get_marker() == ""
 
 
-def test_runs_are_over_each_other_and_those_without_clients_left_out(
-    tmp_path: Path, figures: list[Figure]
-) -> None:
+def test_runs_are_over_each_other_and_those_without_clients_left_out(tmp_path, figures):
     one = with_clients(tmp_path / "one", {"accuracy": [0.1, 0.9, 0.5]})
     other = with_clients(
         tmp_path / "other", {"accuracy": [0.3, 0.2, 0.1], "personal-accuracy": [0.7, 0.8, 0.9]}
@@ -97,7 +93,7 @@ def test_runs_are_over_each_other_and_those_without_clients_left_out(
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_comparison_has_them_where_clients_have_test_rows_of_their_own(own: bool, tmp_path: Path) -> None:
+def test_a_comparison_has_them_where_clients_have_test_rows_of_their_own(own, tmp_path):
     config = {"test-on": "own"} if own else {}
     runs = [
         with_clients(tmp_path / name, {"accuracy": [0.1, 0.9]}, lr=lr, **config)

@@ -1,7 +1,6 @@
 """clients.parquet: written as a run goes, whole after a kill, and no row twice."""
 
 import math
-from pathlib import Path
 
 import pytest
 from pyarrow import parquet
@@ -17,14 +16,14 @@ from fedapp.report.client_tables import (
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> ClientsFile:
+def written(tmp_path):
     file = ClientsFile(tmp_path)
     file.append(0, 0.0, {"loss": [2.0, 3.0]}, {})
     file.append(5, 1.5, {"loss": [1.0, math.nan, 4.0], "importance": [0.5, 0.25, 0.25]}, {0: "oslo"})
     return file
 
 
-def test_rows_are_read_back_while_the_run_goes_and_after(written: ClientsFile, tmp_path: Path) -> None:
+def test_rows_are_read_back_while_the_run_goes_and_after(written, tmp_path):
     growing = read_clients(tmp_path)
     written.publish()
     assert parquet.read_table(tmp_path / PARQUET).equals(growing)
@@ -41,9 +40,7 @@ def test_rows_are_read_back_while_the_run_goes_and_after(written: ClientsFile, t
     assert last_clients(tmp_path)["loss"] == pytest.approx([1, math.nan, 4], nan_ok=True)
 
 
-def test_what_was_written_bit_by_bit_is_read_in_groups_of_rows(
-    written: ClientsFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_written_bit_by_bit_is_read_in_groups_of_rows(written, tmp_path, monkeypatch):
     monkeypatch.setattr("fedapp.report.client_tables._ROWS", 4)
     for aggregation in (6, 7, 8):
         written.append(aggregation, 2.0, {"loss": [0.5]}, {})
@@ -56,16 +53,14 @@ def test_what_was_written_bit_by_bit_is_read_in_groups_of_rows(
 
 
 @pytest.mark.parametrize("lost", [1, 8, 200])
-def test_a_torn_end_is_left_out(written: ClientsFile, tmp_path: Path, lost: int) -> None:
+def test_a_torn_end_is_left_out(written, tmp_path, lost):
     content = (tmp_path / GROWING).read_bytes()
     (tmp_path / GROWING).write_bytes(content[:-lost] if lost > 8 else content + b"\xff" * lost)
     assert len(read_clients(tmp_path)) == (2 if lost > 8 else 5)
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_resumed_run_goes_on_after_the_rows_of_its_checkpoint(
-    written: ClientsFile, tmp_path: Path, ended: bool
-) -> None:
+def test_a_resumed_run_goes_on_after_the_rows_of_its_checkpoint(written, tmp_path, ended):
     if ended:
         written.publish(last=True)
     again = ClientsFile(tmp_path)
@@ -78,13 +73,13 @@ def test_a_resumed_run_goes_on_after_the_rows_of_its_checkpoint(
         ClientsFile(tmp_path).cut(9)
 
 
-def test_a_metric_takes_no_column_of_the_records_own(tmp_path: Path) -> None:
+def test_a_metric_takes_no_column_of_the_records_own(tmp_path):
     file = ClientsFile(tmp_path)
     file.append(1, 0.0, {"loss": [1.0], "client": [7.0], "name": [8.0], "aggregation": [9.0]}, {})
     (row,) = read_clients(tmp_path).to_pylist()
     assert row == {"aggregation": 1, "time": 0.0, "client": 0, "name": None, "loss": 1.0}
 
 
-def test_a_folder_without_any_has_none(tmp_path: Path) -> None:
+def test_a_folder_without_any_has_none(tmp_path):
     assert len(read_clients(tmp_path)) == 0
     assert last_clients(tmp_path) == {}

@@ -61,7 +61,7 @@ def write_run(
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> list[Path]:
+def runs(tmp_path):
     """Two seeds of a slow setting, and one of a quick one."""
     slow = [0.0, 10.0, 20.0]
     return [
@@ -71,7 +71,7 @@ def runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def test_settings_are_compared_where_all_have_come(runs: list[Path]) -> None:
+def test_settings_are_compared_where_all_have_come(runs):
     comparison = Comparison([RecordedRun(path) for path in runs])
     assert comparison.axes == {"time": 12.0, "aggregation": 2.0, "bytes": 4.0}
     assert comparison.title == "digits mlp"
@@ -82,9 +82,7 @@ def test_settings_are_compared_where_all_have_come(runs: list[Path]) -> None:
     ]
 
 
-def test_with_a_method_without_rounds_the_best_is_sought_at_equal_time(
-    runs: list[Path], tmp_path: Path
-) -> None:
+def test_with_a_method_without_rounds_the_best_is_sought_at_equal_time(runs, tmp_path):
     """At its end FedAvg has .85, at time 20; at time 12 it has .6, and FedFix .7."""
     fedavg, fedfix = (
         Comparison([RecordedRun(path) for path in some])
@@ -102,7 +100,7 @@ def test_with_a_method_without_rounds_the_best_is_sought_at_equal_time(
     assert axes == ["aggregation", "time"]
 
 
-def test_warnings_are_named_once_for_each_setting(runs: list[Path]) -> None:
+def test_warnings_are_named_once_for_each_setting(runs):
     lines = [
         "10:00 INFO    a round",
         "10:00 WARNING not read by fedavg: dp-delta",
@@ -120,7 +118,7 @@ def test_warnings_are_named_once_for_each_setting(runs: list[Path]) -> None:
     assert page_content(runs)["runs"][0]["summary"]["warnings"] == "2: lr = 0 is large"
 
 
-def test_the_command_prints_and_draws(runs: list[Path], tmp_path: Path) -> None:
+def test_the_command_prints_and_draws(runs, tmp_path):
     arguments = ["compare", str(tmp_path / "*"), "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "90"})
     assert done.exit_code == 0, done.output
@@ -133,7 +131,7 @@ def test_the_command_prints_and_draws(runs: list[Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "latex"])
-def test_a_comparison_for_other_programs(runs: list[Path], tmp_path: Path, form: str) -> None:
+def test_a_comparison_for_other_programs(runs, tmp_path, form):
     (runs[0] / "log.txt").write_text("2026-01-01 10:00 WARNING something\n")
     done = CliRunner().invoke(app, ["compare", *map(str, runs), f"--{form}"])
     assert done.exit_code == 0, done.output
@@ -150,12 +148,12 @@ def test_a_comparison_for_other_programs(runs: list[Path], tmp_path: Path, form:
     assert numbers == pytest.approx([2, 0.85, 0.05 * 2**0.5, 0.6, 1, 0.7, float("nan"), 0.7], nan_ok=True)
 
 
-def test_one_form_at_a_time(runs: list[Path]) -> None:
+def test_one_form_at_a_time(runs):
     done = CliRunner().invoke(app, ["compare", *map(str, runs), "--csv", "--json"])
     assert done.output.strip() == "error: --csv, --json, --latex and --out: one at a time"
 
 
-def test_in_80_columns_nothing_is_cut_off(runs: list[Path], tmp_path: Path) -> None:
+def test_in_80_columns_nothing_is_cut_off(runs, tmp_path):
     write_run(tmp_path / "other", [0, 4, 8, 12], [0.1, 0.3, 0.6, 0.7213], strategy="fedfix", lr=0.25, seed=1)
     done = CliRunner().invoke(
         app, ["compare", str(tmp_path / "*"), "-o", str(tmp_path)], env={"COLUMNS": "80"}
@@ -167,7 +165,7 @@ def test_in_80_columns_nothing_is_cut_off(runs: list[Path], tmp_path: Path) -> N
     assert "MB" in printed
 
 
-def test_runs_that_did_not_end_well_are_counted_and_named(runs: list[Path], tmp_path: Path) -> None:
+def test_runs_that_did_not_end_well_are_counted_and_named(runs, tmp_path):
     bad = write_run(tmp_path / "bad", [0, 1], [0.1, 0.1], status="diverged", seed=2, lr=0.1)
     comparison = Comparison([RecordedRun(path) for path in [*runs, bad]])
     assert comparison.rows("accuracy")[0][:3] == ["fedavg lr=0.1", "2 of 3: 1 diverged", "0.850 ± 0.071"]
@@ -175,9 +173,7 @@ def test_runs_that_did_not_end_well_are_counted_and_named(runs: list[Path], tmp_
 
 
 @pytest.mark.parametrize("status", ["interrupted", "stopped"])
-def test_a_run_that_was_ended_before_its_end_cuts_nobody_short(
-    runs: list[Path], tmp_path: Path, status: str
-) -> None:
+def test_a_run_that_was_ended_before_its_end_cuts_nobody_short(runs, tmp_path, status):
     ended = write_run(tmp_path / "ended", [0, 1], [0.1, 0.2], status=status, seed=2, lr=0.1)
     comparison = Comparison([RecordedRun(path) for path in [*runs, ended]])
     assert comparison.rows("accuracy")[0][:3] == ["fedavg lr=0.1", f"2 of 3: 1 {status}", "0.850 ± 0.071"]
@@ -185,7 +181,7 @@ def test_a_run_that_was_ended_before_its_end_cuts_nobody_short(
     assert comparison.remarks == [f"fedavg lr=0.1 seed=2: {status}"]
 
 
-def test_where_none_came_to_its_end_that_is_said(tmp_path: Path) -> None:
+def test_where_none_came_to_its_end_that_is_said(tmp_path):
     ended = [
         write_run(tmp_path / name, [0, 1], [0.1, 0.2], status="interrupted", lr=lr)
         for name, lr in (("a", 0.1), ("b", 0.2))
@@ -199,14 +195,14 @@ def test_where_none_came_to_its_end_that_is_said(tmp_path: Path) -> None:
     ]
 
 
-def test_clocks_of_runs_that_are_not_shown_do_not_matter(runs: list[Path], tmp_path: Path) -> None:
+def test_clocks_of_runs_that_are_not_shown_do_not_matter(runs, tmp_path):
     real = write_run(tmp_path / "real", [0, 100], [0.1, 0.9], status="failed", clock="wall")
     comparison = Comparison([RecordedRun(path) for path in [*runs, real]])
     assert comparison.axes["time"] == 12.0
     assert comparison.remarks == ["fedavg clock=wall seed=0: failed"]
 
 
-def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs: list[Path], tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs, tmp_path):
     young = write_run(tmp_path / "young", [0, 5], [0.1, 0.2], seed=2, lr=0.1)
     summary = {
         "status": "running",
@@ -218,7 +214,7 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs: list[Path], tmp_pa
     assert comparison.axes["time"] == 5.0
 
 
-def test_a_broken_record_is_said_and_the_others_are_compared(runs: list[Path], tmp_path: Path) -> None:
+def test_a_broken_record_is_said_and_the_others_are_compared(runs, tmp_path):
     broken = write_run(tmp_path / "broken", [0, 1, 2], [0.1, 0.2, 0.3], seed=2, lr=0.1)
     path = broken / "metrics.jsonl"
     path.write_text(path.read_text().replace('"aggregation": 1', '"aggreg'))
@@ -239,7 +235,7 @@ def test_a_broken_record_is_said_and_the_others_are_compared(runs: list[Path], t
     assert run["left_out"][0].startswith(f"the curves: {said}")
 
 
-def test_times_of_two_clocks_are_not_compared(runs: list[Path], tmp_path: Path) -> None:
+def test_times_of_two_clocks_are_not_compared(runs, tmp_path):
     real = write_run(tmp_path / "real", [0, 100], [0.1, 0.9], clock="wall")
     comparison = Comparison([RecordedRun(path) for path in [*runs, real]])
     assert list(comparison.axes) == ["aggregation", "bytes"]
@@ -251,7 +247,7 @@ def rows_of(*runs: Path) -> dict[str, list[str]]:
     return {row[0]: row[1:3] for row in Comparison([RecordedRun(path) for path in runs]).rows("accuracy")}
 
 
-def test_runs_on_other_data_are_no_seeds_of_one_setting(tmp_path: Path) -> None:
+def test_runs_on_other_data_are_no_seeds_of_one_setting(tmp_path):
     data = {"a": "/data/easy.npz", "b": "/data/hard.npz", "c": "/other/hard.npz"}
     runs = {
         name: write_run(tmp_path / name, [0, 1], [0.1, 0.9], dataset="npz", **{"data-path": path})
@@ -269,7 +265,7 @@ def test_runs_on_other_data_are_no_seeds_of_one_setting(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_known_by_its_name_is_the_same_wherever_it_is(tmp_path: Path) -> None:
+def test_what_is_known_by_its_name_is_the_same_wherever_it_is(tmp_path):
     runs = [
         write_run(tmp_path / name, [0, 1], [0.1, 0.9], dataset=dataset, **{"data-path": path})
         for name, dataset, path in (
@@ -287,7 +283,7 @@ def test_what_is_known_by_its_name_is_the_same_wherever_it_is(tmp_path: Path) ->
     assert all(map(has_own_data, OWN_DATA))
 
 
-def test_settings_are_told_apart_by_their_values_and_not_by_how_these_are_rounded(tmp_path: Path) -> None:
+def test_settings_are_told_apart_by_their_values_and_not_by_how_these_are_rounded(tmp_path):
     values: list[Any] = [0.1, 0.1000001, 0.25, 1, 1.0]
     runs = [
         write_run(tmp_path / str(number), [0, 1], [0.1, 0.9], lr=value) for number, value in enumerate(values)
@@ -300,7 +296,7 @@ def test_settings_are_told_apart_by_their_values_and_not_by_how_these_are_rounde
     }
 
 
-def test_runs_of_one_seed_are_one_draw(tmp_path: Path) -> None:
+def test_runs_of_one_seed_are_one_draw(tmp_path):
     """Accuracy 0.4 and 0.6 of seed 0 count as 0.5; with 0.9 of seed 1 the deviation is 0.4 / √2."""
     runs = [
         write_run(tmp_path / str(number), [0, 1], [0.1, accuracy], seed=seed)
@@ -315,20 +311,20 @@ def test_runs_of_one_seed_are_one_draw(tmp_path: Path) -> None:
     assert (alone.cells[0].band("accuracy", "time")[2] == 0).all()
 
 
-def test_runs_whose_configs_cannot_be_read_are_no_seeds_of_one_setting(tmp_path: Path) -> None:
+def test_runs_whose_configs_cannot_be_read_are_no_seeds_of_one_setting(tmp_path):
     runs = [write_run(tmp_path / name, [0, 1], [0.1, 0.9]) for name in ("a", "b")]
     for run in runs:
         (run / "config.toml").write_text("cut off = ")
     assert list(rows_of(*runs)) == ["a", "b"]
 
 
-def test_a_run_is_compared_once_by_whatever_paths_it_is_named(runs: list[Path], tmp_path: Path) -> None:
+def test_a_run_is_compared_once_by_whatever_paths_it_is_named(runs, tmp_path):
     (tmp_path / "link").symlink_to(runs[0])
     around = tmp_path / "quick" / ".." / runs[0].name
     assert len(recorded([str(path) for path in (*runs, tmp_path / "link", around)])) == len(runs)
 
 
-def test_what_can_not_be_compared_is_one_line(runs: list[Path], tmp_path: Path) -> None:
+def test_what_can_not_be_compared_is_one_line(runs, tmp_path):
     for arguments, message in (
         ([str(runs[0])], "there must be two runs"),
         ([str(runs[0]), str(runs[0])], "there must be two runs"),
@@ -339,7 +335,7 @@ def test_what_can_not_be_compared_is_one_line(runs: list[Path], tmp_path: Path) 
         assert message in done.output
 
 
-def test_names_at_the_ends_of_lines_do_not_lie_on_each_other() -> None:
+def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
     places = _apart([0.1, 0.5, 0.5, 0.5, 0.9])
     assert all(b - a > 0.05 for a, b in itertools.pairwise(places))
     assert places == sorted(places)

@@ -50,7 +50,7 @@ def as_formerly(run: Path) -> int:
     return saved
 
 
-def test_a_run_of_a_former_version(tmp_path: Path) -> None:
+def test_a_run_of_a_former_version(tmp_path):
     keys = {"model": "logistic", "num_server_rounds": 3, "checkpoint_every": 1, "results_dir": str(tmp_path)}
     run = go(**keys, run_name="run")
     saved = as_formerly(run)

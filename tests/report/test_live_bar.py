@@ -1,7 +1,6 @@
 """The bar in a notebook: one output that is written over, which needs no widgets."""
 
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,7 +9,7 @@ from fedapp.report.live_bar import EVERY, LiveBar
 
 
 @pytest.fixture
-def notebook() -> Any:
+def notebook():
     """Yield what a notebook would be sent, as IPython captures it."""
     shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell.instance()
     from IPython.core.displaypub import CapturingDisplayPublisher
@@ -21,7 +20,7 @@ def notebook() -> Any:
     type(shell).clear_instance()
 
 
-def test_a_notebook_has_one_line_that_is_written_over(notebook: Any) -> None:
+def test_a_notebook_has_one_line_that_is_written_over(notebook):
     seconds = iter([0.0, 0.0, EVERY / 2, EVERY, EVERY, EVERY + 0.1, EVERY + 0.1])
     bar = LiveBar(Console(file=io.StringIO(), force_jupyter=True), 4, "waiting", now=lambda: next(seconds))
     assert bar.shown
@@ -39,7 +38,7 @@ def test_a_notebook_has_one_line_that_is_written_over(notebook: Any) -> None:
     assert len({each["transient"]["display_id"] for each in notebook.outputs}) == 1
 
 
-def test_nothing_is_drawn_into_a_pipe() -> None:
+def test_nothing_is_drawn_into_a_pipe():
     pipe = io.StringIO()
     bar = LiveBar(Console(file=pipe), 2, "waiting")
     bar.start()

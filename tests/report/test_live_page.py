@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ time.sleep(600)
 """
 
 
-def test_a_killed_run_goes_on_no_more(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_no_more(tmp_path):
     pytest.importorskip("plotly")
     run = tmp_path / "killed"
     run.mkdir()

@@ -91,32 +91,32 @@ def rendered(summary: Record, metrics: Sequence[Record], width: int = 80) -> str
     return capture.get()
 
 
-def test_read_metrics_round_trip(tmp_path: Path) -> None:
+def test_read_metrics_round_trip(tmp_path):
     records = evaluations(5)
     assert read_metrics(write_run(tmp_path, records)) == records
 
 
 @pytest.mark.parametrize("tail", ['{"aggregation": 5, "lo', "{", '{"aggregation": 5, "name": "\u00e9'])
-def test_read_metrics_leaves_out_a_truncated_last_line(tmp_path: Path, tail: str) -> None:
+def test_read_metrics_leaves_out_a_truncated_last_line(tmp_path, tail):
     records = evaluations(5)
     path = write_run(tmp_path, records, tail) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-1] if "\u00e9" in tail else path.read_bytes())
     assert read_metrics(tmp_path) == records
 
 
-def test_read_metrics_names_a_broken_line_in_the_middle(tmp_path: Path) -> None:
+def test_read_metrics_names_a_broken_line_in_the_middle(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"aggregation": 0}\n{"aggre\n{"aggregation": 2}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_metrics(tmp_path)
 
 
-def test_read_metrics_of_an_empty_and_of_no_file(tmp_path: Path) -> None:
+def test_read_metrics_of_an_empty_and_of_no_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_metrics(tmp_path)
     assert read_metrics(write_run(tmp_path, [])) == []
 
 
-def test_as_number() -> None:
+def test_as_number():
     assert as_number(np.float32(0.5)) == 0.5
     assert all(np.isnan(as_number(value)) for value in (None, "3", float("nan")))
 
@@ -124,14 +124,14 @@ def test_as_number() -> None:
 @pytest.mark.parametrize(
     ("count", "clock"), covering([0, 1, 2, 101, 2000], ["virtual", "wall"], together=1, rest=False)
 )
-def test_curves(tmp_path: Path, count: int, clock: str) -> None:
+def test_curves(tmp_path, count, clock):
     path = draw_curves(write_run(tmp_path, evaluations(count, clock), '{"aggregation": 99, "ti'))
     assert path == tmp_path / "curves.png"
     check_png(path, (1200, 810 if count > 2 else 450))
 
 
 @pytest.mark.parametrize("length", [1.0, 0.25])
-def test_rounds_that_take_equally_long_are_drawn_once(tmp_path: Path, length: float) -> None:
+def test_rounds_that_take_equally_long_are_drawn_once(tmp_path, length):
     records = [{**record, "time": length * as_number(record["aggregation"])} for record in evaluations(40)]
     check_png(draw_curves(write_run(tmp_path, records)), (1200, 450))
     records[-1]["time"] = 100.0  # one took longer
@@ -142,28 +142,26 @@ def test_rounds_that_take_equally_long_are_drawn_once(tmp_path: Path, length: fl
     ("missing", "value"),
     [((0,), None), ((39,), float("inf")), ((10, 12), float("nan")), (range(20, 40), None), (range(40), None)],
 )
-def test_curves_with_values_that_are_not_finite(
-    tmp_path: Path, missing: Sequence[int], value: object
-) -> None:
+def test_curves_with_values_that_are_not_finite(tmp_path, missing, value):
     records = evaluations(40)
     for index in missing:
         records[index] |= {"loss": value, "accuracy": value, "train-loss": value}
     check_png(draw_curves(write_run(tmp_path, records)), (1200, 810))
 
 
-def test_curves_without_times_or_configuration(tmp_path: Path) -> None:
+def test_curves_without_times_or_configuration(tmp_path):
     write_run(tmp_path, [{"aggregation": 0, "loss": 1.0}, {"aggregation": 1, "loss": 1e12, "time": None}])
     (tmp_path / "config.toml").unlink()
     check_png(draw_curves(tmp_path), (1200, 450))
 
 
-def test_curves_show_the_data(tmp_path: Path) -> None:
+def test_curves_show_the_data(tmp_path):
     first = draw_curves(write_run(tmp_path, evaluations(50, train=False))).read_bytes()
     assert draw_curves(write_run(tmp_path, evaluations(50, train=False))).read_bytes() == first
     assert draw_curves(write_run(tmp_path, evaluations(50))).read_bytes() != first
 
 
-def test_a_failed_write_keeps_the_former_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_former_figure(tmp_path, monkeypatch):
     former = draw_curves(write_run(tmp_path, evaluations(3))).read_bytes()
 
     def fail(self: Path, target: Path) -> None:
@@ -176,7 +174,7 @@ def test_a_failed_write_keeps_the_former_figure(tmp_path: Path, monkeypatch: pyt
     check_png(tmp_path / "curves.png", (1200, 810))
 
 
-def test_threads_draw_at_the_same_time(tmp_path: Path) -> None:
+def test_threads_draw_at_the_same_time(tmp_path):
     records = evaluations(30)
     records[-1]["loss"] = 1e-3  # so that the axis is logarithmic
     write_run(tmp_path, records)
@@ -200,7 +198,7 @@ def test_threads_draw_at_the_same_time(tmp_path: Path) -> None:
         (3000, 62, 840),
     ],
 )
-def test_partition(tmp_path: Path, clients: int, classes: int, height: int) -> None:
+def test_partition(tmp_path, clients, classes, height):
     rng = np.random.default_rng(clients)
     rows = write_partition(tmp_path, (rng.integers(0, 200, clients) + (np.arange(clients) == 0)).tolist())
     path = draw_partition(tmp_path, rng.integers(0, classes, rows), classes)
@@ -217,7 +215,7 @@ def test_partition(tmp_path: Path, clients: int, classes: int, height: int) -> N
         (None, []),
     ],
 )
-def test_parts_of_devices_have_their_names(tmp_path: Path, names: list[str] | None, shown: list[str]) -> None:
+def test_parts_of_devices_have_their_names(tmp_path, names, shown):
     record = {"aggregation": 0, **({} if names is None else {"clients": {"name": names}})}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     figure = new_figure(4.4, "")
@@ -227,20 +225,20 @@ def test_parts_of_devices_have_their_names(tmp_path: Path, names: list[str] | No
     assert (ticks == shown) == bool(shown)
 
 
-def test_class_counts_by_hand() -> None:
+def test_class_counts_by_hand():
     labels = np.array([0, 1, 2, 2, 1, 0, 9])  # row 6 is a test row, of a class that no client may hold
     counts = _class_counts(np.array([2, 3, 0, 1, 4]), np.array([0, 3, 3, 5]), labels, 3)
     assert counts.tolist() == [[1, 0, 2], [0, 0, 0], [0, 2, 0]]
 
 
 @pytest.mark.parametrize("labels", [np.full(60, 3), np.full(60, -1), np.zeros((60, 2), dtype=int)])
-def test_partition_refuses_labels_that_are_no_class(tmp_path: Path, labels: np.ndarray) -> None:
+def test_partition_refuses_labels_that_are_no_class(tmp_path, labels):
     write_partition(tmp_path, [20, 30])
     with pytest.raises(ValueError, match=r"0\.\.2 per row"):
         draw_partition(tmp_path, labels, 3)
 
 
-def test_table_contains_the_numbers() -> None:
+def test_table_contains_the_numbers():
     metrics = evaluations(101)
     metrics[71] |= {"accuracy": 0.99123}
     text = rendered(SUMMARY, metrics)
@@ -262,7 +260,7 @@ def test_table_contains_the_numbers() -> None:
     assert "train-loss" in text
 
 
-def test_table_fits_in_60_columns() -> None:
+def test_table_fits_in_60_columns():
     metrics = evaluations(1201)
     lines = rendered(SUMMARY, metrics, width=60).splitlines()
     assert max(map(len, lines)) <= 60
@@ -272,7 +270,7 @@ def test_table_fits_in_60_columns() -> None:
     ]
 
 
-def test_table_does_not_wrap_at_80_columns() -> None:
+def test_table_does_not_wrap_at_80_columns():
     metrics = evaluations(31)
     metrics[-1] |= {"aggregation": 123456, "time": 12345678.9, "loss": 3e22}
     text = rendered(SUMMARY, metrics)
@@ -281,14 +279,14 @@ def test_table_does_not_wrap_at_80_columns() -> None:
     assert "3.000e+22" in text
 
 
-def test_table_of_one_wall_clock_evaluation() -> None:
+def test_table_of_one_wall_clock_evaluation():
     text = rendered({"status": "running", "strategy": "fedavg"}, evaluations(1, clock="wall", train=False))
     assert "seconds" in text
     assert "train-loss" not in text
     assert "best, last" in text
 
 
-def test_table_without_finite_accuracy_or_evaluations() -> None:
+def test_table_without_finite_accuracy_or_evaluations():
     records = [{"aggregation": index, "time": 0.0, "loss": None, "accuracy": None} for index in range(3)]
     text = rendered(SUMMARY | {"loss": None}, records)
     assert "best" not in text

@@ -36,7 +36,7 @@ def write_run(folder: Path, summary: Any, *evaluations: Any, config: str = "seed
 
 
 @pytest.fixture
-def results(tmp_path: Path) -> Path:
+def results(tmp_path):
     write_run(
         tmp_path / "done",
         {"status": "finished", "strategy": "fedbuff", "aggregations": 40, "accuracy": 0.9123, "loss": 0.25},
@@ -59,7 +59,7 @@ def shown(*arguments: str) -> list[list[str]]:
     return [line.split() for line in done.output.splitlines() if line.split()]
 
 
-def test_every_run_of_a_folder_is_a_row(results: Path) -> None:
+def test_every_run_of_a_folder_is_a_row(results):
     assert [path.name for path in runs_in(results)] == ["done", "killed", "young"]
     rows = shown(str(results))
     assert ["done", "finished", "fedbuff", "?", "40", "0.9123", "0.2500"] in rows
@@ -69,7 +69,7 @@ def test_every_run_of_a_folder_is_a_row(results: Path) -> None:
     assert json.loads((results / "killed" / "summary.json").read_text())["status"] == "failed"
 
 
-def test_a_runs_own_folder_shows_its_devices(results: Path) -> None:
+def test_a_runs_own_folder_shows_its_devices(results):
     rows = shown(str(results / "done"))
     assert [
         "client",
@@ -88,20 +88,20 @@ def test_a_runs_own_folder_shows_its_devices(results: Path) -> None:
     assert ["devices"] not in shown(str(results / "killed"))
 
 
-def test_devices_fit_a_narrow_terminal(results: Path) -> None:
+def test_devices_fit_a_narrow_terminal(results):
     console = Console(width=80, record=True, file=None)
     with console.capture() as capture:
         console.print(devices_of(results / "done"))
     assert "…" not in capture.get()
 
 
-def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_runs_is_one_line(tmp_path):
     done = CliRunner().invoke(app, ["runs", str(tmp_path)])
     assert done.exit_code == 1
     assert done.output == f"error: {tmp_path}: holds no run, a folder with a config.toml\n"
 
 
-def test_a_row_says_what_tells_a_run_from_the_others(tmp_path: Path) -> None:
+def test_a_row_says_what_tells_a_run_from_the_others(tmp_path):
     shared = 'strategy = "fedavg"\ndataset = "digits"\nlr = 0.1\nbatch-size = 8\nresults-dir = "{0}"\n'
     for number in range(2):
         config = (
@@ -114,7 +114,7 @@ def test_a_row_says_what_tells_a_run_from_the_others(tmp_path: Path) -> None:
     assert ["r1", "finished", "fedavg", "digits", "num-clients=6", "seed=1", "?", "-", "-"] in rows
 
 
-def test_runs_on_data_of_ones_own_are_listed_by_their_files(tmp_path: Path) -> None:
+def test_runs_on_data_of_ones_own_are_listed_by_their_files(tmp_path):
     for name in ("easy", "hard"):
         config = f'strategy = "fedavg"\ndataset = "npz"\ndata-path = "/data/{name}.npz"\n'
         write_run(tmp_path / name, {"status": "finished", "strategy": "fedavg"}, config=config)
@@ -123,7 +123,7 @@ def test_runs_on_data_of_ones_own_are_listed_by_their_files(tmp_path: Path) -> N
     assert ["hard", "finished", "fedavg", "npz", "data-path=hard.npz", "?", "-", "-"] in rows
 
 
-def test_runs_of_a_sweep_are_listed_in_its_folder_and_counted_above_it(tmp_path: Path) -> None:
+def test_runs_of_a_sweep_are_listed_in_its_folder_and_counted_above_it(tmp_path):
     for number in range(3):
         write_run(tmp_path / "swept" / "runs" / f"r{number}", {"status": "finished", "strategy": "fedavg"})
     assert ["3", "runs", "of", "a", "sweep:", "fedapp", "list", str(tmp_path / "swept")] in shown(
@@ -133,20 +133,20 @@ def test_runs_of_a_sweep_are_listed_in_its_folder_and_counted_above_it(tmp_path:
     assert {row[0] for row in rows} >= {"r0", "r1", "r2"}
 
 
-def test_the_former_name_still_lists(results: Path) -> None:
+def test_the_former_name_still_lists(results):
     assert CliRunner().invoke(app, ["runs", str(results)]).exit_code == 0
     commands = re.findall(r"^│ (\S+)", CliRunner().invoke(app, ["--help"]).output, re.MULTILINE)
     assert "list" in commands
     assert "runs" not in commands
 
 
-def test_a_config_that_cannot_be_read_makes_no_difference_between_the_others() -> None:
+def test_a_config_that_cannot_be_read_makes_no_difference_between_the_others():
     configs = [{"strategy": "fedavg", "lr": 0.1, "seed": 0}, {"strategy": "fedavg", "lr": 0.2, "seed": 0}, {}]
     assert differing(configs) == ["lr"]
     assert descriptions(configs, ["lr"]) == ["lr=0.1", "lr=0.2", ""]
 
 
-def test_runs_of_a_sweep_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
+def test_runs_of_a_sweep_are_called_by_what_tells_them_apart(tmp_path):
     for lr, status in ((0.03, "finished"), (0.1, "failed")):
         write_run(
             tmp_path / "runs" / f"fedfix_lr-{lr}-5d41402abc",

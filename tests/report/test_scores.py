@@ -39,14 +39,14 @@ CONFIG = 'strategy = "{}"\ndataset = "d"\nmodel = "m"\nmetrics = "{}"\n'
         ((), "auto", []),
     ],
 )
-def test_the_metrics_among_numbers(keys: tuple[str, ...], named: str, expected: list[str]) -> None:
+def test_the_metrics_among_numbers(keys, named, expected):
     assert metrics_among(keys, named) == expected
     own = {name for name in expected if not name.startswith("personal-")}
     assert own <= {*measured_by(named), "accuracy"}
 
 
 @pytest.mark.parametrize(("metric", "best"), [("rmse", 1), ("r2", 2), ("loss", 1), ("accuracy", None)])
-def test_the_best_evaluation_goes_by_which_way_is_better(metric: str, best: int | None) -> None:
+def test_the_best_evaluation_goes_by_which_way_is_better(metric, best):
     records = [{"rmse": 2.0, "r2": -1.0, "loss": 4.0}, {"rmse": 1.0, "r2": None, "loss": 1.0}, {"r2": 0.5}]
     assert best_at(records, metric) == best
 
@@ -76,7 +76,7 @@ def closing(folder: Path, named: str) -> str:
     return capture.get()
 
 
-def test_the_closing_table_of_numbers(tmp_path: Path) -> None:
+def test_the_closing_table_of_numbers(tmp_path):
     text = closing(write(tmp_path / "run"), "auto")
     assert "rmse 1.2000, r2 0.3000, loss 1.5000" in text
     assert "lowest rmse 0.9000 at round 1" in text
@@ -96,16 +96,14 @@ def test_the_closing_table_of_numbers(tmp_path: Path) -> None:
         ("none", True, [("server round", "loss")]),
     ],
 )
-def test_curves_are_of_what_a_run_has(
-    named: str, rounds: bool, labels: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_are_of_what_a_run_has(named, rounds, labels, tmp_path, monkeypatch):
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     draw_curves(write(tmp_path / "run", named=named, rounds=rounds))
     assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn[0].axes] == labels
 
 
-def test_parts_of_numbers_are_tenths() -> None:
+def test_parts_of_numbers_are_tenths():
     bars, heat = new_figure(4, ""), new_figure(4, "")
     _stacked_bars(bars, np.ones((3, 4), int), [], strata="tenth")
     _heat_map(heat, np.ones((3, 4), int), strata="tenth")
@@ -115,7 +113,7 @@ def test_parts_of_numbers_are_tenths() -> None:
     assert heat.axes[1].get_ylabel() == "tenth of the target, 0: lowest"
 
 
-def test_lists_and_the_page_go_by_it(tmp_path: Path) -> None:
+def test_lists_and_the_page_go_by_it(tmp_path):
     runs = [write(tmp_path / "a"), write(tmp_path / "b", strategy="fedprox")]
     listed = CliRunner().invoke(app, ["list", str(tmp_path)]).output
     assert "rmse" in listed
@@ -131,6 +129,6 @@ def test_lists_and_the_page_go_by_it(tmp_path: Path) -> None:
     assert page_content(runs)["scores"] == ["loss", "rmse"]
 
 
-def test_what_a_step_is_called() -> None:
+def test_what_a_step_is_called():
     assert step_of([{"aggregation": 0}, {"participants": 3}]) == "round"
     assert step_of([{"aggregation": 0}, {"contributions": 3}]) == "aggregation"

@@ -39,7 +39,7 @@ def in_its_clock(run: Path) -> list[tuple[Any, ...]]:
     return list(zip(*(read_tasks(run)[name].to_pylist() for name in columns), strict=True))
 
 
-def test_a_round_lasts_as_long_as_its_slowest_client_and_the_others_wait(tmp_path: Path) -> None:
+def test_a_round_lasts_as_long_as_its_slowest_client_and_the_others_wait(tmp_path):
     spans = in_its_clock(go(tmp_path, num_server_rounds=3))
     times = np.linspace(0.2, 1, CLIENTS)
     expected = [
@@ -51,7 +51,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client_and_the_others_wait(tmp_pat
 
 
 @pytest.mark.parametrize("strategy", ["async-fedavg", "fedbuff"])
-def test_without_rounds_a_client_has_one_task_after_the_other(strategy: str, tmp_path: Path) -> None:
+def test_without_rounds_a_client_has_one_task_after_the_other(strategy, tmp_path):
     keys = {"buffer_size": 3} if strategy == "fedbuff" else {}
     run = go(tmp_path, strategy=strategy, num_server_rounds=12, **keys)
     table, end = read_tasks(run).to_pandas(), json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
@@ -66,7 +66,7 @@ def test_without_rounds_a_client_has_one_task_after_the_other(strategy: str, tmp
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_a_resumed_run_has_the_tasks_of_one_that_went_through(strategy: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_tasks_of_one_that_went_through(strategy, tmp_path):
     whole = go(tmp_path / "whole", strategy=strategy, num_server_rounds=20)
     part = go(tmp_path / "part", strategy=strategy, num_server_rounds=10)
     assert in_its_clock(part) != in_its_clock(whole)
@@ -77,9 +77,7 @@ def span(number: int, client: int = 0, outcome: str = "accepted") -> TaskSpan:
     return TaskSpan(client, float(number), number + 0.5, float(number), number + 0.5, outcome)
 
 
-def test_the_last_are_kept_and_a_resume_goes_on_behind_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_are_kept_and_a_resume_goes_on_behind_them(tmp_path, monkeypatch):
     monkeypatch.setattr(client_tables, "MOST_TASKS", 10)
     monkeypatch.setattr(client_tables, "_SLACK", 5)
     file = TasksFile(tmp_path)
@@ -104,9 +102,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("published", [False, True])
-def test_a_kill_at_any_moment_of_a_resume_loses_no_row_that_it_needs(
-    published: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_at_any_moment_of_a_resume_loses_no_row_that_it_needs(published, tmp_path, monkeypatch):
     def kill_at(moment: int) -> None:
         moments = itertools.count()
 
@@ -149,7 +145,7 @@ def test_a_kill_at_any_moment_of_a_resume_loses_no_row_that_it_needs(
     assert killed >= 3
 
 
-def test_a_timeline_by_hand() -> None:
+def test_a_timeline_by_hand():
     timeline = Timeline()
     timeline.begin(3, 1.0)
     timeline.arrived(3, 4.0)
@@ -167,7 +163,7 @@ def test_a_timeline_by_hand() -> None:
     assert (left.client, left.began, left.ended, left.outcome) == (1, 7.0, 8.0, UNDER_WAY)
 
 
-def test_a_timeline_of_several_at_once_is_that_of_each() -> None:
+def test_a_timeline_of_several_at_once_is_that_of_each():
     clock, told = VirtualClock(), ([], [])
     at_once, each = (Timeline(lambda *task, to=to: to.append(task)) for to in told)
     at_once.watch = each.watch = clock
@@ -190,7 +186,7 @@ def test_a_timeline_of_several_at_once_is_that_of_each() -> None:
     assert told[0] == told[1] == [(2, 0.5, LOST), (0, 3.0, "accepted"), (1, 2.0, "refused")]
 
 
-def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path: Path) -> None:
+def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path):
     file = TasksFile(tmp_path)
     file.add([span(number, outcome="late" if number == 3 else "accepted") for number in range(300)])
     file.publish(last=True)
@@ -224,7 +220,7 @@ def test_few_clients_are_bars_and_many_are_shares_of_time(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("rounds", [40, 70])
-def test_equal_rounds_look_alike(tmp_path: Path, rounds: int) -> None:
+def test_equal_rounds_look_alike(tmp_path, rounds):
     """Ten clients work 0.1, 0.2, … 1 seconds of rounds of a second: 55 % of the time, in whichever bin of time."""
     file = TasksFile(tmp_path)
     every = [(client, begun) for begun in range(rounds) for client in range(10)]

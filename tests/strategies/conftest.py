@@ -4,9 +4,8 @@ The clients are bare numpy: client i minimises f_i(w) = a_i/2 ‖w − c_i‖² 
 test expects can be worked out by hand. Nothing here imports fedapp or torch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,7 +188,7 @@ class InProcessGrid(MemoryGrid):
 
 
 @pytest.fixture(autouse=True)
-def task_identity() -> Iterator[None]:
+def task_identity():
     """Be the ServerApp's process: the Message constructor asks who is sending."""
     before = (TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id)
     be_the_server()
@@ -198,16 +197,13 @@ def task_identity() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_polls(monkeypatch):
     """Look for nodes every millisecond instead of every tenth of a second."""
     monkeypatch.setattr("strategies.flower.exchange.NODE_POLL", 0.001)
 
 
-Federation = Callable[..., InProcessGrid]
-
-
 @pytest.fixture
-def federation() -> Federation:
+def federation():
     """Make an in-process grid of clients with curvatures a, centres c and sizes n.
 
     The defaults are the three clients that most hand calculations use: p = (1/8, 2/8, 5/8). From w = 1, one step of
@@ -243,7 +239,7 @@ def federation() -> Federation:
 
 
 @pytest.fixture
-def tied() -> list[list[float]]:
+def tied():
     """Directions of three clients, whose graph has whole numbers.
 
     Their products are 0, 1/2, 3/4, so mis = 1/2, 1/4, 1/8 and A = ln 2 · (1, 2, 3) for the pairs 01, 02, 12. The
@@ -254,7 +250,7 @@ def tied() -> list[list[float]]:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+def there(tmp_path):
     """Make options by which clients come and go as rows ``client,start,end[,period]`` say; every task takes 1 s."""
 
     def options(rows: str) -> dict[str, str]:
@@ -265,7 +261,7 @@ def there(tmp_path: Path) -> Callable[[str], dict[str, str]]:
 
 
 @pytest.fixture
-def add_node() -> Callable[..., Node]:
+def add_node():
     """Connect one more node to a grid: like that of another partition, under a new id and partition."""
 
     def add(grid: InProcessGrid, like: int, partition: int, node_id: int, **more: Any) -> Node:
@@ -275,7 +271,7 @@ def add_node() -> Callable[..., Node]:
 
 
 @pytest.fixture
-def model() -> Callable[..., ArrayRecord]:
+def model():
     """Make a model of one array, ``w``."""
 
     def make(*values: float, dtype: str = "float64") -> ArrayRecord:
@@ -285,19 +281,19 @@ def model() -> Callable[..., ArrayRecord]:
 
 
 @pytest.fixture
-def values_of() -> Callable[[ArrayRecord], list[float]]:
+def values_of():
     """Read a model of one array back."""
     return lambda record: record["w"].numpy().tolist()
 
 
 @pytest.fixture
-def same_bytes() -> Callable[[ArrayRecord, ArrayRecord], bool]:
+def same_bytes():
     """Tell whether two models are equal bit for bit."""
     return lambda one, other: [(k, a.data) for k, a in one.items()] == [(k, a.data) for k, a in other.items()]
 
 
 @pytest.fixture
-def train_config() -> Callable[..., ConfigRecord]:
+def train_config():
     """Make the config that the bare clients read."""
 
     def make(local_steps: int = 1, lr: float = 0.5, **more: Any) -> ConfigRecord:

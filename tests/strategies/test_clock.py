@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies.clock import RESOLUTION, VirtualClock, WallClock
 
 
-def test_virtual_clock_refuses_to_run_backwards() -> None:
+def test_virtual_clock_refuses_to_run_backwards():
     clock = VirtualClock()
     clock.wait_until(2.0)
     with pytest.raises(ValueError, match=r"can't run backwards: now 2\.0 s, asked for 1\.5 s"):
@@ -17,7 +17,7 @@ def test_virtual_clock_refuses_to_run_backwards() -> None:
     assert clock.now() == 2.0
 
 
-def test_virtual_clock_takes_due_times_within_the_resolution_as_equal() -> None:
+def test_virtual_clock_takes_due_times_within_the_resolution_as_equal():
     clock = VirtualClock(start=2.0)
     clock.wait_until(2.0 - RESOLUTION / 2)
     assert clock.now() == 2.0  # and not a nanosecond earlier
@@ -26,7 +26,7 @@ def test_virtual_clock_takes_due_times_within_the_resolution_as_equal() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=20))
-def test_virtual_clock_follows_any_ascending_deadlines(deadlines: list[float]) -> None:
+def test_virtual_clock_follows_any_ascending_deadlines(deadlines):
     clock = VirtualClock()
     assert clock.now() == 0.0
     for deadline in sorted(deadlines):
@@ -34,9 +34,7 @@ def test_virtual_clock_follows_any_ascending_deadlines(deadlines: list[float]) -
         assert clock.now() == deadline
 
 
-def test_wall_clock_advances_and_waits_until_a_deadline_that_has_not_passed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wall_clock_advances_and_waits_until_a_deadline_that_has_not_passed(monkeypatch):
     clock, began = WallClock(), time.monotonic()
     assert clock.now() >= 0
     clock.wait_until(0.05)
@@ -46,5 +44,5 @@ def test_wall_clock_advances_and_waits_until_a_deadline_that_has_not_passed(
     clock.wait_until(0.0)
 
 
-def test_clocks_say_which_they_are() -> None:
+def test_clocks_say_which_they_are():
     assert (VirtualClock().name, WallClock().name) == ("virtual", "wall")

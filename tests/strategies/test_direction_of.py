@@ -1,7 +1,5 @@
 """The direction that a ClientApp of anybody's tells the server."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
@@ -16,7 +14,7 @@ from strategies.testing import MemoryGrid
 from tests.strategies.flower.test_stock_app import grid, model, stock
 
 
-def test_it_is_the_top_right_singular_vector_by_hand() -> None:
+def test_it_is_the_top_right_singular_vector_by_hand():
     # XᵀX = [[2, 1], [1, 2]]: eigenvalue 3 of (1, 1)/√2
     assert direction_of([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]) == pytest.approx([2**-0.5] * 2)
     # One row is its own direction; the sum of its entries decides the sign, and then the first of the largest.
@@ -31,9 +29,7 @@ def test_it_is_the_top_right_singular_vector_by_hand() -> None:
     st.integers(0, 2**32),
     st.sampled_from([1e-200, 1.0, 1e200]),
 )
-def test_it_is_the_apps_direction_for_wide_and_tall_data(
-    rows: int, columns: int, positive: bool, seed: int, scale: float
-) -> None:
+def test_it_is_the_apps_direction_for_wide_and_tall_data(rows, columns, positive, seed, scale):
     x = np.random.default_rng(seed).normal(size=(rows, columns))
     x = np.abs(x) if positive else x
     x[:, 0] += 3.0  # one singular value stands out
@@ -45,13 +41,13 @@ def test_it_is_the_apps_direction_for_wide_and_tall_data(
 
 
 @given(hnp.arrays(np.float64, (3, 4), elements=st.floats(-1, 1)).filter(lambda g: np.abs(g).max() > 1e-3))
-def test_a_gradient_keeps_its_sign(gradient: Any) -> None:
+def test_a_gradient_keeps_its_sign(gradient):
     m = direction_of(gradient=gradient)
     assert m == pytest.approx(gradient.ravel() / np.linalg.norm(gradient))
     assert direction_of(gradient=-gradient) == pytest.approx(-m)
 
 
-def test_what_is_no_data_is_refused_in_one_line() -> None:
+def test_what_is_no_data_is_refused_in_one_line():
     with pytest.raises(TypeError, match=r"^direction_of\(\) takes either features or gradient$"):
         direction_of()
     with pytest.raises(TypeError, match="takes either"):
@@ -66,7 +62,7 @@ def test_what_is_no_data_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("by", ["features", "gradient"])
-def test_three_lines_in_a_stock_app_make_the_graph(by: str) -> None:
+def test_three_lines_in_a_stock_app_make_the_graph(by):
     app = stock()
 
     @app.query("direction")
@@ -90,6 +86,6 @@ def test_three_lines_in_a_stock_app_make_the_graph(by: str) -> None:
     assert result.arrays["w"].numpy() == pytest.approx([w, w], abs=1e-6)
 
 
-def test_without_the_handler_the_error_names_what_makes_one() -> None:
+def test_without_the_handler_the_error_names_what_makes_one():
     with pytest.raises(RunError, match=r"strategies\.client\.direction_of makes a ClientApp's handler"):
         Spectral().start(grid(), ArrayRecord({"w": Array(np.zeros(2, np.float32))}), num_rounds=1)

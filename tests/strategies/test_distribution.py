@@ -45,7 +45,7 @@ def run(code: str, *arguments: str, cwd: Path) -> str:
 @pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds the wheel, isn't installed"
 )
-def test_the_wheel_is_imported_without_torch_or_the_app(tmp_path: Path) -> None:
+def test_the_wheel_is_imported_without_torch_or_the_app(tmp_path):
     name = run(BUILD, str(STRATEGIES), str(tmp_path), cwd=tmp_path)
     assert name.startswith(f"fedapp_strategies-{strategies.__version__}-py3")
     with zipfile.ZipFile(tmp_path / name) as wheel:
@@ -61,7 +61,7 @@ def test_the_wheel_is_imported_without_torch_or_the_app(tmp_path: Path) -> None:
     assert run(IMPORT, str(tmp_path / "site"), cwd=tmp_path).startswith(str(tmp_path / "site"))
 
 
-def test_its_readme_is_its_own() -> None:
+def test_its_readme_is_its_own():
     own = tomllib.loads((STRATEGIES / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     readme = (STRATEGIES / own["readme"]).read_text(encoding="utf-8")
     assert readme.startswith(f"# {own['name']}\n")
@@ -71,7 +71,7 @@ def test_its_readme_is_its_own() -> None:
         assert all(hasattr(strategy().config, keyword) for keyword in keywords)
 
 
-def test_it_asks_for_flower_numpy_and_scipy_as_the_app_does() -> None:
+def test_it_asks_for_flower_numpy_and_scipy_as_the_app_does():
     own = tomllib.loads((STRATEGIES / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     app = tomllib.loads((STRATEGIES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {requirement.replace("[simulation]", "") for requirement in app["dependencies"]}

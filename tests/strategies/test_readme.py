@@ -36,9 +36,7 @@ def better(number: int, arrays: ArrayRecord) -> MetricRecord:
     return MetricRecord({"loss": 1 / (1 + number)})
 
 
-def test_a_run_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(tmp_path, monkeypatch, caplog):
     def killed(number: int, arrays: ArrayRecord) -> MetricRecord:
         if number > 20:
             raise KilledError
@@ -60,7 +58,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(
     assert "aggregation " not in caplog.text  # who is told prints what it likes
 
 
-def test_it_stops_when_it_gets_no_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_stops_when_it_gets_no_better(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run(lambda number, arrays: MetricRecord({"loss": float(number)}))
     assert len(names["losses"]) == 6

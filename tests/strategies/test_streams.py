@@ -27,23 +27,19 @@ def first(name: tuple[int, str, list[int]]) -> list[int]:
 
 
 @given(names, names)
-def test_two_names_are_one_stream_only_if_they_are_equal(
-    one: tuple[int, str, list[int]], other: tuple[int, str, list[int]]
-) -> None:
+def test_two_names_are_one_stream_only_if_they_are_equal(one, other):
     assert (first(one) == first(other)) == (one == other)
 
 
 @given(seeds, purposes, ids)
-def test_no_list_of_ids_is_another_one_lengthened_or_split(
-    seed: int, purpose: str, numbers: list[int]
-) -> None:
+def test_no_list_of_ids_is_another_one_lengthened_or_split(seed, purpose, numbers):
     variants = [numbers, [*numbers, 0], [0, *numbers], [*numbers, 2**32]]
     variants += [[*numbers[:-1], numbers[-1] % 2**32, numbers[-1] // 2**32]] if numbers else []
     distinct = {tuple(variant) for variant in variants}
     assert len({tuple(first((seed, purpose, list(variant)))) for variant in distinct}) == len(distinct)
 
 
-def test_participants_and_tasks_of_any_client_are_drawn_apart() -> None:
+def test_participants_and_tasks_of_any_client_are_drawn_apart():
     # With one list of numbers as the seed, [seed, 1, round] was both round's participants and client 1's batches.
     rounds = {tuple(first((7, "participants", [number]))) for number in range(1, 200)}
     tasks = {tuple(first((7, "batches", [1, number]))) for number in range(1, 200)}
@@ -51,7 +47,7 @@ def test_participants_and_tasks_of_any_client_are_drawn_apart() -> None:
     assert first((7, "local-work", [])) != first((7, "batches", [202, 0]))
 
 
-def test_a_stream_is_the_same_in_every_process_and_version() -> None:
+def test_a_stream_is_the_same_in_every_process_and_version():
     # The name is 7/participants/3; printf 7/participants/3 | b2sum -l 128
     entropy = 0x062A1DBB06DB7E833D36D2AA165C36B0
     assert streams.whole_number(7, "participants", 3) == entropy >> 97
@@ -71,31 +67,31 @@ def test_a_stream_is_the_same_in_every_process_and_version() -> None:
         (0, "a", (1.0,)),
     ],
 )
-def test_what_is_no_name_is_refused(seed: int, purpose: str, numbers: tuple[int, ...]) -> None:
+def test_what_is_no_name_is_refused(seed, purpose, numbers):
     with pytest.raises((ValueError, TypeError)):
         streams.generator(seed, purpose, *numbers)
 
 
 @given(seeds, purposes, st.lists(ids, max_size=20))
-def test_streams_of_many_are_those_of_each(seed: int, purpose: str, lists: list[list[int]]) -> None:
+def test_streams_of_many_are_those_of_each(seed, purpose, lists):
     found = [rng.bit_generator.state for rng in streams.generators(seed, purpose, lists)]
     assert found == [streams.generator(seed, purpose, *numbers).bit_generator.state for numbers in lists]
 
 
 @given(st.lists(st.integers(0, 2**128 - 1) | st.sampled_from([0, 1, 2**32, 2**64 - 1, 2**96, 2**127])))
-def test_seeds_are_numpys(entropies: list[int]) -> None:
+def test_seeds_are_numpys(entropies):
     found = streams._seeded(b"".join(entropy.to_bytes(16, "big") for entropy in entropies))
     expected = [np.random.SeedSequence(entropy).generate_state(4, np.uint64) for entropy in entropies]
     assert found.tolist() == [words.tolist() for words in expected]
 
 
-def test_what_is_no_name_of_many_is_refused() -> None:
+def test_what_is_no_name_of_many_is_refused():
     for purpose, numbers in (("A", [[1]]), ("a", [[1.0]])):
         with pytest.raises((ValueError, TypeError)):
             list(streams.generators(0, purpose, numbers))  # type: ignore[arg-type]
 
 
-def test_unpredictable_streams_differ() -> None:
+def test_unpredictable_streams_differ():
     assert streams.unpredictable().random() != streams.unpredictable().random()
 
 
@@ -113,7 +109,7 @@ def calls(
                     yield purpose.value, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
-def test_a_purpose_belongs_to_one_place() -> None:
+def test_a_purpose_belongs_to_one_place():
     places: dict[str, list[str]] = defaultdict(list)
     for purpose, place in calls():
         places[purpose].append(place)
@@ -122,7 +118,7 @@ def test_a_purpose_belongs_to_one_place() -> None:
     assert not shared
 
 
-def test_what_is_drawn_for_many_is_drawn_for_one_in_the_same_file() -> None:
+def test_what_is_drawn_for_many_is_drawn_for_one_in_the_same_file():
     files = {purpose: place.partition(":")[0] for purpose, place in calls()}
     several = [(purpose, place.partition(":")[0]) for purpose, place in calls(("streams.generators",))]
     assert several

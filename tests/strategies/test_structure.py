@@ -34,14 +34,14 @@ def ours(kind: type) -> list[type]:
 
 
 @pytest.mark.parametrize("kind", REGISTRY.values())
-def test_a_method_stands_on_few_classes(kind: type[FederatedStrategy]) -> None:
+def test_a_method_stands_on_few_classes(kind):
     above = ours(kind)
     assert len(above) <= MOST_CLASSES
     assert above[-1] is FederatedStrategy
     assert above[-2] in (SynchronousStrategy, AsynchronousStrategy)
 
 
-def test_fedavg_has_few_attributes() -> None:
+def test_fedavg_has_few_attributes():
     made = FedAvg()
     own = {name for kind in ours(FedAvg) for name in vars(kind) if not re.fullmatch(r"__\w+__", name)}
     own |= vars(made).keys()
@@ -50,7 +50,7 @@ def test_fedavg_has_few_attributes() -> None:
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_public_attributes_are_documented(kind: type[FederatedStrategy]) -> None:
+def test_public_attributes_are_documented(kind):
     """By a docstring, in a class's list of attributes, by a line ``#:`` above, or as a keyword of Flower's."""
     listed = "\n".join(inspect.getdoc(each) or "" for each in ours(kind))
     told = {*FLOWERS, *", ".join(re.findall(r"^([\w, ]+) : ", listed, re.M)).split(", ")}
@@ -62,7 +62,7 @@ def test_public_attributes_are_documented(kind: type[FederatedStrategy]) -> None
         assert found.__doc__, name
 
 
-def test_the_event_loop_is_read_in_few_lines() -> None:
+def test_the_event_loop_is_read_in_few_lines():
     """From an event to who is sent the model; what a contribution weighs is beside it."""
     texts = [(ROOT / "events" / f"{name}.py").read_text("utf-8") for name in EVENT_LOOP]
     assert len(texts) <= MOST_READ_FILES
@@ -80,13 +80,13 @@ def modules() -> dict[str, Path]:
     }
 
 
-def test_rooms_are_small() -> None:
+def test_rooms_are_small():
     assert len([path for path in ROOT.glob("*.py") if path.stem != "__init__"]) <= 3
     rooms = [folder for folder in ROOT.rglob("*") if folder.is_dir()]
     assert all(len(list(folder.glob("*.py"))) <= 30 for folder in rooms)
 
 
-def test_each_capability_is_read_somewhere() -> None:
+def test_each_capability_is_read_somewhere():
     """By a loop, a part or the app; declared ones also count where a class sets them."""
     texts = [path.read_text("utf-8") for name, path in modules().items() if not name.endswith("capabilities")]
     texts += [path.read_text("utf-8") for path in (ROOT.parent / "fedapp").rglob("*.py")]
@@ -94,13 +94,13 @@ def test_each_capability_is_read_somewhere() -> None:
         assert any(re.search(rf"\.{name}\b", text) for text in texts), name
 
 
-def test_hooks_are_looked_at_in_one_place() -> None:
+def test_hooks_are_looked_at_in_one_place():
     looks = re.compile(r"type\(self\)\.\w+ is (not )?\w+\.\w+|getattr\(type\(self\)")
     for name, path in modules().items():
         assert name.endswith("capabilities") or not looks.search(path.read_text("utf-8")), name
 
 
-def test_parts_with_a_state_have_all_three() -> None:
+def test_parts_with_a_state_have_all_three():
     for kind in REGISTRY.values():
         for part in kind().parts():
             for name in ("state", "restore", "reset"):

@@ -4,7 +4,6 @@ import gc
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -27,7 +26,7 @@ sys.stdin.read()
 """
 
 
-def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path):
+def test_a_run_that_another_process_makes_is_left_to_it(tmp_path):
     planned = PlannedRun({"case": "αβ"}, RunConfig.load(TINY), 3)
     assert perform(planned, tmp_path, "sequential") == ""
     run = tmp_path / f"run-{planned.key}"  # which nothing in its label can call
@@ -47,7 +46,7 @@ def test_a_run_that_another_process_makes_is_left_to_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_process_that_makes_many_runs_keeps_nothing_of_them(engine, tmp_path: Path):
+def test_a_process_that_makes_many_runs_keeps_nothing_of_them(engine, tmp_path):
     """Python's own collection, which comes only after dozens of runs, is off."""
 
     def kept() -> int:
@@ -65,7 +64,7 @@ def test_a_process_that_makes_many_runs_keeps_nothing_of_them(engine, tmp_path: 
         gc.enable()
 
 
-def test_a_worker_that_is_killed_is_one_line(tmp_path: Path, monkeypatch):
+def test_a_worker_that_is_killed_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "own_deadly_data.py").write_text(
         "import os, signal\ndef load():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -87,7 +86,7 @@ def test_a_worker_that_is_killed_is_one_line(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_a_strategy_with_keys_of_its_own_goes_through_a_process(tmp_path: Path):
+def test_a_strategy_with_keys_of_its_own_goes_through_a_process(tmp_path):
     tiny = "strategy=custom.half_life:HalfLife model=logistic num-server-rounds=1 num-clients=2"
     done = CliRunner().invoke(app, ["sweep", "half-life=1.0,2.0", "-c", tiny, "-o", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -95,7 +94,7 @@ def test_a_strategy_with_keys_of_its_own_goes_through_a_process(tmp_path: Path):
     assert finished == ["finished", "finished"]
 
 
-def test_an_experiment_says_so_in_one_line_too(tmp_path: Path, monkeypatch):
+def test_an_experiment_says_so_in_one_line_too(tmp_path, monkeypatch):
     def killed(*_, **__):
         raise RunError("a worker process was killed")
 
@@ -104,9 +103,7 @@ def test_an_experiment_says_so_in_one_line_too(tmp_path: Path, monkeypatch):
     assert (done.exit_code, done.output) == (1, "error: a worker process was killed\n")
 
 
-def test_a_run_that_was_interrupted_interrupts_the_sweep(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_that_was_interrupted_interrupts_the_sweep(monkeypatch, tmp_path):
     """A worker's run may know of Ctrl-C although the sweep's own process never heard of it."""
     monkeypatch.setattr("fedapp.sweeps.runner.perform", lambda *_: "interrupted: ")
     with pytest.raises(KeyboardInterrupt):

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture
-def digits() -> tuple[np.ndarray, np.ndarray]:
+def digits():
     x, y = load_digits(return_X_y=True)
     return x / 16, y
 
@@ -299,7 +299,7 @@ def test_a_sweep_tunes(tmp_path):
     assert sorted(swept.runs["seed"].unique()) == [0, 1]
 
 
-def test_importing_the_package_imports_nothing_heavy(repository: Path):
+def test_importing_the_package_imports_nothing_heavy(repository):
     code = "import sys, fedapp; print([name for name in ('torch', 'pandas', 'flwr', 'ray') if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=repository, check=True

@@ -4,7 +4,6 @@ import importlib
 import shutil
 import sys
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ SMALL = {"num_clients": 2, "model": "logistic", "batch_size": 0, "num_server_rou
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path, monkeypatch):
     """Make two files of data in a working directory."""
     folder = tmp_path / "here"
     folder.mkdir()
@@ -32,7 +31,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_sweep_on_own_data_is_the_same_from_elsewhere(data: Path, tmp_path: Path, monkeypatch):
+def test_a_sweep_on_own_data_is_the_same_from_elsewhere(data, tmp_path, monkeypatch):
     out = tmp_path / "out"
     made = fedapp.sweep(**SMALL, dataset="npz", data_path=["a.npz", str(data / "b.npz")], out=out)
     monkeypatch.chdir(tmp_path)
@@ -54,7 +53,7 @@ def test_a_sweep_on_own_data_is_the_same_from_elsewhere(data: Path, tmp_path: Pa
 
 
 @pytest.mark.thorough
-def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path: Path, monkeypatch):
+def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "own_read_back.py"
     source.write_text("from strategies import FedAvg\nclass Mine(FedAvg):\n    pass\n")
@@ -79,7 +78,7 @@ def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path: Path, monk
 
 
 @pytest.mark.thorough
-def test_a_damaged_run_counts_as_one_that_lacks(tmp_path: Path):
+def test_a_damaged_run_counts_as_one_that_lacks(tmp_path):
     keys = {**SMALL, "lr": [0.1, 0.5], "seed": [0, 1], "out": tmp_path / "out"}
     made = fedapp.sweep(**keys)
     broken = made.results[0].path / "metrics.jsonl"
@@ -100,7 +99,7 @@ def test_a_damaged_run_counts_as_one_that_lacks(tmp_path: Path):
     assert "1 of 2: 1 unreadable" in report
 
 
-def test_what_was_damaged_is_not_picked(tmp_path: Path):
+def test_what_was_damaged_is_not_picked(tmp_path):
     made = fedapp.sweep(**SMALL, lr=[0.1, 0.5], tune="lr", out=tmp_path / "out")
     (best,) = made.tuning.query("picked")["run"]
     broken = tmp_path / "out" / "tuning" / best / "metrics.jsonl"
@@ -111,7 +110,7 @@ def test_what_was_damaged_is_not_picked(tmp_path: Path):
     assert not tuning["picked"][best]
 
 
-def test_a_run_whose_name_has_brackets_can_be_compared(tmp_path: Path):
+def test_a_run_whose_name_has_brackets_can_be_compared(tmp_path):
     run = fedapp.run(**SMALL, results_dir=tmp_path, run_name="plain").path
     for name in ("lr[0.1]", "lr[0.2]"):
         shutil.copytree(run, tmp_path / name)

@@ -47,7 +47,7 @@ def stamps(folder: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def swept(tmp_path_factory):
     """A sweep of two step sizes, one of which no client survives, on two seeds, in two processes."""
     out = tmp_path_factory.mktemp("sweep") / "own"
     return out, sweep(out, "lr=0.5,1e30", "seed=0-1", "--jobs", "2")
@@ -180,7 +180,7 @@ def test_tuning_is_on_seeds_that_are_not_reported(tmp_path):
     assert "By accuracy at the end, on seeds 4, 5" in (tmp_path / "report.md").read_text()
 
 
-def test_on_a_machine_with_a_gpu_several_runs_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_machine_with_a_gpu_several_runs_go_at_once(monkeypatch):
     """``auto`` is Ray only where clients share the GPU, which those of a sweep don't."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     _check_jobs(plan(tune=[]).runs(), "", 2)

@@ -105,7 +105,7 @@ def with_a_hooked_dropout() -> nn.Module:
     ],
     ids=["own forward", "one relu twice", "tied", "a layer's own forward", "hooked dropout"],
 )
-def test_what_only_looks_known(make: Callable[[], nn.Module]) -> None:
+def test_what_only_looks_known(make):
     torch.manual_seed(0)
     assert_as_pytorch(task_of(make()))
 
@@ -127,14 +127,14 @@ class FrozenNorm(nn.Module):
         return outputs
 
 
-def test_batch_normalisation_that_is_switched_off_stays_so() -> None:
+def test_batch_normalisation_that_is_switched_off_stays_so():
     torch.manual_seed(0)
     task = task_of(FrozenNorm())
     assert_as_pytorch(task)
     assert int(train_one(task)[0]["norm.num_batches_tracked"]) == 0
 
 
-def test_batch_normalisation_goes_on_after_a_single_row() -> None:
+def test_batch_normalisation_goes_on_after_a_single_row():
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
     task = task_of(model, n=9, epochs=2)  # the third batch of each epoch has one row
     assert sorted(task.batches.sizes.tolist()) == [1, 1, 4, 4, 4, 4]
@@ -156,7 +156,7 @@ class Running(nn.Module):
         return outputs
 
 
-def test_a_buffer_that_is_assigned_comes_back() -> None:
+def test_a_buffer_that_is_assigned_comes_back():
     torch.manual_seed(0)
     task = task_of(Running())
     assert_as_pytorch(task)
@@ -180,7 +180,7 @@ class Afterwards(nn.Module):
         return outputs
 
 
-def test_a_buffer_may_be_assigned_after_its_use_and_note_a_gradient() -> None:
+def test_a_buffer_may_be_assigned_after_its_use_and_note_a_gradient():
     torch.manual_seed(0)
     task = task_of(Afterwards(), n=12)
     assert_as_pytorch(task)
@@ -196,7 +196,7 @@ class Resized(Running):
         return outputs
 
 
-def test_a_buffer_of_another_shape_is_named() -> None:
+def test_a_buffer_of_another_shape_is_named():
     with pytest.raises(
         RuntimeError, match=r"^the buffer mean \(6,\) is assigned \(4, 6\) in the forward pass"
     ):
@@ -218,7 +218,7 @@ class Checkpointed(nn.Module):
         return outputs
 
 
-def test_gradients_of_what_is_computed_anew() -> None:
+def test_gradients_of_what_is_computed_anew():
     torch.manual_seed(0)
     task = task_of(Checkpointed(8), epochs=6)
     assert_as_pytorch(task)
@@ -231,12 +231,12 @@ def test_gradients_of_what_is_computed_anew() -> None:
         np.testing.assert_allclose(trained[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_statistics_of_what_is_computed_anew_are_pytorchs() -> None:
+def test_statistics_of_what_is_computed_anew_are_pytorchs():
     torch.manual_seed(0)
     assert_as_pytorch(task_of(Checkpointed(8, lambda: nn.BatchNorm1d(8)), n=8))
 
 
-def test_dropout_that_would_be_drawn_anew_is_refused() -> None:
+def test_dropout_that_would_be_drawn_anew_is_refused():
     with pytest.raises(RuntimeError, match=r"^nn\.Dropout within torch\.utils\.checkpoint would drop other"):
         train_one(task_of(Checkpointed(8, nn.Dropout)))
 
@@ -260,7 +260,7 @@ class Skips(nn.Module):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_layer_that_is_left_out_of_a_step(optimizer: str) -> None:
+def test_a_layer_that_is_left_out_of_a_step(optimizer):
     torch.manual_seed(0)
     task = task_of(Skips(8))
     assert_as_pytorch(task)
@@ -283,7 +283,7 @@ class Viewed(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["flip", "crop", "flip+crop"])
-def test_changed_images_are_in_one_piece(name: str) -> None:
+def test_changed_images_are_in_one_piece(name):
     torch.manual_seed(0)
     task = task_of(Viewed(), (3, 8, 8))
     drawn = Augmentation.drawn(name, len(task.batches), task.batches.indices.shape[1], 0, 0, 1)
@@ -305,7 +305,7 @@ def test_changed_images_are_in_one_piece(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
-def test_a_large_layer_whose_weights_follow_from_others(norm: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_large_layer_whose_weights_follow_from_others(norm):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), norm(nn.Linear(300, 300)), nn.Linear(300, CLASSES))
     with torch.no_grad():
@@ -331,7 +331,7 @@ class Warm(nn.Module):
         return outputs
 
 
-def test_buffers_outside_the_state_dict_begin_anew_in_each_task() -> None:
+def test_buffers_outside_the_state_dict_begin_anew_in_each_task():
     torch.manual_seed(0)
     task = task_of(Warm())
     assert_as_pytorch(task)

@@ -15,7 +15,7 @@ def by_hand(image: np.ndarray, flip: bool, down: int, right: int) -> np.ndarray:
     return part[:, :, ::-1] if flip else part
 
 
-def test_every_image_is_changed_as_it_is_drawn() -> None:
+def test_every_image_is_changed_as_it_is_drawn():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(40, 3, 6, 5)).astype(np.float32)
     drawn = Augmentation.drawn("flip+crop", 1, 40, 0, 1, 2)
@@ -25,7 +25,7 @@ def test_every_image_is_changed_as_it_is_drawn() -> None:
         assert np.array_equal(found[row].numpy(), by_hand(x[row], flip, down, right))
 
 
-def test_batched_over_clients() -> None:
+def test_batched_over_clients():
     x = torch.randn(3, 10, 1, 8, 8)
     drawn = [Augmentation.drawn("flip+crop", 1, 10, 0, client, 0) for client in range(3)]
     flips = torch.tensor(np.stack([one.flips[0] for one in drawn if one]))
@@ -36,7 +36,7 @@ def test_batched_over_clients() -> None:
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS[1:])
-def test_what_is_drawn(name: str) -> None:
+def test_what_is_drawn(name):
     drawn = Augmentation.drawn(name, 50, 40, 3, 1, 2)
     assert drawn is not None
     assert (drawn.flips.shape, drawn.shifts.shape) == ((50, 40), (50, 40, 2))
@@ -51,7 +51,7 @@ def test_what_is_drawn(name: str) -> None:
     assert not (np.array_equal(other.flips, drawn.flips) and np.array_equal(other.shifts, drawn.shifts))
 
 
-def test_padding_leaves_images_as_they_are() -> None:
+def test_padding_leaves_images_as_they_are():
     drawn = Augmentation.drawn("flip+crop", 2, 3, 0, 0, 0)
     assert drawn is not None
     flips, shifts = drawn.padded(4, 5)

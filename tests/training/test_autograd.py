@@ -1,7 +1,5 @@
 """Masks: what is padded in a batch of clients leaves no trace in the model."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -14,13 +12,13 @@ LR = 0.2
 
 
 @pytest.fixture
-def arguments() -> tuple[Any, ...]:
+def arguments():
     """Loss, model sent, inputs and labels of one client with 20 examples."""
     task = three_clients("logistic", RULES["plain"])[1]
     return batch_loss(Trainee(task.model), task.loss, {}), task.start, task.x[task.rows], task.y[task.rows]
 
 
-def test_a_masked_batch_equals_the_shorter_one(arguments: tuple[Any, ...]) -> None:
+def test_a_masked_batch_equals_the_shorter_one(arguments):
     rows = torch.tensor([4, 7, 2])
     padded_rows, mask = torch.tensor([4, 7, 2, 0, 0]), torch.tensor([1.0, 1, 1, 0, 0])
     short, short_loss = train(*arguments, [(rows, None)], LR, LocalRule())
@@ -29,7 +27,7 @@ def test_a_masked_batch_equals_the_shorter_one(arguments: tuple[Any, ...]) -> No
     assert float(masked_loss) == pytest.approx(float(short_loss), rel=1e-6)
 
 
-def test_steps_of_padding_alone_move_nothing(arguments: tuple[Any, ...]) -> None:
+def test_steps_of_padding_alone_move_nothing(arguments):
     rows = torch.tensor([4, 7, 2])
     nothing = (torch.zeros(3, dtype=torch.long), torch.zeros(3))
     rule = LocalRule(alpha=0.7, momentum=0.9, l2=0.3, clip_norm=1.0)

@@ -16,7 +16,7 @@ sizes, seeds = st.integers(1, 80), st.integers(0, 2**32)
 
 
 @given(n=sizes, batch=st.integers(1, 100), epochs=st.integers(1, 4), seed=seeds)
-def test_every_epoch_sees_every_example_once(n: int, batch: int, epochs: int, seed: int) -> None:
+def test_every_epoch_sees_every_example_once(n, batch, epochs, seed):
     steps = rows_of(plan(n, batch=batch, epochs=epochs, key=(seed, 0, 0)))
     width = min(batch, n)
     per_epoch = math.ceil(n / width)
@@ -29,7 +29,7 @@ def test_every_epoch_sees_every_example_once(n: int, batch: int, epochs: int, se
 
 
 @given(n=sizes, batch=st.integers(1, 100), count=st.integers(1, 20), seed=seeds)
-def test_a_step_draws_different_rows(n: int, batch: int, count: int, seed: int) -> None:
+def test_a_step_draws_different_rows(n, batch, count, seed):
     steps = rows_of(plan(n, batch=batch, steps=count, key=(seed, 0, 0)))
     assert len(steps) == count
     for rows in steps:
@@ -38,20 +38,20 @@ def test_a_step_draws_different_rows(n: int, batch: int, count: int, seed: int) 
 
 
 @given(n=sizes, count=st.integers(1, 5))
-def test_batch_0_is_all_examples_in_order(n: int, count: int) -> None:
+def test_batch_0_is_all_examples_in_order(n, count):
     for batches in (plan(n, epochs=count), plan(n, steps=count)):
         assert batches.whole
         assert len(batches) == count
         assert [torch.arange(n)[rows].tolist() for rows, _ in batches.ragged()] == [list(range(n))] * count
 
 
-def test_epochs_are_shuffled_anew() -> None:
+def test_epochs_are_shuffled_anew():
     first, second = rows_of(plan(50, batch=50, epochs=2))
     assert first != second
     assert first != sorted(first)
 
 
-def test_steps_draw_every_row_equally_often() -> None:
+def test_steps_draw_every_row_equally_often():
     drawn = np.concatenate(rows_of(plan(5, batch=2, steps=5000)))
     # each row in 2/5 of 5,000 steps = 2,000 times, deviation √(5000 · 0.4 · 0.6) ≈ 35
     assert np.bincount(drawn).tolist() == pytest.approx([2000] * 5, abs=4 * 35)
@@ -62,14 +62,14 @@ def batch_lists(key: tuple[int, int, int], **amount: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("amount", [{"epochs": 2}, {"steps": 5}])
-def test_a_tasks_batches_follow_from_seed_client_and_task(amount: dict[str, int]) -> None:
+def test_a_tasks_batches_follow_from_seed_client_and_task(amount):
     base = batch_lists((3, 4, 5), **amount)
     assert base == batch_lists((3, 4, 5), **amount)
     for other in [(4, 4, 5), (3, 5, 5), (3, 4, 6), (3, 5, 4), (4, 3, 5)]:
         assert batch_lists(other, **amount) != base
 
 
-def test_a_task_takes_nothing_from_global_randomness() -> None:
+def test_a_task_takes_nothing_from_global_randomness():
     before, torch_before = np.random.get_state()[1].tolist(), torch.get_rng_state()
     plan(40, batch=7, epochs=2)
     assert np.random.get_state()[1].tolist() == before
@@ -77,9 +77,7 @@ def test_a_task_takes_nothing_from_global_randomness() -> None:
 
 
 @given(n=sizes, batch=st.integers(0, 30), epochs=st.integers(1, 3), more=st.integers(0, 3), seed=seeds)
-def test_padding_keeps_the_rows_and_masks_the_rest(
-    n: int, batch: int, epochs: int, more: int, seed: int
-) -> None:
+def test_padding_keeps_the_rows_and_masks_the_rest(n, batch, epochs, more, seed):
     batches = plan(n, batch=batch, epochs=epochs, key=(seed, 0, 0))
     steps, width = len(batches) + more, batches.indices.shape[1] + more
     indices, mask = batches.padded(steps, width)
@@ -95,7 +93,7 @@ def test_padding_keeps_the_rows_and_masks_the_rest(
 
 
 @given(n=st.integers(1, 2 * FEW) | sizes, seed=seeds)
-def test_a_permutation_is_numpys_and_takes_as_many_draws(n: int, seed: int) -> None:
+def test_a_permutation_is_numpys_and_takes_as_many_draws(n, seed):
     own, numpys = task_rng(seed, 0, 0), task_rng(seed, 0, 0)
     assert list(permutation(n, own)) == numpys.permutation(n).tolist()
     assert own.bit_generator.state == numpys.bit_generator.state
@@ -107,9 +105,7 @@ def test_a_permutation_is_numpys_and_takes_as_many_draws(n: int, seed: int) -> N
     in_epochs=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_batches_of_many_are_those_of_each(
-    tasks: list[tuple[int, int]], batch: int, in_epochs: bool, seed: int
-) -> None:
+def test_batches_of_many_are_those_of_each(tasks, batch, in_epochs, seed):
     numbers, work = (np.array(column) for column in zip(*tasks, strict=True))
     amounts = (work, 0 * work) if in_epochs else (0 * work, work)
     many = plan_many(

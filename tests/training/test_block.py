@@ -1,13 +1,11 @@
 """Tasks by column: the stacks of a block are those of its tasks, in the same chunks, to the last bit."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedapp.names import Way
 from fedapp.training import chunks
 from fedapp.training.batches import batches_of_many, plan_many
 from fedapp.training.rule import LocalRule
@@ -19,7 +17,7 @@ SIZES = (3, 20, 13, 13, 40, 3, 1, 20, 6)
 
 
 @pytest.fixture
-def trainer() -> Iterator[Trainer]:
+def trainer():
     made = Trainer(workers=2)
     yield made
     made.close()
@@ -44,9 +42,7 @@ def both(
 @pytest.mark.parametrize(
     ("name", "shape"), [("logistic", (1, 2, 3)), ("mlp", (1, 2, 3)), ("logistic", (1, 9, 9))]
 )
-def test_a_block_is_trained_in_the_chunks_of_its_tasks(
-    name: str, shape: tuple[int, ...], batch: int, way: Way | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_is_trained_in_the_chunks_of_its_tasks(name, shape, batch, way, monkeypatch):
     monkeypatch.setattr(chunks, "CPU_CHUNK", 1000)
     tasks, block = both(name, LocalRule(), batch, shape)
     trainer = Trainer(way, workers=1)
@@ -59,7 +55,7 @@ def test_a_block_is_trained_in_the_chunks_of_its_tasks(
 @pytest.mark.parametrize("rule", [LocalRule(), LocalRule(alpha=0.5, momentum=0.9)], ids=["plain", "pulled"])
 @pytest.mark.parametrize("batch", [0, 6])
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
-def test_a_block_has_the_bits_of_its_tasks(name: str, batch: int, rule: LocalRule, trainer: Trainer) -> None:
+def test_a_block_has_the_bits_of_its_tasks(name, batch, rule, trainer):
     shape = (1, 12, 12) if name == "cnn" else (1, 2, 3)
     tasks, block = both(name, rule, batch, shape)
     expected = trainer.train(tasks)
@@ -78,7 +74,7 @@ def test_a_block_has_the_bits_of_its_tasks(name: str, batch: int, rule: LocalRul
 
 
 @pytest.mark.parametrize("way", [None, "single", "vmapped"])
-def test_what_a_task_of_a_block_raises_is_its_result(way: Way | None) -> None:
+def test_what_a_task_of_a_block_raises_is_its_result(way):
     tasks, block = both("logistic", LocalRule(), 6)
     y = tasks[0].y.clone()
     y[tasks[3].rows] = 100  # a class that there isn't
@@ -93,7 +89,7 @@ def test_what_a_task_of_a_block_raises_is_its_result(way: Way | None) -> None:
     trainer.close()
 
 
-def test_a_stack_of_a_block_is_that_of_its_tasks() -> None:
+def test_a_stack_of_a_block_is_that_of_its_tasks():
     tasks, block = both("logistic", LocalRule(alpha=0.5), 6)
     order = sorted(range(len(tasks)), key=lambda place: [-each for each in block.kinds[place][:2]])
     found, expected = block.stacked(order), TaskStack.of([tasks[place] for place in order])
@@ -105,7 +101,7 @@ def test_a_stack_of_a_block_is_that_of_its_tasks() -> None:
         assert torch.equal(found.start.named[name], value)
 
 
-def test_short_stacks_are_trained_in_turn_and_long_ones_on_all_threads(trainer: Trainer) -> None:
+def test_short_stacks_are_trained_in_turn_and_long_ones_on_all_threads(trainer):
     (task, *_), _ = both("logistic", LocalRule(), 6)
     most = SHORT // chunks.stack_bytes(task, task.batches.indices.shape[1])
     assert trainer.waits(task, most)

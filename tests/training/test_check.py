@@ -163,7 +163,7 @@ def hooked() -> nn.Module:
     ],
     ids=["counts", "asks", "masked", "peaks", "hooked", "drops anew", "too few outputs"],
 )
-def test_what_would_be_trained_otherwise_is_refused(make: Callable[[], nn.Module], said: str) -> None:
+def test_what_would_be_trained_otherwise_is_refused(make, said):
     torch.manual_seed(0)
     with pytest.raises(OwnPartError) as error:
         check_parts(
@@ -221,9 +221,7 @@ class Drops(nn.Sequential):
         (built_in("cnn"), images(1)),
     ],
 )
-def test_what_is_trained_as_by_pytorch_passes(
-    make: Callable[[], nn.Module], x: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_trained_as_by_pytorch_passes(make, x, monkeypatch):
     compared = []
     by_pytorch = trying._by_pytorch
     monkeypatch.setattr(trying, "_by_pytorch", lambda *given: compared.append(1) or by_pytorch(*given))
@@ -239,7 +237,7 @@ def test_what_is_trained_as_by_pytorch_passes(
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_the_ways_beside_the_single_one_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ways_beside_the_single_one_are_compared_too(monkeypatch):
     def wrong(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
         found, losses = train_dense(tasks)
         return {
@@ -253,7 +251,7 @@ def test_the_ways_beside_the_single_one_are_compared_too(monkeypatch: pytest.Mon
     assert trial(model, CROSS_ENTROPY, X, Y) == said
 
 
-def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated() -> None:
+def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated():
     torch.manual_seed(0)
     model = nn.Sequential(Always()).eval()
     check_parts("m:m", model, CROSS_ENTROPY, (), X, Y)
@@ -265,7 +263,7 @@ def test_what_a_model_keeps_stays_as_it_is_when_it_is_tried_and_evaluated() -> N
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 5])
-def test_what_comes_again_after_some_forward_passes_is_found(period: int) -> None:
+def test_what_comes_again_after_some_forward_passes_is_found(period):
     class Turns(nn.Linear):
         passes = 0
 
@@ -278,7 +276,7 @@ def test_what_comes_again_after_some_forward_passes_is_found(period: int) -> Non
     assert found.startswith("the same training gives another ")
 
 
-def test_an_embedding_without_long_is_told_of_it() -> None:
+def test_an_embedding_without_long_is_told_of_it():
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(24, 3)).eval()
     with pytest.raises(OwnPartError, match=r"; inputs are float32: begin with x\.long\(\)\)$"):
         check_parts("m:m", model, CROSS_ENTROPY, (), X.abs(), Y)
@@ -303,32 +301,32 @@ class Returns(nn.Module):
         (lambda out: out.sum(), r"\(\)"),
     ],
 )
-def test_a_model_returns_outputs_of_each_example(change: Callable[[Tensor], object], returns: str) -> None:
+def test_a_model_returns_outputs_of_each_example(change, returns):
     with pytest.raises(
         OwnPartError, match=rf"^model = 'm:m': must return a tensor \(B, \.\.\.\) .*, returns {returns}$"
     ):
         check_parts("m:m", Returns(change).eval(), CROSS_ENTROPY, (), X, Y)
 
 
-def test_a_loss_that_depends_on_no_parameter_is_refused() -> None:
+def test_a_loss_that_depends_on_no_parameter_is_refused():
     constant = Returns(lambda out: 0 * out.detach() + torch.zeros(3, requires_grad=True)).eval()
     with pytest.raises(OwnPartError, match=r"^model = 'm:m': .* \(the loss depends on no parameter\)$"):
         check_parts("m:m", constant, CROSS_ENTROPY, (), X, Y)
 
 
-def test_a_loss_of_numbers_needs_as_many_outputs() -> None:
+def test_a_loss_of_numbers_needs_as_many_outputs():
     said = r"^model = 'm:m': returns \(8, 3\) for targets \(8, 2\); loss = 'mse' needs them alike$"
     with pytest.raises(OwnPartError, match=said):
         check_parts("m:m", nn.Linear(6, 3).eval(), LOSSES["mse"], (), X, torch.zeros(8, 2))
 
 
-def test_a_hook_of_a_frozen_parameter_does_nothing() -> None:
+def test_a_hook_of_a_frozen_parameter_does_nothing():
     model = nn.Sequential(hooked(), nn.Linear(3, 3))
     model[0].requires_grad_(False)
     check_parts("m:m", model.eval(), CROSS_ENTROPY, (), X, Y)
 
 
-def test_a_parameter_without_a_gradient_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_parameter_without_a_gradient_is_named(caplog):
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
         check_parts("m:m", Unused().eval(), CROSS_ENTROPY, (), X, Y)
     assert "doesn't depend on beside.weight, beside.bias; where it doesn't" in caplog.text
@@ -339,7 +337,7 @@ def binary(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "top5", "perplexity", "f1-macro", "iou", "auroc"])
-def test_metrics_of_classes_need_an_output_for_each(metric: str) -> None:
+def test_metrics_of_classes_need_an_output_for_each(metric):
     parts = nn.Linear(6, 1).eval(), Loss("m:binary", binary)
     with pytest.raises(
         OwnPartError, match=rf"^metrics = '{metric}': can't take outputs \(8, 1\).* the 2 classes"
@@ -349,7 +347,7 @@ def test_metrics_of_classes_need_an_output_for_each(metric: str) -> None:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1-macro", "iou", "auroc"])
-def test_metrics_of_labels_need_targets_that_are_0_or_1(metric: str) -> None:
+def test_metrics_of_labels_need_targets_that_are_0_or_1(metric):
     model, y = nn.Linear(6, 2).eval(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(4, 1)
     check_parts("m:m", model, LOSSES["mse"], (METRICS[metric],), X, y)
     check_parts("m:m", model, LOSSES["bce"], (METRICS["accuracy"],), X, 0.3 * y)  # shares, and logits
@@ -359,7 +357,7 @@ def test_metrics_of_labels_need_targets_that_are_0_or_1(metric: str) -> None:
         check_parts("m:m", model, LOSSES["mse"], (METRICS["rmse"], METRICS[metric]), X, y, targets=numbers)
 
 
-def test_the_range_of_all_targets_counts() -> None:
+def test_the_range_of_all_targets_counts():
     targets = np.zeros((20, 2), np.float32)
     targets[12:] = 3
     given = nn.Linear(6, 2).eval(), LOSSES["bce"], (), X, torch.from_numpy(targets[:8])

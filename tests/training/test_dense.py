@@ -21,7 +21,7 @@ from tests.training.cases import RULES, assert_equals_reference, by_way, make_ta
 FUSED = [rule for rule in RULES if has_fused(RULES[rule])]
 
 
-def test_momentum_and_clipping_need_the_gradient_as_a_whole() -> None:
+def test_momentum_and_clipping_need_the_gradient_as_a_whole():
     assert set(RULES) - set(FUSED) == {
         rule for rule in RULES if RULES[rule].momentum or RULES[rule].clip_norm
     }
@@ -29,9 +29,7 @@ def test_momentum_and_clipping_need_the_gradient_as_a_whole() -> None:
 
 @pytest.mark.parametrize("rule", FUSED)
 @pytest.mark.parametrize("model", ["logistic", "mlp", "three layers"])
-def test_where_there_is_a_fused_step_it_is_taken(
-    model: str, rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_a_fused_step_it_is_taken(model, rule, monkeypatch):
     taken = []
     monkeypatch.setattr(dense, "fused_step", lambda *arguments: taken.append(1) or fused_step(*arguments))
     monkeypatch.setattr(dense, "step", lambda *_: pytest.fail("the step that it overrides"))
@@ -53,9 +51,7 @@ def test_where_there_is_a_fused_step_it_is_taken(
     constant=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_fused_step_is_the_step_it_overrides(
-    model: str, rule: LocalRule, sizes: list[int], batch: int, constant: bool, seed: int
-) -> None:
+def test_the_fused_step_is_the_step_it_overrides(model, rule, sizes, batch, constant, seed):
     plans = [plan(n, batch=batch, epochs=2, key=(seed, k, 1)) for k, n in enumerate(sizes)]
     rates = [0.02 * (k + 1) for k in range(len(sizes))]
     tasks = make_tasks(model, rule, plans, rates, constant=constant, seed=seed)
@@ -78,7 +74,7 @@ def test_the_fused_step_is_the_step_it_overrides(
     assert compared == [None] * max(len(task.batches) for task in tasks)
 
 
-def test_the_same_rows_of_other_data_are_gathered_anew() -> None:
+def test_the_same_rows_of_other_data_are_gathered_anew():
     # Full batches gather once for all steps, into memory that the thread keeps from one call to the next.
     first = three_clients("mlp", LocalRule(), epochs=2)
     other = [replace(task, x=task.x + 1) for task in first]
@@ -90,7 +86,7 @@ def test_the_same_rows_of_other_data_are_gathered_anew() -> None:
         assert all(torch.equal(w[name], v[name]) for name in w)
 
 
-def test_a_client_with_broken_data_spoils_no_other() -> None:
+def test_a_client_with_broken_data_spoils_no_other():
     tasks = three_clients("mlp", LocalRule(l2=0.1))
     tasks[0].x[tasks[0].rows] = math.inf
     broken, *others = by_way("stacked", tasks)
@@ -106,7 +102,7 @@ def task_by_hand(x: list[list[float]], y: list[int], rule: LocalRule, lr: float,
     return LocalTask(model, zeros, torch.tensor(x), torch.tensor(y), 0, batches, lr, rule, **more)
 
 
-def test_one_step_of_logistic_regression_by_hand() -> None:
+def test_one_step_of_logistic_regression_by_hand():
     # From zero both classes have p = ½. One example (1, 2) of class 0: δ = p − onehot = (−½, ½), the gradient is δ xᵀ
     # with rows −½ (1, 2) and ½ (1, 2); γ = 0.1 turns it into ±(0.05, 0.1), and δ itself into ±0.05.
     w, loss = train_dense([task_by_hand([[1.0, 2.0]], [0], LocalRule(), 0.1)])

@@ -13,7 +13,7 @@ OFFSETS = np.array([0, 3000, 3500, 5000])  # more rows than are worked on at onc
 
 
 @pytest.fixture
-def meter() -> DivergenceMeter:
+def meter():
     """Three clients of logistic regression with 4 features and 3 classes."""
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((5000, 4), dtype=np.float32), rng.integers(0, 3, 5000)
@@ -38,7 +38,7 @@ def gradient(meter: DivergenceMeter, parameters: dict[str, torch.Tensor], client
     return np.hstack([(residual.T @ x).ravel(), residual.sum(0)])
 
 
-def test_divergence_and_drift_by_hand(meter: DivergenceMeter) -> None:
+def test_divergence_and_drift_by_hand(meter):
     importance = {0: 0.5, 1: 0.2, 2: 0.3}
     models = {0: state(10), 2: state(12)}
     expected = []
@@ -55,7 +55,7 @@ def test_divergence_and_drift_by_hand(meter: DivergenceMeter) -> None:
     assert metrics["drift"] == pytest.approx(np.sum((flat[0] - flat[1]) ** 2) / 4, rel=1e-12)
 
 
-def test_each_aggregation_is_measured_by_itself(meter: DivergenceMeter) -> None:
+def test_each_aggregation_is_measured_by_itself(meter):
     assert meter.metrics() == {}
     meter.take(0, state(10), {0: 1.0})
     assert meter.metrics() == {"divergence": pytest.approx(0, abs=1e-6), "drift": 0.0}  # f is f_0
@@ -76,9 +76,7 @@ class Spare(nn.Module):
 
 
 @pytest.mark.parametrize(("layer", "cudnn"), [(nn.Linear(2, 2), True), (nn.LSTM(2, 2), False)])
-def test_of_what_the_loss_does_not_depend_on_the_gradient_is_zero(
-    layer: nn.Module, cudnn: bool, meter: DivergenceMeter
-) -> None:
+def test_of_what_the_loss_does_not_depend_on_the_gradient_is_zero(layer, cudnn, meter):
     model = Spare(layer)
     with_spare = DivergenceMeter(model, meter.x, meter.y, OFFSETS)
     importance, own = {0: 0.5, 1: 0.2, 2: 0.3}, state(10)
@@ -90,7 +88,7 @@ def test_of_what_the_loss_does_not_depend_on_the_gradient_is_zero(
     assert torch.backends.cudnn.enabled
 
 
-def test_drift_keeps_its_digits_far_from_zero(meter: DivergenceMeter) -> None:
+def test_drift_keeps_its_digits_far_from_zero(meter):
     meter.x = meter.x.double()
     for shift in (1e6, 1e6 + 1e-3):
         meter.take(0, {name: value.double() + shift for name, value in state(10).items()}, {0: 1.0})

@@ -33,21 +33,21 @@ def task_of(
     return task
 
 
-def test_many_passes_over_images_equal_autograd() -> None:
+def test_many_passes_over_images_equal_autograd():
     task = task_of(40, 3072, LocalRule(l2=1e-2, beta=0.5), lr=1e-3, batch=16, epochs=20)
     assert is_dual_faster(replace(task, batches=replace(task.batches, sizes=task.batches.sizes * 10)))
     w, loss = train_dual(task)
     assert_equals_reference(task, w, float(loss))
 
 
-def test_many_passes_of_a_perceptron_equal_autograd() -> None:
+def test_many_passes_of_a_perceptron_equal_autograd():
     rule = LocalRule(l2=1e-2, beta=0.5, clip_norm=0.5)
     (task,) = make_tasks("mlp", rule, [plan(30, batch=16, epochs=10)], [0.01], shape=(3072,), constant=True)
     w, loss = train_dual(task)
     assert_equals_reference(task, w, float(loss))
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_by_hand():
     # From zero both classes have p = ½; one example (1, 2) of class 0: δ = (−½, ½). γ = 0.1: A = (0.05, −0.05), so W
     # has rows ±0.05 (1, 2), and b = ±0.05. λ and α find nothing to shrink, and the loss is ln 2.
     model = build_model("logistic", kind="vector", input_shape=(2,), num_classes=2)
@@ -63,7 +63,7 @@ def test_one_step_by_hand() -> None:
 # The Gram matrix -----------------------------------------------------------------------------------------------
 
 
-def test_the_gram_matrix_is_made_once_and_goes_with_the_data() -> None:
+def test_the_gram_matrix_is_made_once_and_goes_with_the_data():
     task = task_of(5, 20)
     rows = slice(2, 7)
     train_dual(task)
@@ -82,7 +82,7 @@ def test_the_gram_matrix_is_made_once_and_goes_with_the_data() -> None:
 # Which tasks ---------------------------------------------------------------------------------------------------
 
 
-def test_dense_networks_have_a_dual_form() -> None:
+def test_dense_networks_have_a_dual_form():
     task = task_of(5, 20, RULES["all"])
     assert has_dual(task)
     for name, has in (("mlp", True), ("cnn", False)):
@@ -108,13 +108,11 @@ def test_dense_networks_have_a_dual_form() -> None:
         (40, 64, 10, False),
     ],
 )
-def test_the_dual_form_is_for_many_passes_over_few_examples_of_many_features(
-    n: int, d: int, epochs: int, faster: bool
-) -> None:
+def test_the_dual_form_is_for_many_passes_over_few_examples_of_many_features(n, d, epochs, faster):
     assert is_dual_faster(task_of(n, d, batch=256 if n > 100 else 20, epochs=epochs)) is faster
 
 
-def test_what_a_perceptron_costs() -> None:
+def test_what_a_perceptron_costs():
     # 128 outputs, ten passes of two steps over 480 images of CIFAR-10: 4.6 ns · 4,800 · 3,072, and 0.8 ns · 128 ·
     # 3,072 · 20 steps; in dual form 3.95 ns · 4,800 · 480, 5.04 ns · 480 · 3,072, 20 · (100 µs + 2 ns · 128 · 480).
     costs = Costs(n=480, d=3072, k=128, layers=2, seen=4800, steps=20)

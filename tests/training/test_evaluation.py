@@ -12,7 +12,7 @@ from fedapp.models import build_model
 from fedapp.training.evaluation import ACCURACY, CHUNK, FEW, Score, evaluate
 
 
-def test_three_rows_by_hand() -> None:
+def test_three_rows_by_hand():
     # softmax of (ln 3, 0) is (3/4, 1/4): losses −ln 3/4 and −ln 1/4; of (0, ln 7) for label 1: −ln 7/8
     logits = torch.tensor([[math.log(3), 0.0], [math.log(3), 0.0], [0.0, math.log(7)]])
     score = evaluate(nn.Identity(), {}, logits, torch.tensor([0, 1, 1]))
@@ -25,7 +25,7 @@ def test_three_rows_by_hand() -> None:
 
 
 @pytest.mark.parametrize("rows", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 77])
-def test_any_number_of_rows_equals_one_pass(rows: int) -> None:
+def test_any_number_of_rows_equals_one_pass(rows):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(rows, 6, generator=generator), torch.randint(4, (rows,), generator=generator)
     model = build_model("logistic", kind="vector", input_shape=(6,), num_classes=4, seed=3)
@@ -64,7 +64,7 @@ class Normed(nn.Module):
 
 @pytest.mark.parametrize("kind", [Flat, Normed])
 @pytest.mark.parametrize("rows", [1, FEW, 2 * FEW + 5])
-def test_images_are_scored_as_in_one_pass(kind: type[nn.Module], rows: int) -> None:
+def test_images_are_scored_as_in_one_pass(kind, rows):
     torch.manual_seed(1)
     model = kind().eval()
     x, y = torch.randn(rows, 2, 8, 8), torch.randint(4, (rows,))
@@ -76,7 +76,7 @@ def test_images_are_scored_as_in_one_pass(kind: type[nn.Module], rows: int) -> N
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_the_parameters_given_count_not_the_models_own() -> None:
+def test_the_parameters_given_count_not_the_models_own():
     model = build_model("logistic", kind="vector", input_shape=(2,), num_classes=2, seed=3)
     zeros = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -86,7 +86,7 @@ def test_the_parameters_given_count_not_the_models_own() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_those_without_rows_have_no_score() -> None:
+def test_those_without_rows_have_no_score():
     hits = {"accuracy": np.array([True, False, True, True, True, False])}
     score = Score(np.arange(6.0), hits, None, None, ACCURACY)
     # clients with rows 0-1, none, 2-4, 5

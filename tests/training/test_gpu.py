@@ -2,14 +2,12 @@
 
 import copy
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedapp.names import Way
 from fedapp.training.gpu import WORKSPACE, gpu, gpu_as_it_was
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import can
@@ -31,27 +29,27 @@ def older_names() -> tuple[bool, bool]:
 
 
 @pytest.fixture(autouse=True)
-def own_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_switches(monkeypatch):
     monkeypatch.delenv(WORKSPACE[0], raising=False)
     with gpu_as_it_was():
         yield
 
 
 @pytest.mark.parametrize(("tf32", "precision"), [(False, "ieee"), (True, "tf32")])
-def test_all_is_float32_unless_tf32_is_asked_for(tf32: bool, precision: str) -> None:
+def test_all_is_float32_unless_tf32_is_asked_for(tf32, precision):
     torch.backends.cudnn.benchmark = True
     assert gpu(tf32=tf32) == torch.device("cuda")
     assert switches() == (":4096:8", True, False, precision, precision, precision)
     assert older_names() == (tf32, tf32)
 
 
-def test_what_the_user_has_cublas_take_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_has_cublas_take_stays(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     gpu(tf32=False)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_what_a_run_sets_is_set_back() -> None:
+def test_what_a_run_sets_is_set_back():
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = True
     before, older = switches(), older_names()
@@ -66,7 +64,7 @@ def test_what_a_run_sets_is_set_back() -> None:
     assert (switches(), older_names()) == (before, older)
 
 
-def test_what_a_run_finds_untouched_is_untouched_after_it() -> None:
+def test_what_a_run_finds_untouched_is_untouched_after_it():
     before, older = switches(), older_names()
     with gpu_as_it_was():
         gpu(tf32=False)
@@ -102,7 +100,7 @@ def on_gpu(task: LocalTask, device: torch.device, model: nn.Module) -> LocalTask
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
 @pytest.mark.parametrize("way", ["single", "vmapped", "stacked"])
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn", "lstm"])
-def test_a_gpu_repeats_itself_and_rounds_as_a_cpu(name: str, way: Way) -> None:
+def test_a_gpu_repeats_itself_and_rounds_as_a_cpu(name, way):
     device, tasks = gpu(tf32=False), tasks_of(name)
     model = copy.deepcopy(tasks[0].model).to(device)
     moved = [on_gpu(task, device, model) for task in tasks]

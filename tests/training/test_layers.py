@@ -1,7 +1,5 @@
 """Which models are made of dense layers."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +11,7 @@ from tests.training.cases import model_of
 MODELS = {name: model_of(name, (6,)) for name in ("logistic", "mlp", "three layers")}
 
 
-def test_the_layers_of_dense_models() -> None:
+def test_the_layers_of_dense_models():
     assert dense_layers(MODELS["logistic"]) == [("1.weight", "1.bias")]
     assert dense_layers(MODELS["mlp"]) == [("1.weight", "1.bias"), ("3.weight", "3.bias")]
     assert dense_layers(MODELS["three layers"]) == [(f"{i}.weight", f"{i}.bias") for i in (1, 3, 5)]
@@ -44,7 +42,7 @@ def test_the_layers_of_dense_models() -> None:
     ],
     ids=lambda model: str([type(layer).__name__ for layer in model.children()]),
 )
-def test_models_that_are_not_dense(model: nn.Module) -> None:
+def test_models_that_are_not_dense(model):
     assert dense_layers(model) == []
 
 
@@ -114,11 +112,11 @@ def with_a_forward_put_in_its_place() -> nn.Module:
         with_a_forward_put_in_its_place,
     ],
 )
-def test_what_only_looks_dense_is_not_trained_as_such(make: Callable[[], nn.Module]) -> None:
+def test_what_only_looks_dense_is_not_trained_as_such(make):
     assert dense_layers(make()) == []
 
 
-def test_one_relu_for_all_layers_is_dense() -> None:
+def test_one_relu_for_all_layers_is_dense():
     act = nn.ReLU()
     model = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 3))
     assert dense_layers(model) == [(f"{place}.weight", f"{place}.bias") for place in (1, 3, 5)]

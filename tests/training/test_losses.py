@@ -36,7 +36,7 @@ NUMBERS = [name for name, loss in LOSSES.items() if loss.targets == "numbers"]
         ),
     ],
 )
-def test_by_hand(name: str, expected: list[float]) -> None:
+def test_by_hand(name, expected):
     outputs, targets = torch.tensor([[1.0, -1.0], [0.5, 3.0]]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     assert LOSSES[name].rows(outputs, targets).tolist() == pytest.approx(expected, rel=1e-6)
     assert float(LOSSES[name].mean(outputs, targets)) == pytest.approx(sum(expected) / 2, rel=1e-6)
@@ -46,9 +46,7 @@ def test_by_hand(name: str, expected: list[float]) -> None:
     seed=st.integers(0, 10_000), clients=st.integers(0, 3), rows=st.integers(1, 6), outputs=st.integers(2, 4)
 )
 @pytest.mark.parametrize("name", LOSSES)
-def test_closed_derivatives_are_the_automatic_ones(
-    name: str, seed: int, clients: int, rows: int, outputs: int
-) -> None:
+def test_closed_derivatives_are_the_automatic_ones(name, seed, clients, rows, outputs):
     loss, rng = LOSSES[name], np.random.default_rng(seed)
     lead = (clients,) if clients else ()
     found = torch.tensor(rng.normal(size=(*lead, rows, outputs)), dtype=torch.float64, requires_grad=True)
@@ -72,7 +70,7 @@ def with_numbers(tasks: Sequence[LocalTask], loss: Loss) -> list[LocalTask]:
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("rule", ["plain", "all but clip"])
-def test_every_way_trains_numbers_alike(name: str, rule: str) -> None:
+def test_every_way_trains_numbers_alike(name, rule):
     tasks = with_numbers(three_clients("logistic", RULES[rule]), LOSSES[name])
     expected = by_way("single", tasks)
     for way in ("stacked", "dual", "vmapped"):
@@ -82,7 +80,7 @@ def test_every_way_trains_numbers_alike(name: str, rule: str) -> None:
                 torch.testing.assert_close(w[parameter], value, rtol=1e-4, atol=1e-5)
 
 
-def test_linear_regression_by_full_gradients_finds_the_least_squares() -> None:
+def test_linear_regression_by_full_gradients_finds_the_least_squares():
     (task, *_) = with_numbers(three_clients("logistic", LocalRule()), LOSSES["mse"])
     x = task.x[task.rows].flatten(1).double().numpy()
     y = task.y[task.rows].double().numpy()
@@ -100,7 +98,7 @@ def test_linear_regression_by_full_gradients_finds_the_least_squares() -> None:
     assert reached == pytest.approx(best, rel=1e-3, abs=1e-6)
 
 
-def test_ones_own_is_a_function_or_a_module() -> None:
+def test_ones_own_is_a_function_or_a_module():
     focal = loss_of("custom.losses:focal")
     # p = 3/4 and 1/4 of the right class: (1/4)² ln 4/3 and (3/4)² ln 4
     outputs = torch.tensor([[math.log(3), 0.0], [0.0, math.log(3)]])
@@ -122,7 +120,7 @@ def test_ones_own_is_a_function_or_a_module() -> None:
         ("math:pi", "loss = 'math:pi': must be a function (outputs, targets) → (B,), is 3.14"),
     ],
 )
-def test_what_is_no_loss_is_refused(name: str, said: str) -> None:
+def test_what_is_no_loss_is_refused(name, said):
     with pytest.raises(OwnPartError) as error:
         loss_of(name)
     assert str(error.value).startswith(said)

@@ -11,7 +11,7 @@ from tests.training.cases import make_tasks, plan
 
 
 @pytest.mark.skipif(not keep_freed(), reason="the C library isn't glibc")
-def test_steps_on_images_need_no_new_memory() -> None:
+def test_steps_on_images_need_no_new_memory():
     import resource  # not on Windows
 
     def faults(steps: int) -> int:

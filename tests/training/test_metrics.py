@@ -28,11 +28,11 @@ LABELS = torch.tensor([0, 1, 1, 2])
         ("f1-macro", (2 / 3 + 2 / 3 + 0) / 3),
     ],
 )
-def test_classes_by_hand(name: str, expected: float) -> None:
+def test_classes_by_hand(name, expected):
     assert METRICS[name].whole(LOGITS, LABELS) == pytest.approx(expected)
 
 
-def test_numbers_by_hand() -> None:
+def test_numbers_by_hand():
     outputs, targets = torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([[1.0], [3.0], [2.0]])
     found = {name: METRICS[name].whole(outputs, targets) for name in ("mae", "rmse", "r2")}
     # differences 0, −1, 3; Σ (y − 2)² = 2
@@ -41,7 +41,7 @@ def test_numbers_by_hand() -> None:
 
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(3, 40))
-def test_against_scikit_learn(seed: int, rows: int) -> None:
+def test_against_scikit_learn(seed, rows):
     rng = np.random.default_rng(seed)
     y, several = rng.normal(size=(rows, 2)), rng.random((rows, 3)) > 0.5
     outputs, logits = rng.normal(size=(rows, 2)), rng.normal(size=(rows, 3))
@@ -58,12 +58,12 @@ def test_against_scikit_learn(seed: int, rows: int) -> None:
         assert of["auroc"](outputs, labels) == pytest.approx(sk.roc_auc_score(labels, p))
 
 
-def test_an_undefined_area_is_no_number() -> None:
+def test_an_undefined_area_is_no_number():
     assert math.isnan(METRICS["auroc"].whole(torch.rand(4, 2), torch.zeros(4, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_area_under_scores_that_are_none_is_none(value: float) -> None:
+def test_an_area_under_scores_that_are_none_is_none(value):
     labels, several = torch.tensor([0, 1, 2, 0]), torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])
     for targets in (labels, labels.clamp(max=1), several):
         outputs = torch.rand(len(targets), 3 if targets is labels else 2)
@@ -73,7 +73,7 @@ def test_an_area_under_scores_that_are_none_is_none(value: float) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.rows is not None])
-def test_the_mean_over_rows_is_the_metric(name: str) -> None:
+def test_the_mean_over_rows_is_the_metric(name):
     classes = METRICS[name].targets != "numbers"
     outputs, targets = (LOGITS, LABELS) if classes else (LOGITS, LOGITS.flip(0))
     metric = METRICS[name]
@@ -82,7 +82,7 @@ def test_the_mean_over_rows_is_the_metric(name: str) -> None:
     assert metric.of_mean(mean) == metric.whole(outputs, targets)
 
 
-def test_auto_suits_loss_and_targets() -> None:
+def test_auto_suits_loss_and_targets():
     numbers = torch.zeros(1, 2)
     assert [m.name for m in chosen_metrics("auto", "cross-entropy", LABELS)] == ["accuracy"]
     assert [m.name for m in chosen_metrics("auto", "mse", numbers)] == ["rmse", "r2"]
@@ -93,7 +93,7 @@ def test_auto_suits_loss_and_targets() -> None:
     assert mine.whole(LOGITS, LABELS) == 0.0  # of class 2 none is right
 
 
-def test_one_handed_over_is_called_as_its_function_is() -> None:
+def test_one_handed_over_is_called_as_its_function_is():
     def mean_error(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return 0.5
 
@@ -104,7 +104,7 @@ def test_one_handed_over_is_called_as_its_function_is() -> None:
     assert less_is_better("mean-error")
 
 
-def test_two_that_are_called_alike_are_refused() -> None:
+def test_two_that_are_called_alike_are_refused():
     def worst_recall(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return 0.5
 
@@ -113,7 +113,7 @@ def test_two_that_are_called_alike_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["loss", "time", "train_loss"])
-def test_one_that_is_called_as_something_else_of_a_run_is_refused(name: str) -> None:
+def test_one_that_is_called_as_something_else_of_a_run_is_refused(name):
     def metric(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return 0.5
 
@@ -125,6 +125,6 @@ def test_one_that_is_called_as_something_else_of_a_run_is_refused(name: str) -> 
 
 
 @pytest.mark.parametrize("names", ["precision", "accuracy,accuracy", "custom.losses:nothing", "math:pi"])
-def test_what_is_no_metric_is_refused(names: str) -> None:
+def test_what_is_no_metric_is_refused(names):
     with pytest.raises(OwnPartError, match=r"^metrics = "):
         metrics_of(names)

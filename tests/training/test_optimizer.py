@@ -27,7 +27,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_local_training_is_pytorchs_own_loop(name: str) -> None:
+def test_local_training_is_pytorchs_own_loop(name):
     options, kind, keywords = OPTIMIZERS[name]
     task = three_clients("mlp", LocalRule(l2=0.3))[0]
     task = replace(task, optimizer=optimizer_of(name.strip(), options), lr=0.05)
@@ -55,7 +55,7 @@ def test_local_training_is_pytorchs_own_loop(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 @pytest.mark.parametrize("rule", [LocalRule(), LocalRule(alpha=0.7, beta=0.4, l2=0.3, clip_norm=0.3)])
-def test_every_way_agrees(name: str, rule: LocalRule) -> None:
+def test_every_way_agrees(name, rule):
     tasks = [replace(task, optimizer=optimizer_of(name)) for task in three_clients("mlp", rule)]
     single = by_way("single", tasks)
     for way in ("stacked", "vmapped"):
@@ -64,7 +64,7 @@ def test_every_way_agrees(name: str, rule: LocalRule) -> None:
                 torch.testing.assert_close(w[parameter], value, rtol=1e-3, atol=1e-4)
 
 
-def test_the_first_step_of_adam_is_the_step_size() -> None:
+def test_the_first_step_of_adam_is_the_step_size():
     # m̂ = g and v̂ = g²: w − γ g / (|g| + ε), whatever the gradient's size
     w = Tensors({"w": torch.tensor([1.0, 1.0, 1.0])})
     LocalAdam()(w, Tensors({"w": torch.tensor([100.0, -0.01, 0.0])}), 0.1)
@@ -78,7 +78,7 @@ class HandsOn(torch.optim.SGD):
         super().__init__(params, **options)
 
 
-def test_a_class_that_takes_any_option_is_given_it() -> None:
+def test_a_class_that_takes_any_option_is_given_it():
     name = f"{__name__}:HandsOn"
     assert optimizer_of(name, "nesterov=true momentum=0.5").options == (("nesterov", True), ("momentum", 0.5))
     with pytest.raises(OwnPartError, match=r"can't take a step with them \(.*'nestorov'"):
@@ -119,7 +119,7 @@ def test_a_class_that_takes_any_option_is_given_it() -> None:
         ("lbfgs", "", "optimizer = 'lbfgs', optimizer-options = '': can't take a step with them"),
     ],
 )
-def test_what_cant_be_is_refused(name: str, options: str, said: str) -> None:
+def test_what_cant_be_is_refused(name, options, said):
     with pytest.raises(OwnPartError) as error:
         optimizer_of(name, options)
     assert str(error.value).startswith(said)
@@ -153,7 +153,7 @@ class Idle(Choosy):
         pass
 
 
-def test_an_optimizer_sees_parameters_that_take_a_gradient() -> None:
+def test_an_optimizer_sees_parameters_that_take_a_gradient():
     move = optimizer_of(f"{__name__}:Choosy").begin()
     assert move is not None
     w = Tensors({"w": torch.ones(3)})
@@ -163,7 +163,7 @@ def test_an_optimizer_sees_parameters_that_take_a_gradient() -> None:
     assert not w.named["w"].requires_grad
 
 
-def test_an_optimizer_may_assign_parameters_their_values() -> None:
+def test_an_optimizer_may_assign_parameters_their_values():
     move = optimizer_of(f"{__name__}:Assigns").begin()
     assert move is not None
     w = Tensors({"w": torch.ones(3)})
@@ -172,7 +172,7 @@ def test_an_optimizer_may_assign_parameters_their_values() -> None:
         assert torch.equal(w.named["w"], torch.full((3,), expected))
 
 
-def test_an_optimizer_that_moves_nothing_is_refused() -> None:
+def test_an_optimizer_that_moves_nothing_is_refused():
     with pytest.raises(
         OwnPartError, match=r"Idle', .*: can't take a step with them \(they leave a model as it is"
     ):

@@ -34,7 +34,7 @@ def of_rows(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [CROSS_ENTROPY, Loss("m:own", own)])
-def test_a_mean_is_over_the_positions_that_count(loss: Loss) -> None:
+def test_a_mean_is_over_the_positions_that_count(loss):
     sums, counts = loss.each(OUTPUTS, LABELS)
     assert counts is not None
     assert sums.tolist() == pytest.approx(ROWS)
@@ -44,13 +44,13 @@ def test_a_mean_is_over_the_positions_that_count(loss: Loss) -> None:
     assert float(loss.mean(OUTPUTS[2:], LABELS[2:])) == 0
 
 
-def test_where_a_loss_is_of_rows_each_row_counts_once() -> None:
+def test_where_a_loss_is_of_rows_each_row_counts_once():
     assert float(Loss("m:rows", of_rows).mean(OUTPUTS, LABELS)) == pytest.approx(4 * LN2 / 3)
     assert float(Loss("m:rows", of_rows).mean(OUTPUTS[:2], LABELS[:2])) == pytest.approx(4 * LN2 / 2)
 
 
 @given(seed=st.integers(0, 1000), pictures=st.booleans())
-def test_cross_entropy_is_pytorchs(seed: int, pictures: bool) -> None:
+def test_cross_entropy_is_pytorchs(seed, pictures):
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(-1, 5, (3, 4, 2) if pictures else (3, 4), generator=rng)
     labels[labels < 0] = -100
@@ -73,11 +73,11 @@ def test_cross_entropy_is_pytorchs(seed: int, pictures: bool) -> None:
         ((2, 3), (2,), 1),
     ],
 )
-def test_the_axis_of_the_classes(outputs: tuple[int, ...], labels: tuple[int, ...], axis: int) -> None:
+def test_the_axis_of_the_classes(outputs, labels, axis):
     assert class_axis(torch.empty(outputs), torch.empty(labels)) == axis
 
 
-def test_outputs_without_an_axis_for_the_classes_are_refused() -> None:
+def test_outputs_without_an_axis_for_the_classes_are_refused():
     with pytest.raises(
         ValueError, match=r"outputs \(2, 5\) don't fit labels \(2, 5\): they need one axis more"
     ):
@@ -95,12 +95,12 @@ def test_outputs_without_an_axis_for_the_classes_are_refused() -> None:
         ("f1-macro", (0.8 + 0) / 2),
     ],
 )
-def test_metrics_by_hand(name: str, expected: float) -> None:
+def test_metrics_by_hand(name, expected):
     assert METRICS[name].whole(OUTPUTS, LABELS) == pytest.approx(expected)
     assert METRICS[name].whole(OUTPUTS.movedim(2, 1), LABELS) == pytest.approx(expected)
 
 
-def test_of_a_picture_of_numbers_all_values_are_one_column() -> None:
+def test_of_a_picture_of_numbers_all_values_are_one_column():
     truth = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
     logits = torch.tensor([[[2.0, 1.0], [-1.0, -1.0]]])
     # one: 1 of 2; zero: 2 of 3
@@ -126,7 +126,7 @@ class Table(nn.Module):
 X = torch.tensor([[0.0, 0], [0, 1], [0, 0]])
 
 
-def test_scores_of_all_and_of_clients_weigh_positions() -> None:
+def test_scores_of_all_and_of_clients_weigh_positions():
     measured = tuple(METRICS[name] for name in ("accuracy", "perplexity", "iou"))
     model = Table()
     score = evaluate(model, model.state_dict(), X, LABELS, CROSS_ENTROPY, measured)
@@ -138,7 +138,7 @@ def test_scores_of_all_and_of_clients_weigh_positions() -> None:
     assert by_client["perplexity"] == pytest.approx([2**1.5, np.nan, 2], nan_ok=True)
 
 
-def test_a_padded_batch_has_the_gradient_of_the_batch() -> None:
+def test_a_padded_batch_has_the_gradient_of_the_batch():
     trainee, state = Trainee(Table()), {"logits": torch.tensor([UP, DOWN])}
     of = batch_loss(trainee, CROSS_ENTROPY, {})
     padded = torch.func.grad(of)(state, X[[0, 1, 1]], LABELS[[0, 1, 1]], torch.tensor([1.0, 1, 0]))
@@ -146,7 +146,7 @@ def test_a_padded_batch_has_the_gradient_of_the_batch() -> None:
     torch.testing.assert_close(padded, alone)
 
 
-def test_divergence_is_of_means_over_positions() -> None:
+def test_divergence_is_of_means_over_positions():
     # Two clients, (row 0) and (rows 1, 2); the second's loss is of one position. ∇ of −ln p is p − e.
     model = Table()
     meter = DivergenceMeter(model, X, LABELS, np.array([0, 1, 3]))

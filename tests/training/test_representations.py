@@ -32,7 +32,7 @@ EACH_RULE = pytest.mark.parametrize(("way", "rule"), covering(WAYS, RULES, toget
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_way_can_train(way: Way) -> None:
+def test_what_a_way_can_train(way):
     for model, ways in MODELS.items():
         for rule in RULES.values():
             (task, *_) = three_clients(model, rule, IMAGES.get(model, (1, 2, 3)))
@@ -53,9 +53,7 @@ def test_what_a_way_can_train(way: Way) -> None:
         ),
     ),
 )
-def test_every_rule_is_that_of_the_formulas(
-    model: str, way: Way, rule: str, constant: bool, anchor: bool
-) -> None:
+def test_every_rule_is_that_of_the_formulas(model, way, rule, constant, anchor):
     """The anchor is another model than the first, as a client's own is pulled to the global one (Ditto)."""
     shape = IMAGES.get(model, (1, 2, 3))
     tasks = three_clients(model, RULES[rule], shape, constant=constant, anchor=anchor)
@@ -64,9 +62,7 @@ def test_every_rule_is_that_of_the_formulas(
 
 
 @EACH_RULE
-def test_a_pull_to_where_it_starts_is_the_rule_itself_to_the_bit_but_for_the_dual_form(
-    way: Way, rule: str
-) -> None:
+def test_a_pull_to_where_it_starts_is_the_rule_itself_to_the_bit_but_for_the_dual_form(way, rule):
     tasks = three_clients("mlp", RULES[rule])
     anchored = by_way(way, [replace(task, anchor=task.start) for task in tasks])
     for (w, _), (v, _) in zip(anchored, by_way(way, tasks), strict=True):
@@ -75,7 +71,7 @@ def test_a_pull_to_where_it_starts_is_the_rule_itself_to_the_bit_but_for_the_dua
 
 
 @EACH_RULE
-def test_all_that_a_task_is_made_of_stays_as_it_is(way: Way, rule: str) -> None:
+def test_all_that_a_task_is_made_of_stays_as_it_is(way, rule):
     tasks = three_clients("mlp", RULES[rule], constant=True)
 
     def inputs(task: LocalTask) -> list[torch.Tensor]:
@@ -91,7 +87,7 @@ def test_all_that_a_task_is_made_of_stays_as_it_is(way: Way, rule: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_vector_that_the_rule_does_not_read_changes_no_bit(way: Way) -> None:
+def test_a_vector_that_the_rule_does_not_read_changes_no_bit(way):
     with_u = [replace(task, rule=LocalRule()) for task in three_clients("logistic", RULES["beta"])]
     without = [replace(task, neighbours=None) for task in with_u]
     for (w, loss), (v, other_loss) in zip(by_way(way, with_u), by_way(way, without), strict=True):
@@ -100,7 +96,7 @@ def test_a_vector_that_the_rule_does_not_read_changes_no_bit(way: Way) -> None:
 
 
 @EACH_RULE
-def test_a_constant_of_zero_changes_no_bit(way: Way, rule: str) -> None:
+def test_a_constant_of_zero_changes_no_bit(way, rule):
     # SCAFFOLD's first round, with all control variates 0, is FedAvg's.
     without = three_clients("mlp", RULES[rule])
     zero = [
@@ -141,7 +137,7 @@ def cases(draw: st.DrawFn, way: Way) -> list[LocalTask]:
 
 @pytest.mark.parametrize("way", WAYS)
 @given(data=st.data())
-def test_any_clients_are_trained_by_the_formulas(way: Way, data: st.DataObject) -> None:
+def test_any_clients_are_trained_by_the_formulas(way, data):
     tasks = data.draw(cases(way))
     for task, (w, loss) in zip(tasks, by_way(way, tasks), strict=True):
         assert_equals_reference(task, w, loss)

@@ -20,7 +20,7 @@ LR = 0.2
 
 
 @pytest.fixture
-def problem() -> dict[str, Any]:
+def problem():
     """A logistic regression with data, the model sent and a neighbour average."""
     rng = np.random.default_rng(7)
 
@@ -86,7 +86,7 @@ AMOUNTS = {
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 @pytest.mark.parametrize("rule", RULES)
-def test_training_equals_a_float64_implementation(problem: dict[str, Any], rule: str, amount: str) -> None:
+def test_training_equals_a_float64_implementation(problem, rule, amount):
     batches = plan(EXAMPLES, **AMOUNTS[amount])
     trained, loss = run(problem, batches, RULES[rule], neighbours=problem["neighbours"])
     weight, bias, expected_loss = numpy_train(problem, batches, RULES[rule])
@@ -96,7 +96,7 @@ def test_training_equals_a_float64_implementation(problem: dict[str, Any], rule:
 
 
 @pytest.mark.parametrize(("momentum", "l2"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.1), (0.9, 0.01)])
-def test_training_equals_torch_sgd(problem: dict[str, Any], momentum: float, l2: float) -> None:
+def test_training_equals_torch_sgd(problem, momentum, l2):
     batches = plan(EXAMPLES, batch=8, epochs=5)
     trained, _ = run(problem, batches, LocalRule(momentum=momentum, l2=l2), lr=0.05)
     model = build_model("logistic", kind="vector", input_shape=(FEATURES,), num_classes=CLASSES)
@@ -111,7 +111,7 @@ def test_training_equals_torch_sgd(problem: dict[str, Any], momentum: float, l2:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_alpha_0_and_beta_1_are_plain_training_bit_for_bit(problem: dict[str, Any], momentum: float) -> None:
+def test_alpha_0_and_beta_1_are_plain_training_bit_for_bit(problem, momentum):
     batches = plan(EXAMPLES, batch=8, epochs=3)
     plain, plain_loss = run(problem, batches, LocalRule(momentum=momentum))
     limit = LocalRule(alpha=0.0, beta=1.0, momentum=momentum, l2=0.0, clip_norm=0.0)
@@ -121,12 +121,12 @@ def test_alpha_0_and_beta_1_are_plain_training_bit_for_bit(problem: dict[str, An
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.999])
-def test_beta_under_1_needs_neighbours(problem: dict[str, Any], beta: float) -> None:
+def test_beta_under_1_needs_neighbours(problem, beta):
     with pytest.raises(ValueError, match=f"beta = {beta}: needs the neighbour average u"):
         run(problem, plan(EXAMPLES, epochs=1), LocalRule(beta=beta))
 
 
-def test_a_strong_pull_keeps_the_model_near_the_one_sent(problem: dict[str, Any]) -> None:
+def test_a_strong_pull_keeps_the_model_near_the_one_sent(problem):
     # γ α = 1: w ← w − γ g − (w − w̄) = w̄ − γ g, one step from w̄ however many were taken
     batches = plan(EXAMPLES, batch=8, steps=50)
     trained, _ = run(problem, batches, LocalRule(alpha=1000.0), lr=1e-3)
@@ -150,7 +150,7 @@ def numpy_gradient(problem: dict[str, Any], rows: list[int]) -> tuple[float, dic
     }
 
 
-def test_one_step_by_hand() -> None:
+def test_one_step_by_hand():
     # loss ½ (w − 3)² at w = 1: g = −2; γ = 0.1: w = 1 + 0.2 = 1.2; loss before the step ½ · 4 = 2
     def loss(parameters: Parameters, x: torch.Tensor, y: torch.Tensor, mask: Any) -> torch.Tensor:
         return 0.5 * (parameters["w"] - 3).square().sum()
@@ -188,7 +188,7 @@ def test_one_step_by_hand() -> None:
     assert after(1, LocalRule(clip_norm=0.5), h=0.5)[0] == pytest.approx(1.0)
 
 
-def test_a_zero_gradient_survives_clipping(problem: dict[str, Any]) -> None:
+def test_a_zero_gradient_survives_clipping(problem):
     def flat(parameters: Parameters, x: torch.Tensor, y: torch.Tensor, mask: Any) -> torch.Tensor:
         return 0 * sum(value.sum() for value in parameters.values())
 
@@ -200,7 +200,7 @@ def test_a_zero_gradient_survives_clipping(problem: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_the_path_is_how_far_steps_go_along_a_gradient_of_one(momentum: float, alpha: float) -> None:
+def test_the_path_is_how_far_steps_go_along_a_gradient_of_one(momentum, alpha):
     rule, w = LocalRule(alpha=alpha, momentum=momentum), Tensors({"w": torch.zeros(1, dtype=torch.float64)})
     one, sent = Tensors({"w": torch.ones(1, dtype=torch.float64)}), Tensors({"w": torch.zeros(1)})
     velocity = Tensors({"w": torch.zeros(1, dtype=torch.float64)}) if momentum else None
@@ -209,7 +209,7 @@ def test_the_path_is_how_far_steps_go_along_a_gradient_of_one(momentum: float, a
         assert path(rule, LR, steps) == pytest.approx(-w.named["w"].item(), rel=1e-12)
 
 
-def test_the_path_in_closed_form() -> None:
+def test_the_path_in_closed_form():
     # K γ; with momentum as Wang et al. 2020 have it; with a pull (1 − (1 − γα)^K)/α.
     assert path(LocalRule(), 0.1, 7) == pytest.approx(0.7, rel=1e-12)
     expected = 0.1 * (7 - 0.9 * (1 - 0.9**7) / 0.1) / 0.1

@@ -27,7 +27,7 @@ def assert_close(found: Parameters, expected: Parameters) -> None:
 
 
 @given(seed=seeds, factor=numbers)
-def test_tensors_are_added_scaled_and_moved_by_name(seed: int, factor: float) -> None:
+def test_tensors_are_added_scaled_and_moved_by_name(seed, factor):
     generator = torch.Generator().manual_seed(seed)
     a, b = named(generator), named(generator)
     other = {name: b[name] for name in reversed(b)}  # by name, not by place
@@ -41,14 +41,14 @@ def test_tensors_are_added_scaled_and_moved_by_name(seed: int, factor: float) ->
 
 
 @given(seed=seeds, limit=st.floats(0.01, 20))
-def test_a_vector_is_cut_to_its_norm_and_a_shorter_one_left(seed: int, limit: float) -> None:
+def test_a_vector_is_cut_to_its_norm_and_a_shorter_one_left(seed, limit):
     a = named(torch.Generator().manual_seed(seed))
     cut = Tensors(a).clipped(limit).named
     assert_close(cut, {name: value * min(1.0, limit / norm(a)) for name, value in a.items()})
     assert norm(cut) <= limit * (1 + 1e-5)
 
 
-def test_a_zero_vector_survives_clipping() -> None:
+def test_a_zero_vector_survives_clipping():
     zeros = {"weight": torch.zeros(2, 2)}
     assert torch.equal(Tensors(zeros).clipped(1.0).named["weight"], zeros["weight"])
     stacked = Stack.of([zeros, {"weight": torch.full((2, 2), 2.0)}]).clipped(1.0).named["weight"]
@@ -57,7 +57,7 @@ def test_a_zero_vector_survives_clipping() -> None:
 
 
 @given(seed=seeds, factor=numbers, clients=st.integers(1, 4))
-def test_a_stack_is_its_clients_side_by_side(seed: int, factor: float, clients: int) -> None:
+def test_a_stack_is_its_clients_side_by_side(seed, factor, clients):
     generator = torch.Generator().manual_seed(seed)
     rates = torch.rand(clients, generator=generator)
     many, others = ([named(generator) for _ in range(clients)] for _ in range(2))
@@ -94,7 +94,7 @@ def worked_out(vector: Span, known: list[Tensor], x: Tensor) -> Tensor:
 
 
 @given(seed=seeds, factor=numbers, rate=st.floats(0.01, 1), steps=st.integers(1, 3))
-def test_a_span_is_what_it_works_out_to(seed: int, factor: float, rate: float, steps: int) -> None:
+def test_a_span_is_what_it_works_out_to(seed, factor, rate, steps):
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
@@ -130,7 +130,7 @@ def test_a_span_is_what_it_works_out_to(seed: int, factor: float, rate: float, s
         velocity = v
 
 
-def test_a_network_is_clipped_as_a_whole() -> None:
+def test_a_network_is_clipped_as_a_whole():
     # One row (3, 4) and δ = (1): the first layer's gradient is (3, 4), of norm 5; above it (12), so 13 in all.
     x = torch.tensor([[3.0, 4.0]])
     basis = Basis([], [], x @ x.T)

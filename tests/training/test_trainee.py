@@ -1,7 +1,6 @@
 """Modules with a state and random numbers of their own: dropout, batch normalisation, tied and frozen weights."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -84,7 +83,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("make", [with_dropout, Noisy, with_norm, Tied])
-def test_a_tasks_result_is_its_own_on_any_number_of_threads(make: Callable[[], nn.Module]) -> None:
+def test_a_tasks_result_is_its_own_on_any_number_of_threads(make):
     model = make().eval()
     tasks = [task_of(model, client) for client in range(24)]
     torch.manual_seed(1)
@@ -98,7 +97,7 @@ def test_a_tasks_result_is_its_own_on_any_number_of_threads(make: Callable[[], n
     assert not same(expected[0], train_one(replace(tasks[0], ids=(8, 0, 1)))) or make in (with_norm, Tied)
 
 
-def test_the_models_own_state_and_the_global_stream_stay_as_they_were() -> None:
+def test_the_models_own_state_and_the_global_stream_stay_as_they_were():
     for make in (with_dropout, Noisy, with_norm, Tied):
         model = make().eval()
         before, stream = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -111,7 +110,7 @@ def test_the_models_own_state_and_the_global_stream_stay_as_they_were() -> None:
         assert not model.training
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
+def test_dropout_drops_its_share_and_keeps_the_mean():
     trainee = Trainee(nn.Sequential(nn.Dropout(0.25), nn.Dropout2d(0.5)))
     trainee.begin(3)
     values, channels = trainee.module[0](torch.ones(200, 500)), trainee.module[1](torch.ones(500, 40, 2, 2))
@@ -125,7 +124,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
     assert torch.equal(trainee.module(torch.ones(2, 3, 4, 4)), torch.ones(2, 3, 4, 4))
 
 
-def test_running_statistics_are_pytorchs_and_come_back() -> None:
+def test_running_statistics_are_pytorchs_and_come_back():
     model = with_norm().eval()
     task = task_of(model, rows=6, batch=3)
     trained, _ = train_one(task)
@@ -140,7 +139,7 @@ def test_running_statistics_are_pytorchs_and_come_back() -> None:
     assert int(trained["1.num_batches_tracked"]) == 4
 
 
-def test_one_row_is_normalised_by_the_running_statistics() -> None:
+def test_one_row_is_normalised_by_the_running_statistics():
     model = with_norm().eval()
     with torch.no_grad():
         model[1].running_mean += 0.5
@@ -155,7 +154,7 @@ def test_one_row_is_normalised_by_the_running_statistics() -> None:
     np.testing.assert_allclose(trained["0.weight"], expected.detach().numpy(), rtol=1e-5, atol=1e-7)
 
 
-def test_frozen_weights_stay_and_tied_ones_are_one() -> None:
+def test_frozen_weights_stay_and_tied_ones_are_one():
     model = Tied().eval()
     names = names_of(model)
     assert names.trained == ("first.weight",)
@@ -172,7 +171,7 @@ def test_frozen_weights_stay_and_tied_ones_are_one() -> None:
 @pytest.mark.parametrize(
     ("make", "batched"), [(with_dropout, False), (with_norm, False), (Noisy, False), (Tied, True)]
 )
-def test_what_vmap_would_change_is_trained_singly(make: Callable[[], nn.Module], batched: bool) -> None:
+def test_what_vmap_would_change_is_trained_singly(make, batched):
     assert can("vmapped", task_of(make().eval())) == batched
 
 
@@ -191,7 +190,7 @@ class Parts(nn.Module):
         return outputs
 
 
-def test_pooling_before_a_relu_changes_no_bit() -> None:
+def test_pooling_before_a_relu_changes_no_bit():
     chain = nn.Sequential(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.ReLU(), nn.MaxPool2d(3, 1, padding=1))
     trainee = Trainee(chain)
     assert [type(layer) for layer in trainee.module.modules()] == [
@@ -215,7 +214,7 @@ def test_pooling_before_a_relu_changes_no_bit() -> None:
     assert found[0] == found[1]
 
 
-def test_a_chain_within_a_users_module_stays() -> None:
+def test_a_chain_within_a_users_module_stays():
     module = Parts()
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(Trainee(module).module(x), module(x))
@@ -234,7 +233,7 @@ class Viewed(nn.Module):
         return outputs
 
 
-def test_a_module_that_wants_its_images_in_one_piece_is_trained() -> None:
+def test_a_module_that_wants_its_images_in_one_piece_is_trained():
     torch.manual_seed(0)
     task = replace(
         task_of(Viewed()),

@@ -1,7 +1,6 @@
 """Training many tasks at once: every way, any number of threads and any chunks give each task its own result."""
 
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ PLAIN, ALL = LocalRule(), LocalRule(alpha=0.5, beta=0.5, momentum=0.5, l2=0.01, 
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     """As in a run with client-threads = 1; a single chunk is trained in the caller's thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -38,7 +37,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def trainer() -> Iterator[Callable[..., Trainer]]:
+def trainer():
     """Make trainers that end with the test."""
     made = []
 
@@ -146,14 +145,14 @@ def assert_same(one: list[Trained], other: list[Trained]) -> None:
         ("wide", "dual", "stacked"),
     ],
 )
-def test_the_way_follows_from_task_and_device(name: str, on_cpu: str, on_gpu: str) -> None:
+def test_the_way_follows_from_task_and_device(name, on_cpu, on_gpu):
     (task,) = tasks_of(name, sizes=(80,), epochs=10, batch=80)
     assert way_of(task) == on_cpu
     assert can("vmapped", task) == (name != "lstm")  # tried once for a model, here on the CPU
     assert way_of(replace(task, x=SimpleNamespace(device=torch.device("cuda")))) == on_gpu
 
 
-def test_what_has_no_dual_form_is_stacked() -> None:
+def test_what_has_no_dual_form_is_stacked():
     (task,) = tasks_of("wide", ALL, sizes=(80,), epochs=10, batch=80)
     assert way_of(task) == "dual"
     assert way_of(replace(task, optimizer=optimizer_of("adam", ""))) == "stacked"
@@ -163,9 +162,7 @@ def test_what_has_no_dual_form_is_stacked() -> None:
     ("way", "name", "rule"),
     covering([None, *WAYS], ["logistic", "mlp", "cnn", "perceptron"], [PLAIN, ALL], rest=False),
 )
-def test_every_way_equals_the_formulas_in_the_order_of_the_tasks(
-    way: str | None, name: str, rule: LocalRule, trainer: Callable[..., Trainer]
-) -> None:
+def test_every_way_equals_the_formulas_in_the_order_of_the_tasks(way, name, rule, trainer):
     tasks = tasks_of(name, rule)
     trained = trainer(way).train(tasks)
     assert len(trained) == len(tasks)
@@ -173,7 +170,7 @@ def test_every_way_equals_the_formulas_in_the_order_of_the_tasks(
         assert_close(one, by_formulas(task))
 
 
-def test_an_lstm_is_trained_singly(trainer: Callable[..., Trainer]) -> None:
+def test_an_lstm_is_trained_singly(trainer):
     tasks = tasks_of("lstm", sizes=(4, 2), epochs=1)
     trained = trainer().train(tasks)
     assert_same(trained, trainer("single").train(tasks))
@@ -182,7 +179,7 @@ def test_an_lstm_is_trained_singly(trainer: Callable[..., Trainer]) -> None:
 
 
 @pytest.mark.parametrize("name", ["logistic", "cnn", "perceptron"])
-def test_one_task_alone_is_the_same_and_its_own(name: str, trainer: Callable[..., Trainer]) -> None:
+def test_one_task_alone_is_the_same_and_its_own(name, trainer):
     (task,) = tasks_of(name, sizes=(20,))
     alone = train_one(task)
     assert_same([alone], trainer().train([task]))
@@ -205,13 +202,7 @@ def test_one_task_alone_is_the_same_and_its_own(name: str, trainer: Callable[...
         ("wide", "dual", 0),
     ],
 )
-def test_the_number_of_threads_changes_no_bit(
-    name: str,
-    way: str | None,
-    chunk_bytes: int,
-    trainer: Callable[..., Trainer],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_of_threads_changes_no_bit(name, way, chunk_bytes, trainer, monkeypatch):
     monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", chunk_bytes)
     tasks = [task for key in range(3) for task in tasks_of(name, epochs=1, key=key)]
     alone = trainer(way, workers=1)
@@ -223,13 +214,13 @@ def test_the_number_of_threads_changes_no_bit(
             assert_same(several.train(tasks), expected)
 
 
-def test_by_default_there_is_a_thread_for_each_core() -> None:
+def test_by_default_there_is_a_thread_for_each_core():
     trainer = Trainer()
     assert trainer.workers == training._cores() >= 1
     trainer.close()
 
 
-def test_threads_end_with_the_trainer() -> None:
+def test_threads_end_with_the_trainer():
     before = set(threading.enumerate())
     trainer = Trainer("single", workers=3)
     trainer.train(tasks_of("logistic"))
@@ -240,16 +231,14 @@ def test_threads_end_with_the_trainer() -> None:
     assert not any(thread.is_alive() for thread in started)
 
 
-def test_no_tasks(trainer: Callable[..., Trainer]) -> None:
+def test_no_tasks(trainer):
     assert trainer().train([]) == []
 
 
 @pytest.mark.parametrize(
     ("name", "way"), [("cnn", None), ("cnn", "vmapped"), ("mlp", None), ("mlp", "single"), ("wide", "dual")]
 )
-def test_what_a_task_raises_is_its_result_and_no_other_misses_it(
-    name: str, way: str | None, trainer: Callable[..., Trainer]
-) -> None:
+def test_what_a_task_raises_is_its_result_and_no_other_misses_it(name, way, trainer):
     first, second = tasks_of(name, sizes=(4, 3), epochs=1)
     # All have the same rows, the second half of which is of classes that there aren't.
     x, y = torch.cat([first.x, first.x]), torch.cat([first.y, first.y + 100])
@@ -269,9 +258,7 @@ def test_what_a_task_raises_is_its_result_and_no_other_misses_it(
 
 
 @pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
-def test_want_of_memory_is_no_tasks_error(
-    kind: type[Exception], trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_want_of_memory_is_no_tasks_error(kind, trainer, monkeypatch):
     def wants(tasks: object) -> None:
         raise kind("no room")
 
@@ -286,7 +273,7 @@ def test_want_of_memory_is_no_tasks_error(
 # Chunks --------------------------------------------------------------------------------------------------------
 
 
-def test_models_rules_datasets_and_constants_in_one_call(trainer: Callable[..., Trainer]) -> None:
+def test_models_rules_datasets_and_constants_in_one_call(trainer):
     moved = [replace(task, x=task.x + 0.1) for task in tasks_of("mlp", sizes=(13, 8))]
     controlled = [
         replace(task, constant={part: value + 0.01 for part, value in task.start.items()})
@@ -317,13 +304,7 @@ def test_models_rules_datasets_and_constants_in_one_call(trainer: Callable[..., 
 
 @pytest.mark.parametrize(("name", "way"), [("logistic", "stacked"), ("mlp", "stacked"), ("cnn", "vmapped")])
 @pytest.mark.parametrize("rule", [PLAIN, ALL], ids=["plain", "all"])
-def test_smaller_chunks_change_nothing_beyond_rounding(
-    name: str,
-    way: str,
-    rule: LocalRule,
-    trainer: Callable[..., Trainer],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_smaller_chunks_change_nothing_beyond_rounding(name, way, rule, trainer, monkeypatch):
     tasks = tasks_of(name, rule, epochs=1)
     found = []
     for chunk_bytes in (1 << 40, 300_000, 1):
@@ -336,16 +317,14 @@ def test_smaller_chunks_change_nothing_beyond_rounding(
         assert_close(three, one)
 
 
-def test_a_stack_holds_as_many_as_its_memory(
-    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stack_holds_as_many_as_its_memory(trainer, monkeypatch):
     # A logistic model has 650 parameters, a batch 8·64 inputs: 4·(650 + 512) = 4,648 bytes a client
     monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", 3 * 4648)
     chunks = [positions for _, positions in trainer()._chunks(tasks_of("logistic", sizes=(8,) * 7))]
     assert [len(chunk) for chunk in chunks] == [2, 2, 3]
 
 
-def test_padding_is_bounded(trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_is_bounded(trainer, monkeypatch):
     monkeypatch.setattr("fedapp.training.chunks.CPU_CHUNK", 1 << 40)
     sizes = tuple(np.random.default_rng(0).integers(1, 20, 10).tolist())
     tasks = tasks_of("logistic", sizes=sizes)
@@ -358,7 +337,7 @@ def test_padding_is_bounded(trainer: Callable[..., Trainer], monkeypatch: pytest
             assert steps * width * len(chunk) <= 1.5 * sum(int(b.sizes.sum()) for b in batches)
 
 
-def test_a_thread_of_training_takes_no_other_to_help(trainer: Callable[..., Trainer]) -> None:
+def test_a_thread_of_training_takes_no_other_to_help(trainer):
     made = trainer(workers=1)
     made._threads.submit(int).result()  # it is there
     torch.set_num_threads(3)  # as a run with client-threads = 3 does

@@ -142,7 +142,7 @@ def found(model: nn.Module) -> tuple[str, ...]:
         (LateByName, {"steps", "running_kept"}),
     ],
 )
-def test_what_is_trained_and_what_changes_travels(make: Callable[[], nn.Module], beside: set[str]) -> None:
+def test_what_is_trained_and_what_changes_travels(make, beside):
     model = make()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -169,9 +169,7 @@ def task_of(model: nn.Module, names: tuple[str, ...], steps: int) -> LocalTask:
 
 
 @pytest.mark.parametrize("make", [Net, Masked, Counting, Teaching, Normalising])
-def test_a_task_returns_what_travels_and_gets_it_as_from_the_whole_state(
-    make: Callable[[], nn.Module],
-) -> None:
+def test_a_task_returns_what_travels_and_gets_it_as_from_the_whole_state(make):
     model = make()
     names = found(model)
     own, whole = (train_single(task_of(model, each, 3))[0] for each in (names, tuple(model.state_dict())))
@@ -179,7 +177,7 @@ def test_a_task_returns_what_travels_and_gets_it_as_from_the_whole_state(
     assert all(own[name].equal(whole[name]) for name in names)
 
 
-def test_what_changes_later_than_it_was_tried_is_an_error_that_names_it() -> None:
+def test_what_changes_later_than_it_was_tried_is_an_error_that_names_it():
     model = Late()
     names = found(model)
     train_single(task_of(model, names, 2))
@@ -194,7 +192,7 @@ def test_what_changes_later_than_it_was_tried_is_an_error_that_names_it() -> Non
 # How two sides know ------------------------------------------------------------------------------------------------
 
 
-def test_the_digest_is_of_names_types_shapes_and_bits() -> None:
+def test_the_digest_is_of_names_types_shapes_and_bits():
     def digest(change: Callable[[nn.Module], object] = lambda _: None, sent: set[str] = HEAD) -> str:
         torch.manual_seed(0)
         model = Masked()
@@ -218,7 +216,7 @@ def test_the_digest_is_of_names_types_shapes_and_bits() -> None:
     assert digest(sent=set(Masked().state_dict())) == ""
 
 
-def test_frozen_arrays_of_any_type_replace_a_models_own() -> None:
+def test_frozen_arrays_of_any_type_replace_a_models_own():
     class Mixed(Masked):
         def add(self) -> None:
             super().add()
@@ -249,7 +247,7 @@ def test_frozen_arrays_of_any_type_replace_a_models_own() -> None:
         ),
     ],
 )
-def test_arrays_of_another_model_are_refused(change: Callable[[nn.Module], object], reason: str) -> None:
+def test_arrays_of_another_model_are_refused(change, reason):
     other = Net()
     change(other)
     with pytest.raises(OtherArraysError, match=reason):
@@ -258,7 +256,7 @@ def test_arrays_of_another_model_are_refused(change: Callable[[nn.Module], objec
         with_frozen(other, HEAD, b"these are none")
 
 
-def test_a_state_is_completed_by_the_models_own_arrays() -> None:
+def test_a_state_is_completed_by_the_models_own_arrays():
     model = Masked()
     sent = {"head.bias": torch.ones(2), "head.weight": torch.ones(2, 4)}
     whole = completed(model, sent)
@@ -267,7 +265,7 @@ def test_a_state_is_completed_by_the_models_own_arrays() -> None:
     assert whole["mask"].equal(model.mask)
 
 
-def test_a_copy_of_the_model_is_trained_anew_after_a_task_that_failed() -> None:
+def test_a_copy_of_the_model_is_trained_anew_after_a_task_that_failed():
     model = Late()
     names = found(model)
     good = train_single(task_of(model, names, 2))[0]

@@ -1,7 +1,5 @@
 """Each client's share of work, E_k: how it is decided and written into messages."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,11 +27,11 @@ F80 = np.linspace(0.2, 1, 5)
         ("uniform:6-6", 4, F80, [6, 6, 6, 6, 6]),
     ],
 )
-def test_work_by_hand(kind: str, usual: int, times: Sequence[float], expected: list[int]) -> None:
+def test_work_by_hand(kind, usual, times, expected):
     assert local_work(kind, usual, np.asarray(times), seed=0) == expected
 
 
-def test_drawn_work_has_its_distribution() -> None:
+def test_drawn_work_has_its_distribution():
     uniform = local_work("uniform:1-4", 1, np.ones(40_000), seed=3)
     assert np.bincount(uniform).tolist()[1:] == pytest.approx([10_000] * 4, rel=0.03)  # σ ≈ 87 of 10,000
     drawn = np.array(local_work("lognormal:0.25", 1000, np.ones(40_000), seed=3))
@@ -49,9 +47,7 @@ def test_drawn_work_has_its_distribution() -> None:
     st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30),
     st.integers(0, 2**63 - 1),
 )
-def test_everyone_works_and_the_same_whenever_asked(
-    kind: str, usual: int, times: list[float], seed: int
-) -> None:
+def test_everyone_works_and_the_same_whenever_asked(kind, usual, times, seed):
     work = local_work(kind, usual, np.array(times), seed)
     assert work == local_work(kind, usual, np.array(times), seed)
     assert len(work) == len(times)
@@ -64,5 +60,5 @@ def test_everyone_works_and_the_same_whenever_asked(
     assert of_client(to_text(work), usual, 0, len(work) + 5) == (work[-1], 0)
 
 
-def test_seeds_differ() -> None:
+def test_seeds_differ():
     assert len({tuple(local_work("uniform:1-100", 1, np.ones(5), seed)) for seed in range(20)}) == 20

@@ -20,6 +20,6 @@ from fedapp.training.work import scheduled_lr
         ("exponential:.25", {1: 0.8, 2: 0.2}),
     ],
 )
-def test_learning_rate_by_round(schedule: str, by_round: dict[int, float]) -> None:
+def test_learning_rate_by_round(schedule, by_round):
     for server_round, expected in by_round.items():
         assert scheduled_lr(0.8, schedule, server_round, 4) == pytest.approx(expected, abs=1e-15)

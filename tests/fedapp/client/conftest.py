@@ -1,19 +1,16 @@
 """Fixtures of the ClientApp's tests."""
 
-from collections.abc import Callable
-
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp import federation
 from fedapp.client import training
-from fedapp.config import RunConfig
-from fedapp.server import Experiment, prepare
+from fedapp.server import prepare
 from tests.fedapp.client.asking import CLIENTS
 
 
 @pytest.fixture(autouse=True)
-def this_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def this_task(monkeypatch):
     """A message carries the identity of the process that builds it; and the client starts with an empty cache."""
     for name, value in (("_task_id", 1), ("_run_id", 2), ("_node_id", 3)):
         monkeypatch.setattr(TaskIdentity, name, value)
@@ -21,11 +18,11 @@ def this_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def experiment(configure: Callable[..., RunConfig]) -> Experiment:
+def experiment(configure):
     return prepare(configure(model="logistic", local_epochs=2, batch_size=32), CLIENTS)
 
 
 @pytest.fixture
-def npz_experiment(configure: Callable[..., RunConfig], save_npz: Callable[..., str]) -> Experiment:
+def npz_experiment(configure, save_npz):
     path = save_npz("server.npz", test=True)
     return prepare(configure(dataset="npz", data_path=path, model="logistic", batch_size=8), 2)

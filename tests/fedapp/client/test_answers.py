@@ -1,7 +1,5 @@
 """The real ClientApp in process: what it answers of itself, and with data of its own."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from flwr.app import Message
 
 from fedapp import federation
 from fedapp.client_app import app
-from fedapp.server import Experiment
 from fedapp.training.evaluation import evaluate
 from strategies.flower import messages
 from tests.fedapp.client.asking import CLIENTS, NODE, ask, context_of, request_for, trained
@@ -20,7 +17,7 @@ CPU = torch.device("cpu")
 # Describe --------------------------------------------------------------------------------------------------
 
 
-def test_a_client_describes_itself(experiment: Experiment) -> None:
+def test_a_client_describes_itself(experiment):
     rows = experiment.partition.client(2)
     metrics = dict(ask(messages.DESCRIBE, experiment).content.metric_records[messages.METRICS])
     assert metrics == {
@@ -36,12 +33,12 @@ def test_a_client_describes_itself(experiment: Experiment) -> None:
     ("told", "said"),
     [({}, {}), ({"name": "oslo"}, {"device": {"name": "oslo"}}), ({"name": 7}, {"device": {"name": "7"}})],
 )
-def test_a_device_that_has_a_name_says_it(told: dict[str, str], said: object, experiment: Experiment) -> None:
+def test_a_device_that_has_a_name_says_it(told, said, experiment):
     reply = ask(messages.DESCRIBE, experiment, {**NODE, **told})
     assert {key: dict(record) for key, record in reply.content.config_records.items()} == said
 
 
-def test_all_clients_together_have_every_training_row(experiment: Experiment) -> None:
+def test_all_clients_together_have_every_training_row(experiment):
     described = [
         ask(
             messages.DESCRIBE, experiment, {"partition-id": i, "num-partitions": CLIENTS}
@@ -52,7 +49,7 @@ def test_all_clients_together_have_every_training_row(experiment: Experiment) ->
     assert sum(metrics["num-examples"] for metrics in described) == len(rows)
 
 
-def test_a_reply_goes_back_to_who_asked(experiment: Experiment) -> None:
+def test_a_reply_goes_back_to_who_asked(experiment):
     reply = ask(messages.DESCRIBE, experiment)
     assert reply.metadata.dst_node_id == 3
     assert reply.metadata.src_node_id == 7
@@ -68,9 +65,7 @@ def direction(reply: Message) -> np.ndarray:
     return array.numpy()
 
 
-def test_the_direction_is_the_principal_direction_of_the_clients_training_rows(
-    experiment: Experiment,
-) -> None:
+def test_the_direction_is_the_principal_direction_of_the_clients_training_rows(experiment):
     rows = experiment.partition.client(2)
     pixels = np.asarray(experiment.dataset.x)[rows].reshape(len(rows), 64).astype(np.float64)
     m = direction(ask(messages.ASK_DIRECTION, experiment))
@@ -81,7 +76,7 @@ def test_the_direction_is_the_principal_direction_of_the_clients_training_rows(
     assert np.linalg.norm(m - other) > 0.01
 
 
-def test_the_noise_of_a_direction_can_be_repeated_and_is_each_clients_own(experiment: Experiment) -> None:
+def test_the_noise_of_a_direction_can_be_repeated_and_is_each_clients_own(experiment):
     clean = direction(ask(messages.ASK_DIRECTION, experiment))
     noisy = direction(ask(messages.ASK_DIRECTION, experiment, message_epsilon=8.0))
     assert np.linalg.norm(noisy) == pytest.approx(1, abs=1e-12)
@@ -93,9 +88,7 @@ def test_the_noise_of_a_direction_can_be_repeated_and_is_each_clients_own(experi
         assert not np.array_equal(direction(reply), noisy)
 
 
-def test_a_node_of_its_own_draws_noise_that_the_server_cannot_repeat(
-    npz_experiment: Experiment, save_npz: Callable[..., str]
-) -> None:
+def test_a_node_of_its_own_draws_noise_that_the_server_cannot_repeat(npz_experiment, save_npz):
     node = {"data-path": save_npz("node.npz")}
     assert np.array_equal(*(direction(ask(messages.ASK_DIRECTION, npz_experiment, node)) for _ in "ab"))
     one, two = (
@@ -104,9 +97,7 @@ def test_a_node_of_its_own_draws_noise_that_the_server_cannot_repeat(
     assert not np.array_equal(one, two)
 
 
-def test_a_node_of_its_own_that_is_asked_again_draws_no_other_noise(
-    npz_experiment: Experiment, save_npz: Callable[..., str]
-) -> None:
+def test_a_node_of_its_own_that_is_asked_again_draws_no_other_noise(npz_experiment, save_npz):
     context = context_of({"data-path": save_npz("node.npz")})
     clean = app(request_for(messages.ASK_DIRECTION, npz_experiment), context)
     one, two = (
@@ -119,7 +110,7 @@ def test_a_node_of_its_own_that_is_asked_again_draws_no_other_noise(
 # Evaluate --------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_is_that_of_the_clients_training_rows(experiment: Experiment) -> None:
+def test_evaluation_is_that_of_the_clients_training_rows(experiment):
     reply = ask(messages.EVALUATE, experiment)
     rows = experiment.partition.client(2)
     x, y = federation.to_tensors(experiment.dataset, rows, False, CPU)
@@ -129,9 +120,7 @@ def test_evaluation_is_that_of_the_clients_training_rows(experiment: Experiment)
     assert not reply.content.array_records
 
 
-def test_a_node_with_a_file_of_its_own_has_all_its_training_rows(
-    npz_experiment: Experiment, save_npz: Callable[..., str]
-) -> None:
+def test_a_node_with_a_file_of_its_own_has_all_its_training_rows(npz_experiment, save_npz):
     own = save_npz("node.npz", test=True)
     metrics = dict(
         ask(messages.DESCRIBE, npz_experiment, {"data-path": own}).content.metric_records[messages.METRICS]
@@ -143,16 +132,12 @@ def test_a_node_with_a_file_of_its_own_has_all_its_training_rows(
     assert reply.content.metric_records[messages.METRICS]["num-steps"] == 4  # ⌈30 / 8⌉
 
 
-def test_a_node_without_the_last_classes_can_take_part(
-    npz_experiment: Experiment, save_npz: Callable[..., str]
-) -> None:
+def test_a_node_without_the_last_classes_can_take_part(npz_experiment, save_npz):
     reply = ask(messages.TRAIN, npz_experiment, {"data-path": save_npz("node.npz", classes=4)})
     assert trained(reply)["1.weight"].shape == (10, 64)
 
 
-def test_a_file_of_its_own_can_be_divided_too(
-    npz_experiment: Experiment, save_npz: Callable[..., str]
-) -> None:
+def test_a_file_of_its_own_can_be_divided_too(npz_experiment, save_npz):
     own = save_npz("node.npz", test=True)
     replies = [
         ask(messages.DESCRIBE, npz_experiment, {"data-path": own, "partition-id": i, "num-partitions": 3})

@@ -1,6 +1,5 @@
 """Compressed updates in the app: what leaves a client, alike on the engines, and a run that is resumed."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.runs import arrays_of, lines_of, same_files, vector_of
 
 CLIENTS = 4
 NAMES = ["fp16", "int8", "topk:0.05", "qsgd:4"]
-Go = Callable[..., Path]
 
 
 def grid_of(engine: str) -> SequentialGrid:
@@ -32,7 +30,7 @@ def grid_of(engine: str) -> SequentialGrid:
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Go:
+def go(tmp_path):
     """Run the app in this process; return the run's folder."""
 
     def run(
@@ -63,9 +61,7 @@ def of_method(strategy: str, compression: str) -> Any:
     ("strategy", "compression"),
     [of_method(strategy, name) for name in NAMES for strategy in ("fedavg", "scaffold", "async-fedavg")],
 )
-def test_the_vectorized_engine_gives_the_sequential_one_s_model(
-    go: Go, compression: str, strategy: str
-) -> None:
+def test_the_vectorized_engine_gives_the_sequential_one_s_model(go, compression, strategy):
     # Rounding decides where two values are as large, or one lies between two levels: an entry of a client's update
     # may be there on one engine and left out for the next on the other.
     options = {"strategy": strategy, "compression": compression, "eval_every": 1}
@@ -77,7 +73,7 @@ def test_the_vectorized_engine_gives_the_sequential_one_s_model(
 
 
 @pytest.mark.parametrize("compression", [*NAMES, "none"])
-def test_the_bytes_of_a_round_are_those_foretold(go: Go, compression: str) -> None:
+def test_the_bytes_of_a_round_are_those_foretold(go, compression):
     lines = lines_of(go("run", compression=compression, num_server_rounds=2))
     layout = Layout(("1.weight", "1.bias"), ((10, 64), (10,)), (np.dtype(np.float32),) * 2)
     up, down = CLIENTS * size_of(layout, compression), CLIENTS * size_of(layout)
@@ -95,7 +91,7 @@ def test_the_bytes_of_a_round_are_those_foretold(go: Go, compression: str) -> No
     ],
     ids=["fedavg", "fedbuff", "ditto"],
 )
-def test_a_resumed_run_equals_one_that_went_through(go: Go, engine: str, values: dict[str, Any]) -> None:
+def test_a_resumed_run_equals_one_that_went_through(go, engine, values):
     common = {**values, "num_server_rounds": 7, "checkpoint_every": 1}
     whole = go("whole", engine, **common)
     part = go("part", engine, stop_after=3, **common)
@@ -113,7 +109,7 @@ def test_a_resumed_run_equals_one_that_went_through(go: Go, engine: str, values:
 # Privacy ---------------------------------------------------------------------------------------------------------
 
 
-def test_with_local_privacy_what_is_compressed_has_its_noise(go: Go) -> None:
+def test_with_local_privacy_what_is_compressed_has_its_noise(go):
     # What the code means and what it leaves out add up to what local privacy lets go, to the last round.
     class Watching(SequentialGrid):
         replies: dict[int, list[Any]]
@@ -147,7 +143,7 @@ def test_with_local_privacy_what_is_compressed_has_its_noise(go: Go) -> None:
     ]
 
 
-def test_central_privacy_goes_with_it_and_the_model_stays_near(go: Go) -> None:
+def test_central_privacy_goes_with_it_and_the_model_stays_near(go):
     private = {
         "dp": "central",
         "dp_clipping_norm": 0.1,
@@ -177,7 +173,7 @@ class Normalising(torch.nn.Sequential):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_running_statistics_are_averaged_as_without(go: Go, engine: str) -> None:
+def test_running_statistics_are_averaged_as_without(go, engine):
     values = {"model": f"{__name__}:Normalising", "num_server_rounds": 1, "batch_size": 16}
     plain, coded = (
         arrays_of(go(name, engine, compression=compression, **values))
@@ -192,7 +188,7 @@ def test_running_statistics_are_averaged_as_without(go: Go, engine: str) -> None
 
 
 @pytest.mark.parametrize("value", ["topk:2", "topk:0", "qsgd:0", "qsgd:17", "topk:e"])
-def test_a_code_that_is_none_is_one_line_before_a_client_starts(value: str) -> None:
+def test_a_code_that_is_none_is_one_line_before_a_client_starts(value):
     with pytest.raises(ConfigError) as caught:
         server.prepare(RunConfig.load({"compression": value}), CLIENTS)
     allowed = "none, fp16, int8, topk:F with F in (0, 1], or qsgd:BITS with BITS 1 to 16"

@@ -1,7 +1,6 @@
 """A constant vector that a strategy of one's own sends beside the model: clients add it to every gradient."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -25,9 +24,7 @@ class Shifted(FedAvg):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_it_moves_every_parameter_by_the_step_size_times_it(
-    engine: str, run_app: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_moves_every_parameter_by_the_step_size_times_it(engine, run_app, monkeypatch):
     monkeypatch.setitem(REGISTRY, "shifted", Shifted)
     models = []
     for strategy in ("fedavg", "shifted"):
@@ -47,9 +44,7 @@ def test_it_moves_every_parameter_by_the_step_size_times_it(
 
 
 @pytest.mark.parametrize("strategy", only(["scaffold", "fednova", "feddyn", "mifa"], 2))
-def test_running_statistics_are_averaged_and_not_corrected_on_both_engines(
-    strategy: str, run_app: Callable[..., Path]
-) -> None:
+def test_running_statistics_are_averaged_and_not_corrected_on_both_engines(strategy, run_app):
     values = {
         "strategy": strategy,
         "model": "tests.fedapp.own_parts:normalising",

@@ -1,8 +1,6 @@
 """A client whose frozen arrays aren't the server's is sent them once, and keeps them."""
 
 import itertools
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from torch import nn
 
 from fedapp import client_app, federation
 from fedapp.client.kept import FROZEN_RECORD
-from fedapp.config import RunConfig
 from fedapp.own import register
 from fedapp.server import Experiment, prepare, task_config
 from fedapp.server.experiment import frozen_arrays
@@ -34,7 +31,7 @@ def drawn(num_classes: int) -> nn.Module:
 
 
 @pytest.fixture
-def make(configure: Callable[..., RunConfig]) -> Callable[..., Experiment]:
+def make(configure):
     """Prepare a run; then what this process holds is a client's."""
 
     def prepared(**values: Any) -> Experiment:
@@ -47,7 +44,7 @@ def make(configure: Callable[..., RunConfig]) -> Callable[..., Experiment]:
 
 
 @pytest.fixture
-def elsewhere(make: Callable[..., Experiment]) -> Experiment:
+def elsewhere(make):
     return make()
 
 
@@ -76,7 +73,7 @@ def as_the_server_would(experiment: Experiment) -> dict[str, np.ndarray]:
     return trained(client_app.app(request_for(messages.TRAIN, experiment), context_of()))
 
 
-def test_a_client_asks_for_arrays_that_it_builds_otherwise_and_keeps_them(elsewhere: Experiment) -> None:
+def test_a_client_asks_for_arrays_that_it_builds_otherwise_and_keeps_them(elsewhere):
     context = context_of()
     for kind in (messages.TRAIN, messages.EVALUATE):
         assert needs(asked(kind, elsewhere, context))
@@ -89,9 +86,7 @@ def test_a_client_asks_for_arrays_that_it_builds_otherwise_and_keeps_them(elsewh
     assert needs(asked(messages.TRAIN, elsewhere, context_of()))  # a SuperNode that was started anew
 
 
-def test_arrays_of_another_run_take_their_place(
-    elsewhere: Experiment, make: Callable[..., Experiment]
-) -> None:
+def test_arrays_of_another_run_take_their_place(elsewhere, make):
     context, other = context_of(), make()
     for experiment in (elsewhere, other):
         assert asked(messages.TRAIN, experiment, context, brings=True).has_content()
@@ -100,7 +95,7 @@ def test_arrays_of_another_run_take_their_place(
     assert len(context.state[FROZEN_RECORD]) == 1
 
 
-def test_a_device_has_them_in_its_folder_after_a_restart(elsewhere: Experiment, tmp_path: Path) -> None:
+def test_a_device_has_them_in_its_folder_after_a_restart(elsewhere, tmp_path):
     def device() -> Context:
         return context_of({**NODE, "state-path": str(tmp_path / "state")})
 
@@ -118,7 +113,7 @@ def test_a_device_has_them_in_its_folder_after_a_restart(elsewhere: Experiment, 
     assert needs(asked(messages.TRAIN, elsewhere, device()))
 
 
-def test_arrays_that_fit_no_client_are_one_line(make: Callable[..., Experiment]) -> None:
+def test_arrays_that_fit_no_client_are_one_line(make):
     experiment = make()
     message = request_for(messages.TRAIN, experiment)
     other = frozen_arrays(
@@ -164,9 +159,7 @@ class Devices(ClientApp):
     ],
     ids=lambda values: values.get("strategy", "fedavg"),
 )
-def test_each_device_is_sent_them_once_in_a_run_and_again_if_they_are_gone(
-    make: Callable[..., Experiment], values: dict[str, Any]
-) -> None:
+def test_each_device_is_sent_them_once_in_a_run_and_again_if_they_are_gone(make, values):
     experiment = make(**values)
     strategy = experiment.strategy
     strategy.run.frozen = frozen_arrays(experiment)

@@ -1,14 +1,10 @@
 """Each client's share of work: that clients do it, and what it does to the model."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp import client_app
-from fedapp.config import RunConfig
 from fedapp.federation import to_arrays
 from fedapp.server import Experiment, prepare, task_config
 from strategies.flower import messages
@@ -17,7 +13,7 @@ from strategies.flower import messages
 
 
 @pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Message]:
+def ask(monkeypatch):
     """Let one client of an experiment train, as a strategy would."""
     for name, value in (("_task_id", 1), ("_run_id", 2), ("_node_id", 3)):
         monkeypatch.setattr(TaskIdentity, name, value)
@@ -49,9 +45,7 @@ def trained(reply: Message) -> list[bytes]:
 
 
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
-def test_each_client_does_its_own_work(
-    unit: str, configure: Callable[..., RunConfig], ask: Callable[..., Message]
-) -> None:
+def test_each_client_does_its_own_work(unit, configure, ask):
     work = [3, 1, 4]
     length = (
         {"local_epochs": 1, "local_steps": 0} if unit == "epochs" else {"local_epochs": 0, "local_steps": 1}
@@ -64,9 +58,7 @@ def test_each_client_does_its_own_work(
 
 
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
-def test_a_straggler_does_its_part_rounded_up_and_says_so(
-    unit: str, configure: Callable[..., RunConfig], ask: Callable[..., Message]
-) -> None:
+def test_a_straggler_does_its_part_rounded_up_and_says_so(unit, configure, ask):
     length = (
         {"local_epochs": 4, "local_steps": 0} if unit == "epochs" else {"local_epochs": 0, "local_steps": 4}
     )
@@ -77,9 +69,7 @@ def test_a_straggler_does_its_part_rounded_up_and_says_so(
     assert messages.APPLIED not in ask(experiment, 0).content  # of whom nothing was asked
 
 
-def test_normalized_steps_are_steps_of_a_smaller_rate(
-    configure: Callable[..., RunConfig], ask: Callable[..., Message]
-) -> None:
+def test_normalized_steps_are_steps_of_a_smaller_rate(configure, ask):
     same = {"model": "logistic", "local_epochs": 0, "batch_size": 32}
     normalized = prepare(
         configure(**same, lr=0.4, local_steps=1, step_heterogeneity="range:4-8", normalize_steps=True), 3
@@ -88,7 +78,7 @@ def test_normalized_steps_are_steps_of_a_smaller_rate(
     assert trained(ask(normalized, 2)) == trained(ask(plain, 2))
 
 
-def test_a_message_says_all_there_is_to_know(configure: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_a_message_says_all_there_is_to_know(configure, tmp_path):
     # A device hasn't the server's trace, nor the number of clients: the message has the list.
     trace = tmp_path / "times.csv"
     trace.write_text("0,1.0\n1,3.0\n1,5.0\n2,2.0\n")  # τ = 1, 4, 2

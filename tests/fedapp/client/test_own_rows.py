@@ -1,7 +1,5 @@
 """A device whose tokens a model has no embedding for says so before it takes part."""
 
-from pathlib import Path
-
 import numpy as np
 
 from fedapp import server
@@ -11,7 +9,7 @@ from tests import own_models
 from tests.fedapp.client.asking import ask
 
 
-def test_a_device_tries_its_own_rows_before_it_takes_part(tmp_path: Path) -> None:
+def test_a_device_tries_its_own_rows_before_it_takes_part(tmp_path):
     for name, token in (("server", 5), ("fits", 5), ("too-large", 40)):
         x, y = own_models.texts()
         x[200, 2] = token

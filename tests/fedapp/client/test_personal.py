@@ -1,6 +1,5 @@
 """Clients' own models and test rows in the app: on both engines in process, on devices, and what is said."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,10 @@ from tests.runs import lines_of
 
 CLIENTS = 4
 COMMON = {"model": "logistic", "num-server-rounds": 3, "test-on": "own"}
-Go = Callable[..., Path]
 
 
 @pytest.fixture
-def go(run_app: Go) -> Go:
+def go(run_app):
     """Run the app for three rounds; return the run's folder."""
     return lambda engine="vectorized", name="", **given: run_app(
         COMMON, CLIENTS, name=name or engine, engine=engine, **given
@@ -53,14 +51,12 @@ def model(path: Path) -> bytes:
     ],
     ids=["mlp", "some", "statistics"],
 )
-def test_the_global_model_of_ditto_is_fedavgs_bit_for_bit(
-    go: Go, engine: str, others: dict[str, Any]
-) -> None:
+def test_the_global_model_of_ditto_is_fedavgs_bit_for_bit(go, engine, others):
     plain = {key: value for key, value in others.items() if key != "ditto_lambda"}
     assert model(go(engine, "ditto", strategy="ditto", **others)) == model(go(engine, "fedavg", **plain))
 
 
-def test_without_a_pull_dittos_own_models_are_trained_alone_bit_for_bit(go: Go) -> None:
+def test_without_a_pull_dittos_own_models_are_trained_alone_bit_for_bit(go):
     # Whatever becomes of the global model: here it moves a tenth as far.
     def own(pull: float, server_lr: float) -> tuple[list[float], list[float]]:
         given = {"model": "mlp", "ditto_lambda": pull, "server_lr": server_lr}
@@ -74,7 +70,7 @@ def test_without_a_pull_dittos_own_models_are_trained_alone_bit_for_bit(go: Go) 
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "spectral", "fedbuff"])
-def test_fine_tuning_leaves_no_trace_in_the_model(go: Go, strategy: str) -> None:
+def test_fine_tuning_leaves_no_trace_in_the_model(go, strategy):
     without, tuned = (
         go(name=f"{epochs}", strategy=strategy, buffer_size=2, fine_tune_epochs=epochs) for epochs in (0, 2)
     )
@@ -101,7 +97,7 @@ def test_fine_tuning_leaves_no_trace_in_the_model(go: Go, strategy: str) -> None
     ],
     ids=lambda given: "-".join(str(value) for value in given.values())[:40],
 )
-def test_both_engines_agree_client_by_client(go: Go, given: dict[str, Any]) -> None:
+def test_both_engines_agree_client_by_client(go, given):
     one, other = (last_clients(go(engine, **given)) for engine in ("sequential", "vectorized"))
     assert set(one) == set(other)
     assert {"accuracy", "personal-accuracy", "loss", "personal-loss"} <= set(one)
@@ -111,13 +107,13 @@ def test_both_engines_agree_client_by_client(go: Go, given: dict[str, Any]) -> N
     assert one["personal-loss"] != pytest.approx(one["loss"], rel=1e-2)
 
 
-def test_statistics_of_a_clients_own_model_are_its_own(go: Go) -> None:
+def test_statistics_of_a_clients_own_model_are_its_own(go):
     # As the initial ones, mean 0 and variance 1, an own model would score as if nothing were normalised.
     path = go(strategy="fedamp", model="tests.fedapp.own_parts:normalising", num_server_rounds=8, lr=0.05)
     assert np.mean(last_clients(path)["personal-accuracy"]) > 0.6
 
 
-def test_every_client_is_scored_on_its_own_test_rows_by_any_method(go: Go) -> None:
+def test_every_client_is_scored_on_its_own_test_rows_by_any_method(go):
     path = go(strategy="fedfix", num_server_rounds=6)
     told, last = last_clients(path), lines_of(path)[-1]
     with np.load(path / "partition.npz") as stored:
@@ -155,13 +151,13 @@ def test_every_client_is_scored_on_its_own_test_rows_by_any_method(go: Go) -> No
         ),
     ],
 )
-def test_fine_tuning_that_tells_nothing_is_refused(given: dict[str, Any], said: str) -> None:
+def test_fine_tuning_that_tells_nothing_is_refused(given, said):
     with pytest.raises(ConfigError) as caught:
         server.prepare(RunConfig.load({**COMMON, "fine-tune-epochs": 1, **given}), CLIENTS)
     assert str(caught.value) == said
 
 
-def test_min_samples_that_leave_nothing_to_test_on_are_refused() -> None:
+def test_min_samples_that_leave_nothing_to_test_on_are_refused():
     with pytest.raises(
         DataError, match="min-samples = 1: with test-on = 'own' a client needs 2 rows or more"
     ):
@@ -183,17 +179,13 @@ def test_min_samples_that_leave_nothing_to_test_on_are_refused() -> None:
         ({"client-evaluation": True}, DEPLOYMENT, True, ""),
     ],
 )
-def test_one_line_says_where_own_models_are_not_scored(
-    given: dict[str, Any], engine: str, scored: bool, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_line_says_where_own_models_are_not_scored(given, engine, scored, said, caplog):
     config = RunConfig.load({**COMMON, "strategy": "ditto", **given})
     assert evaluates_on_clients(config, server.experiment.build_strategy(config), engine) is scored
     assert [record.getMessage().startswith(said) for record in caplog.records] == [True] * bool(said)
 
 
-def test_test_rows_that_a_dataset_ships_are_divided_too(
-    save_npz: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_test_rows_that_a_dataset_ships_are_divided_too(save_npz, caplog):
     caplog.set_level("INFO")
     values = {**COMMON, "dataset": "npz", "data-path": save_npz(test=True), "partitioner": "iid"}
     made = server.prepare(RunConfig.load(values), CLIENTS)
@@ -231,13 +223,13 @@ def initial(config: RunConfig) -> ArrayRecord:
 
 
 @pytest.fixture
-def own(save_npz: Callable[..., str]) -> tuple[RunConfig, str]:
+def own(save_npz):
     path = save_npz(test=True)  # 30 rows to train on and 10 to test on
     values = {**COMMON, "dataset": "npz", "data-path": path, "test-fraction": 0.25, "strategy": "ditto"}
     return RunConfig.load(values), path
 
 
-def test_a_device_trains_on_no_row_that_it_is_tested_on(own: tuple[RunConfig, str], tmp_path: Path) -> None:
+def test_a_device_trains_on_no_row_that_it_is_tested_on(own, tmp_path):
     config, path = own
     context = device(tmp_path, path)
     asked = request(config, messages.DESCRIBE)
@@ -262,7 +254,7 @@ def test_a_device_trains_on_no_row_that_it_is_tested_on(own: tuple[RunConfig, st
     assert again.content["arrays"] == trained.content["arrays"]
 
 
-def test_a_device_with_one_row_says_that_it_cannot_take_part(tmp_path: Path) -> None:
+def test_a_device_with_one_row_says_that_it_cannot_take_part(tmp_path):
     path = tmp_path / "one.npz"
     np.savez(path, x_train=np.zeros((1, 4), np.uint8), y_train=np.zeros(1, np.int64))
     values = {**COMMON, "dataset": "npz", "data-path": str(path), "loss": "cross-entropy"}
@@ -282,9 +274,7 @@ def scores(config: RunConfig, arrays: ArrayRecord, context: Context, **more: Any
     )
 
 
-def test_a_devices_own_model_outlives_its_supernode_and_is_of_one_run(
-    own: tuple[RunConfig, str], tmp_path: Path
-) -> None:
+def test_a_devices_own_model_outlives_its_supernode_and_is_of_one_run(own, tmp_path):
     config, path = own
     arrays, context = initial(config), device(tmp_path, path)
     handle(request(config, messages.TRAIN, arrays, **RULE), context)
@@ -307,7 +297,7 @@ def test_a_devices_own_model_outlives_its_supernode_and_is_of_one_run(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_device_never_tells_its_own_model(own: tuple[RunConfig, str], tmp_path: Path) -> None:
+def test_a_device_never_tells_its_own_model(own, tmp_path):
     config, path = own
     context = device(tmp_path, path)
     handle(request(config, messages.TRAIN, initial(config), **RULE), context)
@@ -318,7 +308,7 @@ def test_a_device_never_tells_its_own_model(own: tuple[RunConfig, str], tmp_path
     assert trained.content["arrays"] != context.state[RECORD]
 
 
-def test_what_is_wrong_with_a_devices_folder_is_said(own: tuple[RunConfig, str], tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_devices_folder_is_said(own, tmp_path):
     config, path = own
     folder = tmp_path / "state"
     folder.mkdir()
@@ -332,7 +322,7 @@ def test_what_is_wrong_with_a_devices_folder_is_said(own: tuple[RunConfig, str],
     assert reply.error.reason.startswith(f"state-path = {str(folder)!r}: can't be written to (")
 
 
-def test_files_of_the_last_few_runs_are_kept(tmp_path: Path) -> None:
+def test_files_of_the_last_few_runs_are_kept(tmp_path):
     arrays = ArrayRecord({"w": Array(np.ones(2, np.float32))})
     for run in range(1, MOST_FILES + 3):
         keep_model(device(tmp_path, "x"), ConfigRecord({messages.KEPT_FOR: run}), arrays)
@@ -341,7 +331,7 @@ def test_files_of_the_last_few_runs_are_kept(tmp_path: Path) -> None:
     assert kept_model(device(tmp_path, "x"), ConfigRecord({messages.KEPT_FOR: 1})) is None
 
 
-def test_what_clients_keep_is_what_a_model_of_the_run_looks_like(go: Go, tmp_path: Path) -> None:
+def test_what_clients_keep_is_what_a_model_of_the_run_looks_like(go, tmp_path):
     values = {**COMMON, "strategy": "ditto", "results-dir": str(tmp_path), "run-name": "kept"}
     grid = make_grid("vectorized", CLIENTS, workers=1)
     path = server.run(grid, server.prepare(RunConfig.load(values), CLIENTS)).path

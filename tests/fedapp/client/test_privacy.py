@@ -52,7 +52,7 @@ class Watching(SequentialGrid):
         return reply
 
 
-def test_central_no_update_is_longer_than_the_norm_and_no_loss_is_sent(tmp_path: Path) -> None:
+def test_central_no_update_is_longer_than_the_norm_and_no_loss_is_sent(tmp_path):
     free, bound = Watching(), Watching()
     run(free, prepare(config_of(tmp_path), 3))
     directory = run(bound, prepare(config_of(tmp_path, **CENTRAL, **{"dp-clipping-norm": 0.05}), 3))
@@ -67,7 +67,7 @@ def test_central_no_update_is_longer_than_the_norm_and_no_loss_is_sent(tmp_path:
 
 
 @pytest.mark.parametrize("strategy", one_of_each("has_rounds", "sends_beside_model", "personal"))
-def test_local_noise_is_on_what_leaves_the_client(strategy: str, tmp_path: Path) -> None:
+def test_local_noise_is_on_what_leaves_the_client(strategy, tmp_path):
     grid = Watching()
     values = {"dp": "local", "dp-clipping-norm": 0.05, "dp-noise-multiplier": 4.0, "message-epsilon": 100.0}
     directory = run(grid, prepare(config_of(tmp_path, strategy=strategy, **values), 3))
@@ -79,7 +79,7 @@ def test_local_noise_is_on_what_leaves_the_client(strategy: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("values", [{"strategy": "spectral"}, {"client-weights": "adjacency"}])
-def test_what_directions_cost_is_added(values: dict[str, Any], tmp_path: Path) -> None:
+def test_what_directions_cost_is_added(values, tmp_path):
     private = {"dp": "local", "dp-noise-multiplier": 4.0, "message-epsilon": 100.0, "message-delta": 3e-5}
     directory = run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values, **private), 3))
     first, *others = read_metrics(directory.path)
@@ -89,7 +89,7 @@ def test_what_directions_cost_is_added(values: dict[str, Any], tmp_path: Path) -
     ]
 
 
-def test_a_graph_of_last_updates_costs_nothing_beside_them(tmp_path: Path) -> None:
+def test_a_graph_of_last_updates_costs_nothing_beside_them(tmp_path):
     values = {"strategy": "spectral", "graph-source": "updates", "dp": "local", "dp-noise-multiplier": 4.0}
     directory = run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values), 3))
     spent = [line["dp-epsilon"] for line in read_metrics(directory.path)[1:]]
@@ -97,9 +97,7 @@ def test_a_graph_of_last_updates_costs_nothing_beside_them(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("clock", ["wall", "virtual"])
-def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(
-    clock: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(clock, tmp_path, caplog):
     values = {"dp": "local", "clock": clock, "checkpoint-every": 2, "run-name": "run"}
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
         run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values), 3))
@@ -119,9 +117,7 @@ def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(
         {"dp": "local", "strategy": "fedbuff"},
     ],
 )
-def test_a_private_run_is_the_same_whichever_engine_and_whenever(
-    values: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_private_run_is_the_same_whichever_engine_and_whenever(values, tmp_path):
     models = []
     for number, engine in enumerate(["sequential", "sequential", "vectorized"]):
         experiment = prepare(config_of(tmp_path, **values), 3)
@@ -134,14 +130,14 @@ def test_a_private_run_is_the_same_whichever_engine_and_whenever(
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_an_update_of_zero_gets_its_noise_and_counts(engine: str, tmp_path: Path) -> None:
+def test_an_update_of_zero_gets_its_noise_and_counts(engine, tmp_path):
     experiment = prepare(config_of(tmp_path, dp="local", lr=1e-30, **{"num-server-rounds": 1}), 3)
     directory = run(make_grid(engine, 3, workers=1), experiment, directory=RunDirectory(experiment.config))
     last = read_metrics(directory.path)[-1]
     assert (last["participants"], last["failures"]) == (3, 0)
 
 
-def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path: Path) -> None:
+def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
     path = tmp_path / "own.npz"
@@ -175,15 +171,13 @@ def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_any_client_starts(
-    values: dict[str, Any], text: str, tmp_path: Path
-) -> None:
+def test_what_does_not_go_together_is_refused_before_any_client_starts(values, text, tmp_path):
     with pytest.raises(ConfigError) as caught:
         prepare(config_of(tmp_path, **values), 3)
     assert text in str(caught.value)
 
 
-def test_epsilon_by_hand() -> None:
+def test_epsilon_by_hand():
     # Balle and Wang: δ(ε = 0) = 2 Φ(1/(2z)) − 1; z = 1: 2 · 0.69146 − 1 = 0.38292
     assert gaussian_epsilon(1.0, 0.38293) == 0
     assert 0 < gaussian_epsilon(1.0, 0.38292) < 1e-4
@@ -191,7 +185,7 @@ def test_epsilon_by_hand() -> None:
 
 
 @given(st.floats(0.2, 20), st.floats(1e-9, 0.1), st.integers(1, 1000))
-def test_epsilon_undoes_sigma(noise: float, delta: float, releases: int) -> None:
+def test_epsilon_undoes_sigma(noise, delta, releases):
     epsilon = gaussian_epsilon(noise, delta, releases)
     if epsilon > 1e-6:
         assert gaussian_sigma(epsilon, delta, 1.0) * releases**0.5 == pytest.approx(noise, rel=1e-6)

@@ -86,7 +86,7 @@ def bits(record: ArrayRecord, names: Any = STATISTICS) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("dp", ["local", "central"])
-def test_statistics_go_back_as_they_came(dp: str) -> None:
+def test_statistics_go_back_as_they_came(dp):
     sent, came = answered("none")
     assert all(one != other for one, other in zip(bits(sent).values(), bits(came).values(), strict=True))
     sent, came = answered(dp)
@@ -97,7 +97,7 @@ def test_statistics_go_back_as_they_came(dp: str) -> None:
     assert all(came[name].data != sent[name].data for name in weights)
 
 
-def test_the_norm_is_that_of_what_is_trained() -> None:
+def test_the_norm_is_that_of_what_is_trained():
     sent, came = answered("none")
     layout = Layout.of(sent)
     delta = layout.to_vector(came) - layout.to_vector(sent)
@@ -109,7 +109,7 @@ def test_the_norm_is_that_of_what_is_trained() -> None:
     assert np.sqrt(sum((part**2).sum() for part in own)) == pytest.approx(NORM, rel=1e-5)
 
 
-def test_noise_is_on_what_is_trained_as_much_as_it_says() -> None:
+def test_noise_is_on_what_is_trained_as_much_as_it_says():
     sent, came = answered("local", noise=1000.0)
     own = np.concatenate([(came[n].numpy() - sent[n].numpy()).ravel() for n in sent if n not in STATISTICS])
     # 56 values of deviation 2 z S; √(1/(2·56)) = 9 % of it
@@ -117,7 +117,7 @@ def test_noise_is_on_what_is_trained_as_much_as_it_says() -> None:
     assert own.std() == pytest.approx(2 * 1000 * NORM, rel=0.4)
 
 
-def test_values_that_are_not_finite_only_there_do_not_count() -> None:
+def test_values_that_are_not_finite_only_there_do_not_count():
     be_the_server()
     request = Message(
         RecordDict(
@@ -146,7 +146,7 @@ def test_values_that_are_not_finite_only_there_do_not_count() -> None:
         ("local", FedFix, {"fedfix_interval": 0.5}),
     ],
 )
-def test_the_global_model_keeps_the_initial_statistics(dp: str, kind: Any, options: Any) -> None:
+def test_the_global_model_keeps_the_initial_statistics(dp, kind, options):
     initial = record_of(normalising())
     arrays, _ = run(dp, kind, **options)
     assert bits(arrays) == bits(initial)
@@ -155,7 +155,7 @@ def test_the_global_model_keeps_the_initial_statistics(dp: str, kind: Any, optio
     assert bits(free) != bits(initial)
 
 
-def test_a_line_at_the_start_names_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_at_the_start_names_them(caplog):
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
         say_what_stays(RunConfig.load({"dp": "local"}), names_of(normalising()).fixed)
         say_what_stays(RunConfig.load({"dp": "local"}), ())

@@ -1,6 +1,5 @@
 """What the ClientApp trains is what local training trains: any rule, any neighbour, to the last bit again."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,9 +60,7 @@ def directly(
         ({"lr_schedule": "inverse"}, {"server_round": 4, "task": 4}, LocalRule()),
     ],
 )
-def test_training_equals_local_training(
-    values: dict[str, Any], fields: dict[str, Any], rule: LocalRule, configure: Callable[..., RunConfig]
-) -> None:
+def test_training_equals_local_training(values, fields, rule, configure):
     config = configure(**{"model": "logistic", "local_epochs": 2, "batch_size": 32, **values})
     experiment = prepare(config, CLIENTS)
     reply = ask(messages.TRAIN, experiment, **fields)
@@ -75,9 +72,7 @@ def test_training_equals_local_training(
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_training_at_a_point_between_the_own_model_and_the_neighbours(
-    beta: float, configure: Callable[..., RunConfig]
-) -> None:
+def test_training_at_a_point_between_the_own_model_and_the_neighbours(beta, configure):
     config = configure(model="logistic", local_epochs=0, local_steps=4, batch_size=10, l2=0.1)
     experiment = prepare(config, CLIENTS)
     rng = np.random.default_rng(0)
@@ -100,7 +95,7 @@ def trained_start(experiment: Experiment) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in experiment.model.state_dict().items()}
 
 
-def test_the_same_task_is_equal_bit_for_bit_and_another_is_not(experiment: Experiment) -> None:
+def test_the_same_task_is_equal_bit_for_bit_and_another_is_not(experiment):
     base = trained(ask(messages.TRAIN, experiment))
     torch.manual_seed(99)
     assert same(trained(ask(messages.TRAIN, experiment)), base)
@@ -110,14 +105,14 @@ def test_the_same_task_is_equal_bit_for_bit_and_another_is_not(experiment: Exper
     assert same(trained(ask(messages.TRAIN, experiment, server_round=9)), base)
 
 
-def test_the_same_task_is_equal_in_a_process_that_knows_nothing(experiment: Experiment) -> None:
+def test_the_same_task_is_equal_in_a_process_that_knows_nothing(experiment):
     base = trained(ask(messages.TRAIN, experiment))
     federation.forget()
     training._tensors = federation.TensorCache()  # the fixture puts the old one back
     assert same(trained(ask(messages.TRAIN, experiment)), base)
 
 
-def test_training_leaves_the_data_and_the_model_sent_alone(experiment: Experiment) -> None:
+def test_training_leaves_the_data_and_the_model_sent_alone(experiment):
     before = trained_start(experiment)
     before = {name: value.copy() for name, value in before.items()}
     first = trained(ask(messages.TRAIN, experiment))
@@ -126,7 +121,7 @@ def test_training_leaves_the_data_and_the_model_sent_alone(experiment: Experimen
     assert same(trained(ask(messages.TRAIN, experiment)), first)
 
 
-def test_the_run_configs_proximal_mu_is_the_strategys_to_tell(configure: Callable[..., RunConfig]) -> None:
+def test_the_run_configs_proximal_mu_is_the_strategys_to_tell(configure):
     experiment = prepare(configure(proximal_mu=100.0), CLIENTS)
     assert messages.ALPHA not in task_config(experiment)
     fedavg = trained(ask(messages.TRAIN, experiment))
@@ -134,7 +129,7 @@ def test_the_run_configs_proximal_mu_is_the_strategys_to_tell(configure: Callabl
     assert not same(trained(ask(messages.TRAIN, experiment, alpha=0.5)), fedavg)
 
 
-def test_a_constant_buffer_is_the_clients_own(configure: Callable[..., RunConfig]) -> None:
+def test_a_constant_buffer_is_the_clients_own(configure):
     config = configure(dataset="synthetic", partitioner="natural", model="perceptron", batch_size=0, lr=0.2)
     experiment = prepare(config, CLIENTS)
     state = trained(ask(messages.TRAIN, experiment))
@@ -146,7 +141,7 @@ def test_a_constant_buffer_is_the_clients_own(configure: Callable[..., RunConfig
     assert state["bias"].tolist() == pytest.approx([expected], abs=1e-6)
 
 
-def test_arrays_and_tensors_convert_both_ways_as_copies() -> None:
+def test_arrays_and_tensors_convert_both_ways_as_copies():
     state = {"w": torch.randn(2, 3), "n": torch.tensor(5)}
     arrays = to_arrays(state)
     assert isinstance(arrays, ArrayRecord)

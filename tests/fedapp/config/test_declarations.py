@@ -11,14 +11,14 @@ from strategies import REGISTRY, StrategyConfig
 from strategies.core.parameters import parameters_of
 
 
-def test_pyproject_has_every_key_with_its_declared_default() -> None:
+def test_pyproject_has_every_key_with_its_declared_default():
     declared = {name: parameter.default for name, parameter in parameters_of_strategies().items()}
     assert {name: defaults()[name.replace("_", "-")] for name in declared} == declared
     assert sorted(defaults()) == sorted(RunConfig.key_names())
 
 
 @pytest.mark.parametrize("method", REGISTRY)
-def test_a_name_means_the_same_for_every_method(method: str) -> None:
+def test_a_name_means_the_same_for_every_method(method):
     in_the_app, of_all = parameters_of_strategies(), parameters_of(StrategyConfig)
     for name, here in parameters_of(REGISTRY[method].Config).items():
         first = in_the_app[name]
@@ -31,5 +31,5 @@ def test_a_name_means_the_same_for_every_method(method: str) -> None:
         assert key_of(RunConfig, name.replace("_", "-")).meaning
 
 
-def test_what_the_app_adds_is_of_parameters_that_there_are() -> None:
+def test_what_the_app_adds_is_of_parameters_that_there_are():
     assert {*OTHER_DEFAULTS, *READ_BY, *READ_BY_CLIENTS} <= parameters_of_strategies().keys()

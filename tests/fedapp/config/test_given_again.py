@@ -1,7 +1,5 @@
 """What a run that goes on may be given: what it was given before, and what changes none of what was done."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +7,9 @@ import pytest
 from fedapp.config import ConfigError, RunConfig
 from fedapp.server import RunDirectory, prepare
 
-Recorded = Callable[..., str]
-
 
 @pytest.fixture
-def recorded(tmp_path: Path) -> Recorded:
+def recorded(tmp_path):
     """Leave the folder of a run of three clients, with its config.toml alone; return its path."""
 
     def record(*, prepared: bool = True, **given: Any) -> str:
@@ -36,7 +32,7 @@ def again(path: str, **given: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "ace"])
-def test_a_schedule_by_the_number_of_rounds_keeps_it(strategy: str, recorded: Recorded) -> None:
+def test_a_schedule_by_the_number_of_rounds_keeps_it(strategy, recorded):
     path = recorded(num_server_rounds=6, strategy=strategy, lr_schedule="cosine")
     with pytest.raises(ConfigError) as caught:
         again(path, num_server_rounds=12)
@@ -55,13 +51,11 @@ def test_a_schedule_by_the_number_of_rounds_keeps_it(strategy: str, recorded: Re
         {"strategy": "fedbuff", "buffer_size": 2},
     ],
 )
-def test_what_does_not_may_have_more(keys: dict[str, Any], recorded: Recorded) -> None:
+def test_what_does_not_may_have_more(keys, recorded):
     assert again(recorded(num_server_rounds=6, **keys), num_server_rounds=12).num_server_rounds == 12
 
 
-def test_what_was_given_is_the_same_as_what_became_of_it(
-    recorded: Recorded, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_given_is_the_same_as_what_became_of_it(recorded, caplog):
     caplog.set_level("INFO", "flwr.fedapp")
     given = {"strategy": "async-fedavg", "clock": "auto", "num_server_rounds": 0, "eval_every": 5}
     path = recorded(**given)
@@ -81,9 +75,7 @@ def test_what_was_given_is_the_same_as_what_became_of_it(
         again(path, clock="wall")
 
 
-def test_a_folder_of_hugging_face_data_is_the_same_from_where_it_was(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_hugging_face_data_is_the_same_from_where_it_was(recorded, tmp_path, monkeypatch):
     folder = f"hf:{tmp_path / 'data'}"
     path = recorded(prepared=False, dataset=folder)
     monkeypatch.chdir(tmp_path)
@@ -93,7 +85,7 @@ def test_a_folder_of_hugging_face_data_is_the_same_from_where_it_was(
             again(path, dataset=other)
 
 
-def test_a_run_on_devices_goes_on_with_those_it_had_however_many_are_waited_for(recorded: Recorded) -> None:
+def test_a_run_on_devices_goes_on_with_those_it_had_however_many_are_waited_for(recorded):
     config = again(recorded(), min_clients=4)
     assert prepare(config, 3, on_devices=True).num_clients == 3
     with pytest.raises(ConfigError, match="min-clients = 4: there are 3 clients"):

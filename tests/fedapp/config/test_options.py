@@ -2,7 +2,6 @@
 
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,7 +39,7 @@ from fedapp.config.options import read_options
         ),
     ],
 )
-def test_key_value_pairs(texts: list[str] | None, values: dict[str, Any]) -> None:
+def test_key_value_pairs(texts, values):
     read = read_options("--run-config", texts)
     assert read == values
     assert [type(value) for value in read.values()] == [type(value) for value in values.values()]
@@ -61,7 +60,7 @@ def test_key_value_pairs(texts: list[str] | None, values: dict[str, Any]) -> Non
         (["lr=0.1 none.toml"], "no such file"),
     ],
 )
-def test_what_is_not_an_option_is_named_in_one_line(texts: list[str], named: str) -> None:
+def test_what_is_not_an_option_is_named_in_one_line(texts, named):
     with pytest.raises(ConfigError) as caught:
         read_options("--run-config", texts)
     text = str(caught.value)
@@ -75,13 +74,13 @@ def write(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
-def test_a_toml_file(tmp_path: Path) -> None:
+def test_a_toml_file(tmp_path):
     path = write(tmp_path / "run.toml", 'strategy = "fedprox"\nlr = 0.5\nseed = 3\nnormalize = false\n')
     expected = {"strategy": "fedprox", "lr": 0.5, "seed": 3, "normalize": False}
     assert read_options("--run-config", [path]) == expected
 
 
-def test_a_toml_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_toml_file_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path / "run.toml", "lr = 0.5\n")
     assert read_options("--run-config", ["~/run.toml"]) == {"lr": 0.5}
@@ -90,7 +89,7 @@ def test_a_toml_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     "content", ["lr = = 2\n", "lr\n", b"lr = '\xff'\n", "lr = [1, 2]\n", "lr = 2026-01-01\n"]
 )
-def test_a_toml_file_that_is_none(content: str | bytes, tmp_path: Path) -> None:
+def test_a_toml_file_that_is_none(content, tmp_path):
     path = write(tmp_path / "bad.toml", content)
     with pytest.raises(ConfigError) as caught:
         read_options("--run-config", [path])
@@ -99,7 +98,7 @@ def test_a_toml_file_that_is_none(content: str | bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["--run-config", "--federation-config"])
-def test_what_comes_later_takes_the_place_of_what_a_file_has(tmp_path: Path, name: str) -> None:
+def test_what_comes_later_takes_the_place_of_what_a_file_has(tmp_path, name):
     path = write(tmp_path / "run.toml", "lr = 0.5\nseed = 3\n")
     other = write(tmp_path / "other.toml", "seed = 4\n")
     assert read_options(name, [path, "lr=0.3 batch-size=8"]) == {"lr": 0.3, "seed": 3, "batch-size": 8}
@@ -107,7 +106,7 @@ def test_what_comes_later_takes_the_place_of_what_a_file_has(tmp_path: Path, nam
     assert read_options(name, ["batch-size=8", path]) == {"lr": 0.5, "seed": 3, "batch-size": 8}
 
 
-def test_a_file_does_not_take_the_place_of_what_stands_before_it(tmp_path: Path) -> None:
+def test_a_file_does_not_take_the_place_of_what_stands_before_it(tmp_path):
     path = write(tmp_path / "run.toml", "lr = 0.5\n")
     said = refusal(["lr=0.3", path])
     assert said.startswith(f"--run-config {path!r}: has lr, which is given before it; the file comes first")
@@ -134,7 +133,7 @@ def refusal(texts: list[str], name: str = "--run-config") -> str:
         (["lr=0.1 lr=0.2 lr=0.3"], "lr is given twice, as 0.1 and 0.2"),
     ],
 )
-def test_in_one_text_or_in_several(texts: list[str], said: str) -> None:
+def test_in_one_text_or_in_several(texts, said):
     assert refusal(texts) == f"--run-config {' '.join(texts)!r}: {said}"
     assert refusal(texts, "--federation-config") == f"--federation-config {' '.join(texts)!r}: {said}"
 
@@ -150,12 +149,12 @@ def test_in_one_text_or_in_several(texts: list[str], said: str) -> None:
         ("seed = 1\n[versions]\nseed = 2\nseed = 3\n", "seed is given twice, as 2 and 3"),
     ],
 )
-def test_in_a_toml_file(content: str, said: str, tmp_path: Path) -> None:
+def test_in_a_toml_file(content, said, tmp_path):
     path = write(tmp_path / "run.toml", content)
     assert refusal([path]) == f"--run-config {path!r}: {said}"
 
 
-def test_the_same_key_in_two_tables_is_two_keys(tmp_path: Path) -> None:
+def test_the_same_key_in_two_tables_is_two_keys(tmp_path):
     path = write(tmp_path / "run.toml", "seed = 1\n[a]\nseed = 2\n[b]\nseed = 3\n")
     assert read_options("--run-config", [path]) == {"seed": 1, "a.seed": 2, "b.seed": 3}
 
@@ -169,7 +168,7 @@ def test_the_same_key_in_two_tables_is_two_keys(tmp_path: Path) -> None:
     ),
     st.integers(0, 5),
 )
-def test_it_is_refused_if_and_only_if_a_key_is_there_twice(pairs: list[tuple[str, str]], cut: int) -> None:
+def test_it_is_refused_if_and_only_if_a_key_is_there_twice(pairs, cut):
     words = [f"{key}={value}" for key, value in pairs]
     texts = [" ".join(words[:cut]), " ".join(words[cut:])]
     keys = [key for key, _ in pairs]

@@ -39,7 +39,7 @@ def finish(values: dict[str, Any], tmp_path: Path, name: str = "run") -> Path:
     return server.run(SequentialGrid(client_app.app, 3), experiment).path
 
 
-def test_its_parameter_is_a_key_that_acts_and_is_recorded(tmp_path: Path) -> None:
+def test_its_parameter_is_a_key_that_acts_and_is_recorded(tmp_path):
     one = finish({"strategy": HALF_LIFE, "half-life": 0.5}, tmp_path, "one")
     other = finish({"strategy": HALF_LIFE, "half-life": 5}, tmp_path, "other")
     assert tomllib.loads((one / "config.toml").read_text())["half-life"] == 0.5
@@ -51,13 +51,13 @@ def test_its_parameter_is_a_key_that_acts_and_is_recorded(tmp_path: Path) -> Non
     assert d == pytest.approx([p[0] * 2**-0.4, p[1] * 2**-1.2, p[2] * 2**-2.0])
 
 
-def test_its_config_goes_to_other_processes() -> None:
+def test_its_config_goes_to_other_processes():
     config = RunConfig.load({"strategy": HALF_LIFE, "half-life": 0.5, "lr": 0.2})
     again = pickle.loads(pickle.dumps(config))
     assert (again, again.half_life, type(again)) == (config, 0.5, type(config))
 
 
-def test_a_run_of_it_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_it_goes_on(tmp_path):
     values = {"strategy": HALF_LIFE, "half-life": 0.5, "checkpoint-every": 1}
     path = finish(values, tmp_path)
     again = RunConfig.load({"resume": str(path), "num-server-rounds": 6})
@@ -80,14 +80,14 @@ def test_a_run_of_it_goes_on(tmp_path: Path) -> None:
         ({"strategy": "fedavg:"}, "strategy = 'fedavg:': can't be imported"),
     ],
 )
-def test_what_is_wrong_is_one_line(values: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_one_line(values, message):
     with pytest.raises(ConfigError) as caught:
         RunConfig.load(values)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_field_that_no_key_can_hold_is_named() -> None:
+def test_a_field_that_no_key_can_hold_is_named():
     @dataclass(frozen=True)
     class Config(StrategyConfig):
         weights: tuple[float, ...] = ()
@@ -100,7 +100,7 @@ def test_a_field_that_no_key_can_hold_is_named() -> None:
         run_config.schema_with(Odd)
 
 
-def test_a_field_that_is_called_like_a_key_of_other_things_is_refused() -> None:
+def test_a_field_that_is_called_like_a_key_of_other_things_is_refused():
     @dataclass(frozen=True)
     class Config(FedAvg.Config):
         momentum: float = parameter(0.9, "of the server", ge=0, lt=1)
@@ -147,9 +147,7 @@ class Slow(FedAvg):
     Config = SlowConfig
 
 
-def test_a_default_that_does_not_stand_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_default_that_does_not_stand_is_told(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "slow_of_mine", SimpleNamespace(Slow=Slow))
 
     def told(**given: Any) -> list[str]:
@@ -166,9 +164,7 @@ def test_a_default_that_does_not_stand_is_told(
 
 
 @pytest.mark.parametrize(("given", "used"), [({}, 7), ({"buffer-size": 0}, 7), ({"buffer-size": 3}, 3)])
-def test_a_buffer_size_of_0_is_the_methods_own(
-    given: dict[str, Any], used: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_buffer_size_of_0_is_the_methods_own(given, used, monkeypatch):
     monkeypatch.setitem(sys.modules, "slow_of_mine", SimpleNamespace(Slow=Slow))
     values = {"strategy": "slow_of_mine:Slow", "model": "logistic", **given}
     experiment = server.prepare(RunConfig.load(values), 3)
@@ -176,9 +172,7 @@ def test_a_buffer_size_of_0_is_the_methods_own(
     assert experiment.strategy.config.buffer_size == experiment.config.buffer_size == used
 
 
-def test_a_key_of_it_in_pyproject_may_stay_when_the_strategy_is_swapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_of_it_in_pyproject_may_stay_when_the_strategy_is_swapped(tmp_path, monkeypatch):
     # Flower passes on only keys that stand there.
     own = {**defaults(), "half-life": 1.0}
     monkeypatch.setattr(run_config, "defaults", lambda: own)
@@ -190,7 +184,7 @@ def test_a_key_of_it_in_pyproject_may_stay_when_the_strategy_is_swapped(
     assert summary_of(path)["unread-keys"] == ["half-life"]
 
 
-def test_the_documented_keys_are_those_declared() -> None:
+def test_the_documented_keys_are_those_declared():
     path = Path(__file__).parents[3] / "docs" / "config.md"
     assert path.read_text("utf-8") == document(), "fedapp keys > docs/config.md"
 
@@ -226,12 +220,12 @@ TUNED = f"{__name__}:Tuned"
 
 
 @pytest.fixture
-def tuned(monkeypatch: pytest.MonkeyPatch) -> str:
+def tuned(monkeypatch):
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, SimpleNamespace(Tuned=Tuned)))
     return TUNED
 
 
-def test_its_keys_are_told_with_range_choices_and_meaning(tuned: str) -> None:
+def test_its_keys_are_told_with_range_choices_and_meaning(tuned):
     keys = own_keys(Tuned)
     assert {key: (keys.allowed(key), key_of(keys, key).meaning) for key in keys.key_names()} == {
         "half-life": ("a number in (0, 100]", "Seconds until a contribution counts half"),
@@ -248,7 +242,7 @@ def test_its_keys_are_told_with_range_choices_and_meaning(tuned: str) -> None:
     assert "`concurrency`" in printed[-1]
 
 
-def test_a_strategy_without_keys_of_its_own_says_so() -> None:
+def test_a_strategy_without_keys_of_its_own_says_so():
     printed = CliRunner().invoke(cli.app, ["keys", "--strategy", "fedprox"]).stdout
     assert "`fedprox` has no keys of its own" in printed
     wrong = CliRunner().invoke(cli.app, ["keys", "--strategy", "fedproxy"])
@@ -270,7 +264,7 @@ def test_a_strategy_without_keys_of_its_own_says_so() -> None:
         ("loud", 1, "true or false"),
     ],
 )
-def test_config_and_constructor_refuse_the_same(tuned: str, key: str, value: Any, allowed: str) -> None:
+def test_config_and_constructor_refuse_the_same(tuned, key, value, allowed):
     with pytest.raises(ConfigError) as caught:
         RunConfig.load({"strategy": tuned, key: value})
     assert str(caught.value) == f"{key} = {value!r}: must be {allowed}"
@@ -282,14 +276,14 @@ def test_config_and_constructor_refuse_the_same(tuned: str, key: str, value: Any
             Tuned(TunedConfig(**{name: value}))
 
 
-def test_what_is_allowed_is_taken(tuned: str) -> None:
+def test_what_is_allowed_is_taken(tuned):
     given = {"half-life": 100, "tick": 0.125, "tock": 4, "shape": "linear", "loud": True}
     config = RunConfig.load({"strategy": tuned, **given})
     assert {key: config.flat()[key] for key in given} == given
     assert Tuned(**{key.replace("-", "_"): value for key, value in given.items()}).config.tock == 4
 
 
-def test_a_default_that_is_not_allowed_is_an_error_where_it_stands() -> None:
+def test_a_default_that_is_not_allowed_is_an_error_where_it_stands():
     for wrong in (
         lambda: parameter(0.0, gt=0),
         lambda: parameter("c", choices=("a", "b")),
@@ -315,7 +309,7 @@ def test_a_default_that_is_not_allowed_is_an_error_where_it_stands() -> None:
 # ---- Its keys in one text, as flwr run needs them -------------------------------------------------------------
 
 
-def test_keys_in_one_text_are_the_same_as_by_themselves() -> None:
+def test_keys_in_one_text_are_the_same_as_by_themselves():
     for text in ("half-life=2.0 tick=0.25", "  half-life=2.0\ttick=0.25 ", "tick=0.25 half-life=2"):
         config = RunConfig.load({"strategy": HALF_LIFE, "strategy-config": text})
         assert config == RunConfig.load({"strategy": HALF_LIFE, "half-life": 2.0, "tick": 0.25})
@@ -324,7 +318,7 @@ def test_keys_in_one_text_are_the_same_as_by_themselves() -> None:
     assert RunConfig.load(both).flat()["half-life"] == 2.0
 
 
-def test_a_text_in_it_has_quotation_marks_of_the_other_kind(tuned: str) -> None:
+def test_a_text_in_it_has_quotation_marks_of_the_other_kind(tuned):
     given = read_options("-c", [f"strategy='{tuned}' strategy-config=\"shape='linear' loud=true\""])
     flat = RunConfig.load(given).flat()
     assert (flat["shape"], flat["loud"]) == ("linear", True)
@@ -346,24 +340,24 @@ def test_a_text_in_it_has_quotation_marks_of_the_other_kind(tuned: str) -> None:
         ("own.toml", "strategy-config = 'own.toml': 'own.toml' is not of the form key=value"),
     ],
 )
-def test_what_is_wrong_in_it_is_one_line(text: str, message: str) -> None:
+def test_what_is_wrong_in_it_is_one_line(text, message):
     with pytest.raises(ConfigError) as caught:
         RunConfig.load({"strategy": HALF_LIFE, "strategy-config": text})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_in_it_and_by_itself_must_be_the_same() -> None:
+def test_a_key_in_it_and_by_itself_must_be_the_same():
     with pytest.raises(ConfigError, match=r"half-life is given twice, as 3\.0 and 2\.0"):
         RunConfig.load({"strategy": HALF_LIFE, "strategy-config": "half-life=2.0", "half-life": 3.0})
 
 
-def test_with_a_strategy_that_has_none_it_is_named_as_unread(tmp_path: Path) -> None:
+def test_with_a_strategy_that_has_none_it_is_named_as_unread(tmp_path):
     path = finish({"strategy": "fedavg", "strategy-config": "half-life=2.0"}, tmp_path)
     assert summary_of(path)["unread-keys"] == ["strategy-config"]
 
 
-def test_a_run_goes_on_with_it_or_without_but_not_with_another(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_it_or_without_but_not_with_another(tmp_path):
     given = {"strategy": HALF_LIFE, "strategy-config": "half-life=0.5", "checkpoint-every": 1}
     path = finish(given, tmp_path)
     recorded = tomllib.loads((path / "config.toml").read_text())

@@ -1,7 +1,7 @@
 """Values that nothing in a run reads: named once, listed in summary.json, and really without effect."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,10 @@ CLIENTS = 3
 COMMON = {"model": "logistic", "num-server-rounds": 2, "checkpoint-every": 1}
 
 Values = Mapping[str, Any]
-Go = Callable[..., Path]
 
 
 @pytest.fixture
-def go(run_app: Go) -> Go:
+def go(run_app):
     """Run the app for two rounds; return the run's folder."""
     return lambda values, name="run": run_app({**COMMON, **values}, CLIENTS, name=name)
 
@@ -46,7 +45,7 @@ def content(path: Path, values: Values) -> dict[str, bytes]:
 # The declarations --------------------------------------------------------------------------------------------
 
 
-def test_a_key_is_a_strategys_own_if_it_is_in_some_configs_and_not_in_all() -> None:
+def test_a_key_is_a_strategys_own_if_it_is_in_some_configs_and_not_in_all():
     every = [{field.name.replace("_", "-") for field in fields(kind.Config)} for kind in REGISTRY.values()]
     common = {field.name.replace("_", "-") for field in fields(StrategyConfig)}
     some = set().union(*every) - common
@@ -295,7 +294,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
 ]
 
 
-def test_what_nothing_reads_is_named_and_nothing_else() -> None:
+def test_what_nothing_reads_is_named_and_nothing_else():
     for values, named in CASES:
         assert sorted(unread(values)) == sorted(named)
     for key, value, others in CHANGES:
@@ -303,7 +302,7 @@ def test_what_nothing_reads_is_named_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("values", "named"), spread(CASES, 8), ids=[str(named) for _, named in CASES])
-def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any], named: list[str]) -> None:
+def test_what_is_said_to_be_unread_changes_nothing(go, values, named):
     path = go(values)
     assert sorted(summary_of(path)["unread-keys"]) == sorted(named)
     without = go({key: value for key, value in values.items() if key not in named}, "without")
@@ -312,19 +311,17 @@ def test_what_is_said_to_be_unread_changes_nothing(go: Go, values: dict[str, Any
 
 
 @pytest.mark.parametrize(("key", "value", "others"), spread(CHANGES, 10))
-def test_what_is_not_said_to_be_unread_changes_the_run(go: Go, key: str, value: Any, others: Values) -> None:
+def test_what_is_not_said_to_be_unread_changes_the_run(go, key, value, others):
     path, before = go({**others, key: value}), go(others, "before")
     assert summary_of(path)["unread-keys"] == []
     assert content(path, others) != content(before, others)
 
 
-def test_where_prometheus_asks_is_read_if_it_may_ask(free_port: int) -> None:
+def test_where_prometheus_asks_is_read_if_it_may_ask(free_port):
     assert unread({"metrics-port": free_port, "metrics-host": "localhost", "log-format": "json"}) == {}
 
 
-def test_the_share_to_test_on_is_not_read_where_the_dataset_ships_test_rows(
-    save_npz: Callable[..., str],
-) -> None:
+def test_the_share_to_test_on_is_not_read_where_the_dataset_ships_test_rows(save_npz):
     own = {"dataset": "npz", "partitioner": "iid", "test-fraction": 0.5}
     shipped, whole = save_npz("shipped.npz", test=True), save_npz("whole.npz")
     assert unread({**own, "data-path": shipped}) == {"test-fraction": 0.5}
@@ -332,7 +329,7 @@ def test_the_share_to_test_on_is_not_read_where_the_dataset_ships_test_rows(
     assert unread({**own, "data-path": shipped, "test-on": "unseen-clients"}) == {}
 
 
-def test_a_strategy_of_ones_own_reads_the_keys_of_its_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_of_ones_own_reads_the_keys_of_its_config(monkeypatch):
     class Twice(AsynchronousStrategy):
         interval = 2.0
 
@@ -351,7 +348,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "not read" in record.getMessage()]
 
 
-def test_it_is_one_line_before_the_first_round(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_one_line_before_the_first_round(go, caplog):
     with caplog.at_level(logging.INFO, "flwr"):
         go({"fedfix-interval": 2, "proximal-mu": 0.5, "aggregation-weights": "identical", "lr": 0.05})
     assert lines(caplog) == [
@@ -363,13 +360,13 @@ def test_it_is_one_line_before_the_first_round(go: Go, caplog: pytest.LogCapture
     )  # the strategy's own summary begins the run
 
 
-def test_no_line_where_all_is_read(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_line_where_all_is_read(go, caplog):
     with caplog.at_level(logging.INFO, "flwr"):
         go({"strategy": "fedprox", "proximal-mu": 0.5, "server-optimizer": "adam", "server-lr": 0.01})
     assert lines(caplog) == []
 
 
-def test_every_summary_of_a_run_lists_them(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_summary_of_a_run_lists_them(go, monkeypatch):
     written: list[Mapping[str, Any]] = []
     write = RunDirectory.write_summary
 
@@ -383,7 +380,7 @@ def test_every_summary_of_a_run_lists_them(go: Go, monkeypatch: pytest.MonkeyPat
     assert [content["unread-keys"] for content in written] == [["buffer-size"]] * 5
 
 
-def test_a_resumed_run_lists_what_it_was_given(go: Go) -> None:
+def test_a_resumed_run_lists_what_it_was_given(go):
     # Its config.toml has the weights that the method demands in place of those given.
     path = go({"strategy": "spectral", "client-weights": "uniform", "proximal-mu": 0.5})
     again = RunConfig.load({"resume": str(path), "num-server-rounds": 3})
@@ -429,7 +426,7 @@ anything = st.fixed_dictionaries(
 
 
 @given(anything)
-def test_without_what_is_named_nothing_is_named(values: dict[str, Any]) -> None:
+def test_without_what_is_named_nothing_is_named(values):
     if values.get("dp") == "local":
         values["message-epsilon"] = 1.0  # or the graph would tell what local privacy hides
     found = unread(values)

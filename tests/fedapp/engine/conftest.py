@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from fedapp import client_app, server
-from fedapp.config import RunConfig
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.training.trainer import Trainer
 from strategies import REGISTRY
 from strategies.flower.grids import WorkRequest
 from strategies.updates.sums import BlockSum, SumRequest
 
-Both = Callable[..., list[Path]]
 # Hooks for which the engine has to send a model in a message: one looks at it, one could write beside it.
 HOOKS: dict[str, Callable[..., Any]] = {
     "received": lambda self, client, model: None,
@@ -46,7 +44,7 @@ class Counting(VectorizedGrid):
 
 
 @pytest.fixture
-def run_both(configure: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
+def run_both(configure, tmp_path, monkeypatch):
     """Run a config without models in messages, and then with them, for the sake of a hook."""
     numbers = itertools.count()
 
@@ -67,7 +65,7 @@ def run_both(configure: Callable[..., RunConfig], tmp_path: Path, monkeypatch: p
 
 
 @pytest.fixture
-def too_large(tmp_path: Path) -> dict[str, Any]:
+def too_large(tmp_path):
     """A config of 20 clients' own data, of which client 0's are so large that its model isn't finite."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 5)).astype(np.float32)

@@ -1,7 +1,6 @@
 """Asynchronous runs on the vectorized engine, which need no messages, against the same by messages: bit for bit."""
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,23 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedapp import client_app, server
-from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from strategies import REGISTRY, AsynchronousStrategy, FedBuff
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
 from strategies.flower.grids import WorkingGrid
-from tests.fedapp.engine.conftest import Both, Counting
+from tests.fedapp.engine.conftest import Counting
 from tests.runs import same_files
 from tests.selection import methods, only
 
-Configure = Callable[..., RunConfig]
 CLIENTS = 12
 # The clients of a method that writes something into its requests, such as vectors or a task's steps, get messages.
 ASYNCHRONOUS = methods(has_rounds=False, writes_requests=False)
 
 
 @pytest.fixture
-def both(run_both: Both) -> Both:
+def both(run_both):
     """Run a config without messages, and then with them, which a hook that could write into them asks for."""
     given: dict[str, Any] = {
         "strategy": "async-fedavg",
@@ -53,7 +50,7 @@ def assert_same(path: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", only(ASYNCHRONOUS, 4))
-def test_every_method_has_the_bits_that_messages_give(strategy: str, both: Both) -> None:
+def test_every_method_has_the_bits_that_messages_give(strategy, both):
     assert_same(*both(strategy=strategy, num_server_rounds=8 if strategy == "fedfix" else 30))
 
 
@@ -71,11 +68,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", only(list(CASES), 5))
-def test_every_kind_of_run_has_them(case: str, both: Both) -> None:
+def test_every_kind_of_run_has_them(case, both):
     assert_same(*both(**CASES[case]))
 
 
-def test_a_local_rule_that_changes_is_followed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_rule_that_changes_is_followed(both, monkeypatch):
     class Pulled(REGISTRY["async-fedavg"]):  # type: ignore[misc]
         def local_rule(self) -> dict[str, float]:
             return {messages.ALPHA: 0.5 * (self.aggregations % 3)}
@@ -87,7 +84,7 @@ def test_a_local_rule_that_changes_is_followed(both: Both, monkeypatch: pytest.M
     assert (path / "model.safetensors").read_bytes() != (plain / "model.safetensors").read_bytes()
 
 
-def test_so_is_one_that_changes_while_the_model_does_not(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_is_one_that_changes_while_the_model_does_not(both, monkeypatch):
     class Pulled(REGISTRY["rennala"]):  # type: ignore[misc]
         def local_rule(self) -> dict[str, float]:
             return {messages.ALPHA: 2.0 * (self.ledger.dispatched % 2)}
@@ -99,7 +96,7 @@ def test_so_is_one_that_changes_while_the_model_does_not(both: Both, monkeypatch
     )
 
 
-def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, tmp_path: Path) -> None:
+def test_a_resumed_run_hands_out_again_what_was_under_way(configure, tmp_path):
     given: dict[str, Any] = {
         "strategy": "fedbuff",
         "buffer_size": 4,
@@ -125,9 +122,7 @@ def test_a_resumed_run_hands_out_again_what_was_under_way(configure: Configure, 
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_clients_that_cant_take_part_are_named_and_missed(
-    both: Both, too_large: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_that_cant_take_part_are_named_and_missed(both, too_large, caplog):
     path, other = both(**too_large, clients=20, num_server_rounds=60)
     assert_same(path, other)
     texts = [record.getMessage() for record in caplog.records]
@@ -135,9 +130,7 @@ def test_clients_that_cant_take_part_are_named_and_missed(
     assert any("is dropped after 3 misses" in text for text in texts)
 
 
-def test_a_task_that_raises_is_a_failure_with_its_reason(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_task_that_raises_is_a_failure_with_its_reason(configure, tmp_path, monkeypatch, caplog):
     grid = Counting(CLIENTS)
     monkeypatch.setitem(grid.contexts[3].node_config, "partition-id", 99)
     config = configure(strategy="fedbuff", buffer_size=3, num_server_rounds=4, results_dir=str(tmp_path))
@@ -146,7 +139,7 @@ def test_a_task_that_raises_is_a_failure_with_its_reason(
     assert any("partition-id = 99: must be 0 to 11" in record.getMessage() for record in caplog.records)
 
 
-def test_who_writes_into_requests_or_waits_for_real_time_gets_messages() -> None:
+def test_who_writes_into_requests_or_waits_for_real_time_gets_messages():
     class Own(FedBuff):
         def outgoing(self, client: Any) -> dict[str, Any]:
             return {}
@@ -163,7 +156,7 @@ def test_who_writes_into_requests_or_waits_for_real_time_gets_messages() -> None
     )
 
 
-def test_compressed_updates_travel_as_messages(configure: Configure, tmp_path: Path) -> None:
+def test_compressed_updates_travel_as_messages(configure, tmp_path):
     grid = Counting(CLIENTS)
     config = configure(
         strategy="fedbuff",

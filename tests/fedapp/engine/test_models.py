@@ -36,7 +36,7 @@ def by_hand(stacks: list[dict[str, torch.Tensor]], base: np.ndarray) -> list[np.
 
 
 @given(st.integers(0, 2**31), st.lists(st.integers(1, 5), min_size=1, max_size=3), st.data())
-def test_sums_are_those_of_a_loop(seed: int, sizes: list[int], data: st.DataObject) -> None:
+def test_sums_are_those_of_a_loop(seed, sizes, data):
     stacks = stacks_of(seed, tuple(sizes))
     base = np.random.default_rng(seed).normal(size=SIZE)
     expected = by_hand(stacks, base)
@@ -57,7 +57,7 @@ def test_sums_are_those_of_a_loop(seed: int, sizes: list[int], data: st.DataObje
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_few_values_at_a_time_sum_to_the_same(kind: type[Models], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_values_at_a_time_sum_to_the_same(kind, monkeypatch):
     stacks, base = stacks_of(1, (3, 4)), np.arange(10.0)
     rows, weights = list(range(7)), [0.1 * number for number in range(7)]
     whole = kind(stacks, STARTS).weighted_sum(rows, weights, base)  # type: ignore[call-arg]
@@ -71,13 +71,13 @@ def test_a_few_values_at_a_time_sum_to_the_same(kind: type[Models], monkeypatch:
 @pytest.mark.parametrize(
     ("value", "harmless"), [(1.0, True), (1e14, True), (1e16, False), (np.nan, False), (np.inf, False)]
 )
-def test_what_may_not_count_is_seen(kind: type[Models], value: float, harmless: bool) -> None:
+def test_what_may_not_count_is_seen(kind, value, harmless):
     stacks = stacks_of(2, (2,))
     stacks[0]["weight"][1, 0, 0] = value
     assert kind(stacks, STARTS).harmless == harmless  # type: ignore[call-arg]
 
 
-def test_what_was_trained_on_the_host_is_summed_there() -> None:
+def test_what_was_trained_on_the_host_is_summed_there():
     assert isinstance(models_of(stacks_of(0, (2,)), STARTS), ModelsOnHost)
     on_meta = [{name: value.to("meta") for name, value in stack.items()} for stack in stacks_of(0, (2,))]
     assert isinstance(models_of(on_meta, STARTS), ModelsOnGPU)

@@ -1,6 +1,6 @@
 """What nodes say of themselves without messages is what they answer to one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -18,7 +18,6 @@ from strategies.clients.roster import Client, Roster
 from strategies.flower import messages
 from strategies.flower.grids import DescribingGrid, Description
 
-Configure = Callable[..., RunConfig]
 CLIENTS = 12
 
 
@@ -51,7 +50,7 @@ def said(clients: list[Client]) -> list[Any]:
 
 
 @pytest.mark.parametrize("values", [{}, {"data_imbalance": 1.0, "min_samples": 1}, {"test_on": "own"}])
-def test_it_is_what_they_answer(values: dict[str, Any], configure: Configure) -> None:
+def test_it_is_what_they_answer(values, configure):
     config = configure(**values)
     telling, asking = Telling(client_app.app, CLIENTS), Asking(client_app.app, CLIENTS)
     found = described(telling, config)
@@ -62,7 +61,7 @@ def test_it_is_what_they_answer(values: dict[str, Any], configure: Configure) ->
     assert not telling.contexts.known  # nor has any of them been made
 
 
-def test_a_node_that_says_more_of_itself_is_asked(configure: Configure) -> None:
+def test_a_node_that_says_more_of_itself_is_asked(configure):
     grid = Telling(client_app.app, CLIENTS)
     grid.contexts[3].node_config["name"] = "kitchen"
     clients = described(grid, configure())
@@ -71,9 +70,7 @@ def test_a_node_that_says_more_of_itself_is_asked(configure: Configure) -> None:
 
 
 @pytest.mark.parametrize("gpus", [False, True])
-def test_clients_of_workers_have_a_gpu_where_these_have(
-    gpus: bool, configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_of_workers_have_a_gpu_where_these_have(gpus, configure, monkeypatch):
     record = server.task_config(server.prepare(configure(server_device="cpu"), CLIENTS))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     grid = WorkersGrid(CLIENTS, cast(Any, None), gpus=gpus)
@@ -81,7 +78,7 @@ def test_clients_of_workers_have_a_gpu_where_these_have(
         assert grid.descriptions([3], record)[3]["gpu"] == gpus
 
 
-def test_what_does_not_fit_is_for_the_nodes_to_say(configure: Configure) -> None:
+def test_what_does_not_fit_is_for_the_nodes_to_say(configure):
     record = server.task_config(server.prepare(configure(), CLIENTS))
     grid = Telling(client_app.app, CLIENTS)
     assert len(grid.descriptions([1, 2], record)) == 2
@@ -89,7 +86,7 @@ def test_what_does_not_fit_is_for_the_nodes_to_say(configure: Configure) -> None
     assert grid.descriptions([1, 2], record) == {}
 
 
-def test_nodes_are_made_when_they_are_looked_at() -> None:
+def test_nodes_are_made_when_they_are_looked_at():
     nodes = Nodes(1000)
     assert (len(nodes), list(nodes)[-1], nodes.partition_of(1000), nodes.known) == (1000, 1000, 999, {})
     context = nodes[7]

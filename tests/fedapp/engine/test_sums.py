@@ -1,7 +1,6 @@
 """Rounds that ask the vectorized engine for sums, against the same rounds by messages: bit for bit."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from fedapp import server
-from fedapp.config import RunConfig
 from fedapp.engine import summing
 from fedapp.engine.models import ModelsOnGPU
 from strategies import FedAvg, FedProx
@@ -19,16 +17,15 @@ from strategies.clients.roster import Client
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import WeightedSum, block_size
 from strategies.updates.sums import BlockSum, SumRequest, blocks
-from tests.fedapp.engine.conftest import Both, Counting
+from tests.fedapp.engine.conftest import Counting
 from tests.runs import same_files
 from tests.selection import methods, only
 
-Configure = Callable[..., RunConfig]
 CLIENTS = 20
 
 
 @pytest.fixture
-def both(run_both: Both) -> Both:
+def both(run_both):
     """Run a config with sums, and then by messages, which a hook that looks at every model asks for."""
     given: dict[str, Any] = {
         "strategy": "fedavg",
@@ -69,17 +66,17 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", only(list(CASES), 8))
-def test_sums_equal_messages_bit_for_bit(case: str, both: Both) -> None:
+def test_sums_equal_messages_bit_for_bit(case, both):
     path, other = both(**CASES[case])
     assert same_files(path, other)
 
 
-def test_many_clients_are_summed_block_by_block(both: Both) -> None:
+def test_many_clients_are_summed_block_by_block(both):
     path, other = both(clients=150, num_server_rounds=2)
     assert same_files(path, other)
 
 
-def test_sums_on_a_gpu_differ_by_rounding_at_most(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_on_a_gpu_differ_by_rounding_at_most(both, monkeypatch):
     asked = []
     monkeypatch.setattr(summing, "models_of", lambda *of: asked.append(ModelsOnGPU(*of)) or asked[-1])
     path, other = both(model="mlp", data_imbalance=1.0, partitioner="label-quantity-skew")
@@ -90,7 +87,7 @@ def test_sums_on_a_gpu_differ_by_rounding_at_most(both: Both, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_number_of_threads_changes_nothing(workers: int, configure: Configure, tmp_path: Path) -> None:
+def test_the_number_of_threads_changes_nothing(workers, configure, tmp_path):
     found = []
     for number in (2, workers):
         config = configure(
@@ -101,9 +98,7 @@ def test_the_number_of_threads_changes_nothing(workers: int, configure: Configur
     assert found[0] == found[1]
 
 
-def test_a_model_that_is_not_finite_counts_for_nothing_and_is_named(
-    both: Both, too_large: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_is_not_finite_counts_for_nothing_and_is_named(both, too_large, caplog):
     path, other = both(**too_large, num_server_rounds=2)
     assert same_files(path, other)
     said = [record.message for record in caplog.records if "left out client" in record.message]
@@ -112,7 +107,7 @@ def test_a_model_that_is_not_finite_counts_for_nothing_and_is_named(
     assert "client 0" in said[0]
 
 
-def test_a_round_that_is_cut_off_leaves_no_trace(configure: Configure, tmp_path: Path) -> None:
+def test_a_round_that_is_cut_off_leaves_no_trace(configure, tmp_path):
     stopped = False
 
     class Stopping(Counting):
@@ -132,7 +127,7 @@ def test_a_round_that_is_cut_off_leaves_no_trace(configure: Configure, tmp_path:
 # Who may be summed ---------------------------------------------------------------------------------------------
 
 
-def test_methods_that_look_at_updates_get_messages() -> None:
+def test_methods_that_look_at_updates_get_messages():
     summed = methods("has_rounds", sees_single_updates=False)
     assert {"fedavg", "fedprox"} <= set(summed)
     assert not set(summed) & {*methods("aggregates"), *methods("writes_requests")}
@@ -151,16 +146,14 @@ def test_methods_that_look_at_updates_get_messages() -> None:
     ],
     ids=lambda values: next(iter(values)),
 )
-def test_what_needs_single_updates_gets_them(
-    values: dict[str, Any], configure: Configure, tmp_path: Path
-) -> None:
+def test_what_needs_single_updates_gets_them(values, configure, tmp_path):
     config = configure(num_server_rounds=1, results_dir=str(tmp_path), run_name="run", **values)
     grid = Counting(5)
     server.run(grid, server.prepare(config, 5))
     assert (grid.rounds_of_sums, grid.models > 0) == (0, True)
 
 
-def test_a_subclass_of_ones_own_that_hooks_in_gets_messages() -> None:
+def test_a_subclass_of_ones_own_that_hooks_in_gets_messages():
     class Watching(FedAvg):
         def received(self, client: Client, local_model: Vector) -> None:
             """Look at it."""
@@ -176,7 +169,7 @@ def test_a_subclass_of_ones_own_that_hooks_in_gets_messages() -> None:
 
 
 @given(st.integers(0, 5000), st.integers(1, 10**8))
-def test_blocks_have_every_task_once_and_are_of_one_size(number: int, size: int) -> None:
+def test_blocks_have_every_task_once_and_are_of_one_size(number, size):
     found = blocks(number, size)
     assert [place for block in found for place in block] == list(range(number))
     step = block_size(number, size)
@@ -193,7 +186,7 @@ def test_blocks_have_every_task_once_and_are_of_one_size(number: int, size: int)
         max_size=300,
     )
 )
-def test_a_sum_of_blocks_is_the_sum_of_its_parts(given: list[tuple[float, int] | None]) -> None:
+def test_a_sum_of_blocks_is_the_sum_of_its_parts(given):
     whole = WeightedSum(3, len(given), squares=True)
     parts = WeightedSum(3)
     for block in blocks(len(given), 3):

@@ -6,7 +6,7 @@ import torch
 from fedapp.engine.run import torch_as_it_was
 
 
-def test_the_threads_of_a_run_that_fails_are_given_back() -> None:
+def test_the_threads_of_a_run_that_fails_are_given_back():
     before = torch.get_num_threads()
 
     def run() -> None:

@@ -20,7 +20,6 @@ from fedapp.own import register
 from fedapp.training.state import names_of
 from tests.runs import arrays_of, lines_of, same_files, summary_of
 
-Go = Callable[..., Path]
 CLIENTS = 5
 ENGINES = ("sequential", "vectorized")
 
@@ -86,7 +85,7 @@ class Parts(nn.Module):
 
 
 @pytest.fixture
-def go(configure: Callable[..., RunConfig], tmp_path: Path) -> Go:
+def go(configure, tmp_path):
     """Make a short run; ``whole``: all arrays of the model travel, and none is compared with the client's own."""
     numbers = itertools.count()
 
@@ -121,9 +120,7 @@ def go(configure: Callable[..., RunConfig], tmp_path: Path) -> Go:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("model", "trained"), [(masked, 650), (adapted, 11_530)])
-def test_the_bytes_of_a_round_are_those_of_what_is_trained(
-    go: Go, engine: str, model: Callable[[], nn.Module], trained: int
-) -> None:
+def test_the_bytes_of_a_round_are_those_of_what_is_trained(go, engine, model, trained):
     assert sum(each.numel() for each in model().parameters() if each.requires_grad) == trained
     for bytes_each, compression in ((4, "none"), (1, "int8")):
         path = go(model, engine, num_server_rounds=1, compression=compression)
@@ -135,7 +132,7 @@ def test_the_bytes_of_a_round_are_those_of_what_is_trained(
         assert {name: value.shape for name, value in found.items()} == made
 
 
-def test_a_model_is_evaluated_with_its_mask_as_by_hand(go: Go) -> None:
+def test_a_model_is_evaluated_with_its_mask_as_by_hand(go):
     path = go(masked)
     net = masked()
     net.load_state_dict({name: torch.from_numpy(value.copy()) for name, value in arrays_of(path).items()})
@@ -173,9 +170,7 @@ def assert_same_but_for_bytes(one: Path, other: Path) -> None:
         ]
     ),
 )
-def test_whatever_is_frozen_the_result_is_that_of_sending_all(
-    go: Go, engine: str, frozen: tuple[str, ...], others: dict[str, Any]
-) -> None:
+def test_whatever_is_frozen_the_result_is_that_of_sending_all(go, engine, frozen, others):
     one, other = (go(lambda: Parts(frozen), engine, whole=whole, **others) for whole in (False, True))
     assert_same_but_for_bytes(one, other)
     model = arrays_of(one)
@@ -189,7 +184,7 @@ def test_whatever_is_frozen_the_result_is_that_of_sending_all(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
-def test_a_run_that_was_broken_off_goes_on_to_the_same_model(go: Go, engine: str, strategy: str) -> None:
+def test_a_run_that_was_broken_off_goes_on_to_the_same_model(go, engine, strategy):
     def make() -> nn.Module:
         return Parts(NAMES[:2])
 

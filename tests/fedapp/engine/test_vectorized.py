@@ -37,7 +37,7 @@ def is_rounded(key: str) -> bool:
 
 
 @pytest.fixture
-def small(configure: Configure, tmp_path: Path) -> Configure:
+def small(configure, tmp_path):
     """Configure a short run: 5 rounds (a CNN's: 3), or as many aggregations for each client, a few steps each."""
     numbers = itertools.count()
 
@@ -117,9 +117,7 @@ DIVISIONS = {"equal": {"partitioner": "iid"}, "ragged": {"data_imbalance": 1.0}}
     ("strategy", "model", "division"),
     spread(list(product(REGISTRY, ["logistic", "mlp", "cnn"], DIVISIONS)), 10),
 )
-def test_every_strategy_equals_the_sequential_engine(
-    strategy: str, model: str, division: str, small: Configure
-) -> None:
+def test_every_strategy_equals_the_sequential_engine(strategy, model, division, small):
     work: dict[str, Any] = {"local_epochs": 0, "local_steps": 2} if model == "cnn" else {"batch_size": 32}
     # Half a unit in every coordinate, however small its gradient, would enlarge its rounding.
     if strategy == "fadas":
@@ -139,7 +137,7 @@ def test_every_strategy_equals_the_sequential_engine(
 
 
 @pytest.mark.parametrize("strategy", ["spectral", "async-spectral"])
-def test_a_graph_of_updates_is_that_of_the_sequential_engine(strategy: str, small: Configure) -> None:
+def test_a_graph_of_updates_is_that_of_the_sequential_engine(strategy, small):
     config, same = (
         small(strategy=strategy, model="logistic", graph_source="updates", buffer_size=2) for _ in range(2)
     )
@@ -154,7 +152,7 @@ def test_a_graph_of_updates_is_that_of_the_sequential_engine(strategy: str, smal
 
 
 @pytest.mark.parametrize("strategy", ["fedbuff", "async-fedavg"])
-def test_a_robust_rule_without_rounds_equals_the_sequential_engine(strategy: str, small: Configure) -> None:
+def test_a_robust_rule_without_rounds_equals_the_sequential_engine(strategy, small):
     robust: dict[str, Any] = {
         "strategy": strategy,
         "model": "logistic",
@@ -184,9 +182,7 @@ WORKS: dict[str, dict[str, Any]] = {
         together=1,
     ),
 )
-def test_every_way_of_training_equals_the_sequential_engine(
-    way: str, model: str, strategy: str, small: Configure
-) -> None:
+def test_every_way_of_training_equals_the_sequential_engine(way, model, strategy, small):
     config, same = (
         small(strategy=strategy, model=model, **WORKS[model], **DIVISIONS["ragged"], lr=0.05)
         for _ in range(2)
@@ -197,7 +193,7 @@ def test_every_way_of_training_equals_the_sequential_engine(
 @pytest.mark.parametrize(
     ("way", "strategy"), covering([None, "vmapped"], ["fedavg", "scaffold", "fedbuff"], together=1)
 )
-def test_a_parameter_may_be_one_number(strategy: str, way: str | None, small: Configure) -> None:
+def test_a_parameter_may_be_one_number(strategy, way, small):
     own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Scaled"}
     if strategy != "fedbuff":
         own |= {"client_evaluation": True, "fine_tune_epochs": 1, "test_on": "own"}
@@ -207,7 +203,7 @@ def test_a_parameter_may_be_one_number(strategy: str, way: str | None, small: Co
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fedbuff"])
-def test_a_buffer_may_have_no_values(strategy: str, small: Configure) -> None:
+def test_a_buffer_may_have_no_values(strategy, small):
     own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Empty"}
     path, reference = (run(grid, small(**own)) for grid in (vectorized_grid(), sequential_grid()))
     assert_equal_runs(path, reference)
@@ -215,7 +211,7 @@ def test_a_buffer_may_have_no_values(strategy: str, small: Configure) -> None:
 
 
 @pytest.mark.parametrize("way", only(["vmapped", "stacked", "dual", "single"], 2))
-def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Configure) -> None:
+def test_images_are_changed_alike_by_every_way_of_training(way, small):
     values = {
         "model": "cnn",
         "local_epochs": 0,
@@ -248,9 +244,7 @@ def test_images_are_changed_alike_by_every_way_of_training(way: str, small: Conf
     ],
     ids=lambda values: next(iter(values)),
 )
-def test_every_kind_of_local_work_equals_the_sequential_engine(
-    values: dict[str, Any], small: Configure
-) -> None:
+def test_every_kind_of_local_work_equals_the_sequential_engine(values, small):
     values = {"model": "logistic", **values}
     path, reference = (run(grid, small(**values)) for grid in (vectorized_grid(), sequential_grid()))
     if "record_divergence" in values:
@@ -270,9 +264,7 @@ def test_every_kind_of_local_work_equals_the_sequential_engine(
         assert_equal_runs(path, reference)
 
 
-def test_clients_evaluate_on_copies_of_their_rows_and_to_the_same_bits(
-    small: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clients_evaluate_on_copies_of_their_rows_and_to_the_same_bits(small, monkeypatch):
     values = {"client_evaluation": True, "dataset": "synthetic", "partitioner": "natural", "l2": 0.0}
     path = run(vectorized_grid(), small(**values, model="logistic"))
 
@@ -284,7 +276,7 @@ def test_clients_evaluate_on_copies_of_their_rows_and_to_the_same_bits(
     assert (path / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
 
 
-def test_clients_evaluate_too(small: Configure) -> None:
+def test_clients_evaluate_too(small):
     config, same = (small(client_evaluation=True, model="logistic") for _ in range(2))
     path = run(vectorized_grid(), config)
     assert {"client-loss", "client-accuracy"} <= set(events(path)[-1])
@@ -294,9 +286,7 @@ def test_clients_evaluate_too(small: Configure) -> None:
 @pytest.mark.parametrize(
     ("strategy", "model"), [("fedavg", "mlp"), ("fedbuff", "logistic"), ("fedavg", "cnn")]
 )
-def test_a_run_is_repeated_to_the_last_bit_on_any_number_of_threads(
-    strategy: str, model: str, small: Configure
-) -> None:
+def test_a_run_is_repeated_to_the_last_bit_on_any_number_of_threads(strategy, model, small):
     work = {"local_epochs": 0, "local_steps": 2}
     paths = [
         run(vectorized_grid(workers=workers), small(strategy=strategy, model=model, **work))
@@ -306,7 +296,7 @@ def test_a_run_is_repeated_to_the_last_bit_on_any_number_of_threads(
 
 
 @pytest.mark.parametrize("strategy", ["scaffold", "spectral", "async-fedavg"])
-def test_little_memory_at_a_time(strategy: str, small: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_memory_at_a_time(strategy, small, monkeypatch):
     taken: list[int] = []
 
     class Counting(Trainer):
@@ -353,9 +343,7 @@ class Faulty:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "spectral", "async-fedavg", "fedbuff"])
-def test_failing_clients_reach_the_strategy_as_in_the_sequential_engine(
-    strategy: str, small: Configure
-) -> None:
+def test_failing_clients_reach_the_strategy_as_in_the_sequential_engine(strategy, small):
     paths = []
     for engine in (VectorizedGrid, SequentialGrid):
         faulty = type(engine.__name__, (Faulty, engine), {})
@@ -377,9 +365,7 @@ def test_failing_clients_reach_the_strategy_as_in_the_sequential_engine(
     ],
     ids=lambda values: " ".join(map(str, values.values())),
 )
-def test_clients_whose_training_raises_reach_it_too(
-    values: dict[str, Any], small: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_whose_training_raises_reach_it_too(values, small, tmp_path, caplog):
     rng = np.random.default_rng(0)
     categories = rng.choice(np.delete(np.arange(50), 30), (100, 1))
     categories[30] = 30  # of client 1, and the model doesn't know it
@@ -438,7 +424,7 @@ def requests_of(config: RunConfig, grid: SequentialGrid) -> list[Message]:
     ]
 
 
-def test_replies_are_those_of_the_sequential_engine(small: Configure) -> None:
+def test_replies_are_those_of_the_sequential_engine(small):
     config = small(model="logistic", batch_size=64)
     found = []
     for grid in (vectorized_grid(), sequential_grid()):
@@ -469,7 +455,7 @@ def test_replies_are_those_of_the_sequential_engine(small: Configure) -> None:
     assert found[0][3].error.reason.startswith("KeyError: ")
 
 
-def test_only_the_replies_that_are_asked_for_are_given_and_once(small: Configure) -> None:
+def test_only_the_replies_that_are_asked_for_are_given_and_once(small):
     grid = vectorized_grid()
     requests = [
         message for message in requests_of(small(model="logistic"), grid) if message.metadata.dst_node_id != 4
@@ -493,9 +479,7 @@ def test_only_the_replies_that_are_asked_for_are_given_and_once(small: Configure
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
 @pytest.mark.parametrize("pulls", [1, 2 * CLIENTS + 2])
-def test_a_run_can_be_interrupted_between_the_pulls_of_a_round(
-    strategy: str, pulls: int, small: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_can_be_interrupted_between_the_pulls_of_a_round(strategy, pulls, small, monkeypatch):
     monkeypatch.setattr(vectorized, "PULL_BUDGET", 1)  # one client a pull
     trained = 0
 

@@ -1,7 +1,6 @@
 """The vectorized engine's workers on Ray: the bits of one process, whatever their number and whoever is lost."""
 
 import itertools
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from ray.cluster_utils import Cluster
 
 from fedapp import federation
 from fedapp.client import request
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import ConfigError
 from fedapp.config.options import SimulationConfig
 from fedapp.engine import workers
 from fedapp.engine.run import run_on
@@ -21,14 +20,12 @@ from fedapp.engine.workers import Workers
 from fedapp.federation.rows import RowsAsNeeded, rows_as_needed
 from strategies.flower.errors import RunError
 
-Configure = Callable[..., RunConfig]
-Run = Callable[..., Path]
 CLIENTS = 30
 FILES = ("model.safetensors", "metrics.jsonl")
 
 
 @pytest.fixture
-def run(configure: Configure, tmp_path: Path) -> Run:
+def run(configure, tmp_path):
     """Make a short run; return its folder."""
     numbers = itertools.count()
 
@@ -59,7 +56,7 @@ def assert_same(path: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("normalize", [False, True, "standardize"])
-def test_rows_that_are_read_as_they_are_needed_are_those_of_all(normalize: Any, configure: Configure) -> None:
+def test_rows_that_are_read_as_they_are_needed_are_those_of_all(normalize, configure):
     config = configure(normalize=normalize, dataset="digits") if normalize != True else configure()  # noqa: E712
     partition = federation.partition_of(config, 7)
     dataset = federation.with_moments(config, federation.dataset_of(config, 7), partition)
@@ -76,7 +73,7 @@ def test_rows_that_are_read_as_they_are_needed_are_those_of_all(normalize: Any, 
     assert not rows.x[begin:end].any()  # nobody asked for client 0
 
 
-def test_rows_that_are_not_read_take_no_memory() -> None:
+def test_rows_that_are_not_read_take_no_memory():
     class Wide:
         """Ten million rows of 4,000 numbers: 160 GB."""
 
@@ -95,7 +92,7 @@ def test_rows_that_are_not_read_take_no_memory() -> None:
 
 
 @pytest.fixture(scope="module")
-def on_ray() -> Iterator[None]:
+def on_ray():
     """Start Ray on this machine with four logical CPUs and two logical GPUs."""
     ray.init(num_cpus=4, num_gpus=2, logging_level="error", include_dashboard=False, log_to_driver=False)
     yield
@@ -116,7 +113,7 @@ def on_ray() -> Iterator[None]:
     ],
     ids=lambda values: values["strategy"],
 )
-def test_the_number_of_workers_changes_no_bit(values: dict[str, Any], run: Run) -> None:
+def test_the_number_of_workers_changes_no_bit(values, run):
     alone = run(**values)
     for number in (1, 2, 4):
         assert_same(run(number, **values), alone)
@@ -125,9 +122,7 @@ def test_the_number_of_workers_changes_no_bit(values: dict[str, Any], run: Run) 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize("strategy", ["fedavg", "ditto"])
-def test_a_worker_that_dies_in_a_round_is_replaced_and_nothing_is_lost(
-    strategy: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_in_a_round_is_replaced_and_nothing_is_lost(strategy, run, monkeypatch):
     made: list[Workers] = []
     taken = itertools.count()
 
@@ -149,7 +144,7 @@ def test_a_worker_that_dies_in_a_round_is_replaced_and_nothing_is_lost(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_parts_of_gpus_are_given_to_workers(run: Run) -> None:
+def test_parts_of_gpus_are_given_to_workers(run):
     parts = {"client-resources-num-gpus": 0.5, "init-args-num-gpus": 2}
     assert_same(run(4, parts), run())
     with pytest.raises(
@@ -160,7 +155,7 @@ def test_parts_of_gpus_are_given_to_workers(run: Run) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_a_gpu_of_the_process_that_asks_is_no_trouble(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_of_the_process_that_asks_is_no_trouble(run, monkeypatch):
     alone = run()
     request._limit_gpu_share.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # here; not where workers are
@@ -171,7 +166,7 @@ def test_a_gpu_of_the_process_that_asks_is_no_trouble(run: Run, monkeypatch: pyt
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_more_than_ray_has_room_for_is_refused_and_leaves_no_folder(run: Run, tmp_path: Path) -> None:
+def test_more_than_ray_has_room_for_is_refused_and_leaves_no_folder(run, tmp_path):
     with pytest.raises(
         ConfigError, match=r"workers = 3: .*num-cpus = 2 for each, they need 6 CPUs; Ray has 4"
     ):
@@ -181,16 +176,14 @@ def test_more_than_ray_has_room_for_is_refused_and_leaves_no_folder(run: Run, tm
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_workers_of_several_cpus_change_no_bit(run: Run) -> None:
+def test_workers_of_several_cpus_change_no_bit(run):
     values = {"local_epochs": 2, "batch_size": 0}
     assert_same(run(2, {"client-resources-num-cpus": 2}, **values), run(**values))
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_workers_that_never_begin_end_the_run_with_their_reason(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_that_never_begin_end_the_run_with_their_reason(run, monkeypatch):
     class Unable:
         def __init__(self, *arguments: Any) -> None:
             raise ModuleNotFoundError("No module named 'torch'")
@@ -206,9 +199,7 @@ def test_workers_that_never_begin_end_the_run_with_their_reason(
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
-def test_a_client_whose_training_raises_is_left_out(
-    strategy: str, run: Run, save_npz: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_whose_training_raises_is_left_out(strategy, run, save_npz, caplog):
     categories, owners = np.full((60, 1), 7, np.float32), np.repeat(np.arange(CLIENTS), 2)
     categories[0], categories[12] = 49, 30  # 30, of client 6, isn't known to the model, and isn't the largest
     labels = np.arange(60) % 3
@@ -237,7 +228,7 @@ def test_a_client_whose_training_raises_is_left_out(
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("on_ray")
-def test_what_a_worker_raises_is_raised_here(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_raises_is_raised_here(run, monkeypatch):
     class Broken:
         def __init__(self, *arguments: Any) -> None:
             """Take what a RayWorker takes."""
@@ -254,7 +245,7 @@ def test_what_a_worker_raises_is_raised_here(run: Run, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_lost_in_a_round_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_lost_in_a_round_changes_nothing(run, monkeypatch):
     values = {"strategy": "fedavg", "num_server_rounds": 4}
     alone = run(**values)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

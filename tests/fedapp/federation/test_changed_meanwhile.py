@@ -28,7 +28,7 @@ def write_table(path: Path, rows: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "sequential"])
-def test_a_changed_file_is_read_again(tmp_path: Path, engine: str) -> None:
+def test_a_changed_file_is_read_again(tmp_path, engine):
     table = tmp_path / "table.csv"
     sizes = []
     for rows in (100, 300):
@@ -42,7 +42,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, engine: str) -> None:
     assert sizes == [80, 240]
 
 
-def test_unchanged_data_are_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_data_are_loaded_once(tmp_path, monkeypatch):
     table, times = tmp_path / "table.csv", []
     load = loaded.load_dataset
 
@@ -59,7 +59,7 @@ def test_unchanged_data_are_loaded_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(times) == 1
 
 
-def test_a_loss_that_is_loaded_again_is_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_is_loaded_again_is_the_new_one(tmp_path, monkeypatch):
     source = tmp_path / "loss_of_mine.py"
     text = "from torch.nn.functional import cross_entropy as of\n\n\ndef loss(o, t):\n    "
     text += "return {} * of(o, t, reduction='none')\n"
@@ -76,9 +76,7 @@ def test_a_loss_that_is_loaded_again_is_the_new_one(tmp_path: Path, monkeypatch:
     del sys.modules["loss_of_mine"]
 
 
-def test_other_processes_are_refused_what_they_would_import_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processes_are_refused_what_they_would_import_otherwise(tmp_path, monkeypatch):
     source = tmp_path / "losses_of_mine.py"
     source.write_text(
         "from torch.nn.functional import cross_entropy as of\n\n\ndef loss(o, t):\n    "

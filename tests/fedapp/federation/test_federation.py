@@ -2,8 +2,6 @@
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,6 @@ import pytest
 import torch
 
 from fedapp import federation
-from fedapp.config import RunConfig, Value
 from fedapp.data import Dataset, load_dataset
 from fedapp.federation import TensorCache, dataset_of, division_of, model_of, partition_of, to_tensors
 
@@ -33,9 +30,7 @@ def forget() -> None:
         {"test_on": "unseen-clients"},
     ],
 )
-def test_two_processes_agree_on_data_division_and_model(
-    values: dict[str, Any], configure: Callable[..., RunConfig]
-) -> None:
+def test_two_processes_agree_on_data_division_and_model(values, configure):
     config = configure(**values)
     found = []
     for _ in range(2):
@@ -51,7 +46,7 @@ def test_two_processes_agree_on_data_division_and_model(
     assert all(torch.equal(state[name], other_state[name]) for name in state)
 
 
-def test_a_process_loads_and_divides_once(configure: Callable[..., RunConfig]) -> None:
+def test_a_process_loads_and_divides_once(configure):
     config, same = configure(lr=0.1), configure(lr=0.2)  # lr doesn't touch the data
     assert dataset_of(config, 5) is dataset_of(same, 7)  # nor does the number of clients, but for synthetic
     assert partition_of(config, 5) is partition_of(same, 5)
@@ -70,9 +65,7 @@ def test_a_process_loads_and_divides_once(configure: Callable[..., RunConfig]) -
         ("seed", 1),
     ],
 )
-def test_every_key_of_the_division_counts(
-    key: str, value: Value, configure: Callable[..., RunConfig]
-) -> None:
+def test_every_key_of_the_division_counts(key, value, configure):
     base, other = configure(), configure(**{key: value})
     assert division_of(base) != division_of(other)
     one, two = (
@@ -82,7 +75,7 @@ def test_every_key_of_the_division_counts(
     assert one != two
 
 
-def test_dirichlet_alpha_counts(configure: Callable[..., RunConfig]) -> None:
+def test_dirichlet_alpha_counts(configure):
     one, two = (
         partition_of(configure(partitioner="dirichlet", dirichlet_alpha=alpha), 10) for alpha in (0.5, 50.0)
     )
@@ -90,16 +83,14 @@ def test_dirichlet_alpha_counts(configure: Callable[..., RunConfig]) -> None:
     assert one.client_indices.tolist() != two.client_indices.tolist()
 
 
-def test_synthetic_has_the_clients_it_is_asked_for(configure: Callable[..., RunConfig]) -> None:
+def test_synthetic_has_the_clients_it_is_asked_for(configure):
     config = configure(dataset="synthetic", partitioner="natural")
     for clients in (3, 20):
         # 50 points of each of 2 classes
         assert partition_of(config, clients).sizes.tolist() == [100] * clients
 
 
-def test_a_nodes_own_path_comes_before_the_configs(
-    configure: Callable[..., RunConfig], save_npz: Callable[..., str]
-) -> None:
+def test_a_nodes_own_path_comes_before_the_configs(configure, save_npz):
     config = configure(dataset="npz", data_path=save_npz("server.npz"))
     own = save_npz("own.npz", shape=(4, 4))
     assert dataset_of(config, 2).input_shape == (1, 8, 8)
@@ -107,7 +98,7 @@ def test_a_nodes_own_path_comes_before_the_configs(
     assert partition_of(config, 2, own).num_clients == 2
 
 
-def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_made_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert federation.absolute("x/y.npz") == str(tmp_path / "x" / "y.npz")
     assert federation.absolute(str(tmp_path)) == str(tmp_path)
@@ -118,7 +109,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 # Tensors ---------------------------------------------------------------------------------------------------
 
 
-def test_digits_are_scaled_by_a_sixteenth() -> None:
+def test_digits_are_scaled_by_a_sixteenth():
     digits = load_dataset("digits")
     x, y = to_tensors(digits, np.array([5, 0, 1796]), False, CPU)
     assert x.dtype == torch.float32
@@ -128,7 +119,7 @@ def test_digits_are_scaled_by_a_sixteenth() -> None:
     assert y.tolist() == digits.y[[5, 0, 1796]].tolist()
 
 
-def test_images_are_scaled_and_normalised_by_the_published_values(save_npz: Callable[..., str]) -> None:
+def test_images_are_scaled_and_normalised_by_the_published_values(save_npz):
     x_train = np.zeros((30, 28, 28), np.uint8)
     x_train[0, 0, :3] = (0, 51, 255)  # 51 / 255 = 0.2
     mnist = load_dataset("mnist", save_npz(x_train=x_train))
@@ -139,7 +130,7 @@ def test_images_are_scaled_and_normalised_by_the_published_values(save_npz: Call
     assert normal[0, 0, 0, :3].tolist() == pytest.approx([-0.424213, 0.224927, 2.821487], rel=1e-5)
 
 
-def test_tensors_are_a_copy(save_npz: Callable[..., str]) -> None:
+def test_tensors_are_a_copy(save_npz):
     dataset = load_dataset("npz", save_npz())
     x, y = to_tensors(dataset, np.arange(3), False, CPU)
     x += 1
@@ -149,7 +140,7 @@ def test_tensors_are_a_copy(save_npz: Callable[..., str]) -> None:
     assert torch.equal(labels + 1, y)
 
 
-def test_many_rows_are_prepared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_prepared_some_at_a_time(monkeypatch):
     digits, rows = load_dataset("digits"), np.array([9, 3, 1796, 0, 5, 3, 8])
     whole = to_tensors(digits, rows, False, CPU)
     asked = []
@@ -167,7 +158,7 @@ def row_bytes() -> int:
     return 64 * 4 + 8  # 64 float32 values and an int64 label
 
 
-def test_the_cache_hits_by_key_normalisation_and_device(save_npz: Callable[..., str]) -> None:
+def test_the_cache_hits_by_key_normalisation_and_device(save_npz):
     mnist = load_dataset("mnist", save_npz(shape=(28, 28)))
     cache, rows = TensorCache(), np.arange(4)
     first = cache.get(("a",), mnist, rows, False, CPU)
@@ -177,7 +168,7 @@ def test_the_cache_hits_by_key_normalisation_and_device(save_npz: Callable[..., 
     assert not torch.equal(normal[0], first[0])
 
 
-def test_the_cache_lets_the_longest_unused_go_when_over_budget() -> None:
+def test_the_cache_lets_the_longest_unused_go_when_over_budget():
     digits = load_dataset("digits")
     cache = TensorCache(budget=2 * 10 * row_bytes())  # two clients of 10 rows
 
@@ -196,7 +187,7 @@ def test_the_cache_lets_the_longest_unused_go_when_over_budget() -> None:
     assert get(0) is not zero
 
 
-def test_the_cache_looks_at_what_it_drops_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_looks_at_what_it_drops_alone(monkeypatch):
     class Counted(OrderedDict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]]):
         def values(self) -> Any:
             pytest.fail("looks at all that it has")
@@ -217,7 +208,7 @@ def test_the_cache_looks_at_what_it_drops_alone(monkeypatch: pytest.MonkeyPatch)
     assert get(0) is not zero
 
 
-def test_the_cache_serves_what_exceeds_its_budget() -> None:
+def test_the_cache_serves_what_exceeds_its_budget():
     cache, digits = TensorCache(budget=1), load_dataset("digits")
     pair = cache.get((0,), digits, np.arange(10), False, CPU)
     assert len(pair[1]) == 10
@@ -226,9 +217,7 @@ def test_the_cache_serves_what_exceeds_its_budget() -> None:
     assert cache.get((0,), digits, np.arange(10), False, CPU) is not pair
 
 
-def test_the_tensors_of_all_clients_are_each_clients_one_after_the_other(
-    configure: Callable[..., RunConfig],
-) -> None:
+def test_the_tensors_of_all_clients_are_each_clients_one_after_the_other(configure):
     config = configure(data_imbalance=1.0)
     x, y = federation.training_tensors(config, 6, CPU)
     dataset, partition = dataset_of(config, 6), partition_of(config, 6)
@@ -240,9 +229,7 @@ def test_the_tensors_of_all_clients_are_each_clients_one_after_the_other(
         assert torch.equal(y[rows], labels)
 
 
-def test_the_tensors_of_all_clients_are_made_once_for_a_division(
-    configure: Callable[..., RunConfig],
-) -> None:
+def test_the_tensors_of_all_clients_are_made_once_for_a_division(configure):
     x, _ = federation.training_tensors(configure(lr=0.1), 6, CPU)
     assert federation.training_tensors(configure(lr=0.2), 6, CPU)[0] is x
     for other, clients in ((configure(), 5), (configure(seed=1), 6), (configure(class_imbalance=0.5), 6)):
@@ -254,7 +241,7 @@ def test_the_tensors_of_all_clients_are_made_once_for_a_division(
         assert not torch.equal(found, x)
 
 
-def test_a_model_is_made_once_for_a_device(configure: Callable[..., RunConfig]) -> None:
+def test_a_model_is_made_once_for_a_device(configure):
     config = configure()
     on_cpu = model_of(config, "image", (1, 8, 8), 10)
     assert model_of(config, "image", (1, 8, 8), 10, CPU) is on_cpu

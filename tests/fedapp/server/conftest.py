@@ -1,6 +1,6 @@
 """Runs in this process, of devices as the server sees them: named, and on a grid that is a deployment's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,8 @@ class Devices(SequentialGrid):
                 context.node_config["name"] = name
 
 
-Go = Callable[..., Path]
-
-
 @pytest.fixture
-def go(tmp_path: Path) -> Go:
+def go(tmp_path):
     """Run the app on devices, with these keys; return the run's folder."""
 
     def run(

@@ -18,7 +18,7 @@ def run(folder: Path, name: str, **keys: Any) -> Path:
     return fedapp.run(**{**KEYS, **LONG, "results_dir": str(folder), "run_name": name, **keys}).path
 
 
-def test_the_best_model_is_kept_beside_the_last_and_nothing_else_of_the_run_changes(tmp_path: Path) -> None:
+def test_the_best_model_is_kept_beside_the_last_and_nothing_else_of_the_run_changes(tmp_path):
     plain = run(tmp_path, "plain", num_server_rounds=9)
     kept = run(tmp_path, "kept", num_server_rounds=9, keep="best")
     losses = [line["loss"] for line in lines_of(plain)]
@@ -37,7 +37,7 @@ def test_the_best_model_is_kept_beside_the_last_and_nothing_else_of_the_run_chan
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_a_run_that_a_metric_ends_is_finished_and_has_a_reason(tmp_path: Path, strategy: str) -> None:
+def test_a_run_that_a_metric_ends_is_finished_and_has_a_reason(tmp_path, strategy):
     keys = {"strategy": strategy, "lr": 0.3, "num_server_rounds": 60}
     plain, ended = (
         run(tmp_path, name, **keys, **more)
@@ -63,9 +63,7 @@ def test_a_run_that_a_metric_ends_is_finished_and_has_a_reason(tmp_path: Path, s
     assert len(lines_of(longer)) > len(lines)
 
 
-def test_a_run_that_is_resumed_has_the_best_of_before_and_ends_where_the_whole_one_does(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_is_resumed_has_the_best_of_before_and_ends_where_the_whole_one_does(tmp_path):
     keys = {"keep": "best", "best_of": "accuracy", "patience": 3, "checkpoint_every": 1}
     whole = run(tmp_path, "whole", num_server_rounds=40, **keys)
     best, last = (summary_of(whole)[key] for key in ("best-aggregation", "aggregations"))

@@ -4,15 +4,13 @@ import json
 import logging
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedapp.config import RunConfig
 from fedapp.server import run_directory
 from fedapp.server.run_directory import Checkpoint, RunDirectory, read_checkpoint, write_checkpoint
 
@@ -43,7 +41,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
     ],
     ids=["matrix", "special", "scalar", "empty", "strided"],
 )
-def test_arrays_and_values_come_back_as_they_were(tmp_path: Path, array: np.ndarray) -> None:
+def test_arrays_and_values_come_back_as_they_were(tmp_path, array):
     values: dict[str, Any] = {
         "time": 0.1 + 0.2,
         "nodes": [2**63 + 1],
@@ -60,7 +58,7 @@ def test_arrays_and_values_come_back_as_they_were(tmp_path: Path, array: np.ndar
     assert np.isnan(read.observers["loss"])
 
 
-def test_there_is_none_at_first_and_only_the_newest_later(tmp_path: Path) -> None:
+def test_there_is_none_at_first_and_only_the_newest_later(tmp_path):
     folder = tmp_path / "checkpoint"
     assert read_checkpoint(folder) is None
     for number in (3, 6, 4):
@@ -71,7 +69,7 @@ def test_there_is_none_at_first_and_only_the_newest_later(tmp_path: Path) -> Non
         assert read.strategy["aggregations"] == number
 
 
-def test_a_memory_mapped_matrix_is_written_from_where_it_is(tmp_path: Path) -> None:
+def test_a_memory_mapped_matrix_is_written_from_where_it_is(tmp_path):
     matrix = np.memmap(tmp_path / "matrix", dtype=np.float32, mode="w+", shape=(50, 20))
     matrix[:] = np.arange(1000).reshape(50, 20)
     write_checkpoint(tmp_path / "checkpoint", Checkpoint({"local-models": matrix}, {}))
@@ -82,9 +80,7 @@ def test_a_memory_mapped_matrix_is_written_from_where_it_is(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace", "rmtree"])
-def test_a_kill_at_any_step_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_kill_at_any_step_leaves_a_whole_checkpoint(tmp_path, monkeypatch, step):
     """Every call of a step in turn is the last thing that the process does."""
 
     class KilledError(BaseException):
@@ -121,9 +117,7 @@ def test_a_kill_at_any_step_leaves_a_whole_checkpoint(
     assert at > {"fsync": 4, "replace": 1, "rmtree": 1}[step]
 
 
-def test_a_byte_that_has_changed_is_found_wherever_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_byte_that_has_changed_is_found_wherever_it_stands(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "BLOCK", 16)  # which every file has several of
     write_checkpoint(tmp_path, of(1))
     (made,) = tmp_path.iterdir()
@@ -139,9 +133,7 @@ def test_a_byte_that_has_changed_is_found_wherever_it_stands(
     assert read_checkpoint(tmp_path) is not None
 
 
-def test_without_space_the_last_one_stays_and_the_run_goes_on(
-    tmp_path: Path, configure: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_space_the_last_one_stays_and_the_run_goes_on(tmp_path, configure, caplog):
     directory = RunDirectory(configure(results_dir=str(tmp_path), run_name="run"))
     directory.write_checkpoint(of(1))
     with files_of_at_most(4096), caplog.at_level(logging.WARNING, "flwr.fedapp"):
@@ -159,7 +151,7 @@ def test_without_space_the_last_one_stays_and_the_run_goes_on(
     directory.close()
 
 
-def test_lines_beyond_the_checkpoint_are_cut(tmp_path: Path, configure: Callable[..., RunConfig]) -> None:
+def test_lines_beyond_the_checkpoint_are_cut(tmp_path, configure):
     directory = RunDirectory(configure(results_dir=str(tmp_path), run_name="run"))
     assert directory.metrics_size() == 0
     directory.append_metrics({"aggregation": 0})

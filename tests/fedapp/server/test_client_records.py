@@ -20,7 +20,7 @@ def simulated(clients: int = 3) -> SequentialGrid:
 
 
 @pytest.mark.parametrize("strategy", REGISTRY)
-def test_every_strategy_has_a_row_for_each_client_and_evaluation(go: Any, strategy: str) -> None:
+def test_every_strategy_has_a_row_for_each_client_and_evaluation(go, strategy):
     path = go(grid=simulated(), strategy=strategy, buffer_size=2)
     table, lines = read_clients(path), lines_of(path)
     assert table["client"].to_pylist() == [0, 1, 2] * 4
@@ -37,7 +37,7 @@ def test_every_strategy_has_a_row_for_each_client_and_evaluation(go: Any, strate
     assert not (path / GROWING).exists()
 
 
-def test_devices_that_evaluate_say_what_a_simulation_computes(go: Any) -> None:
+def test_devices_that_evaluate_say_what_a_simulation_computes(go):
     devices = by_evaluation(go(client_evaluation=True, clock="virtual"))
     server_side = by_evaluation(go(grid=simulated(), run_name="simulated"))
     for number in (1, 2, 3):  # the initial model is evaluated on the server only
@@ -49,15 +49,13 @@ def test_devices_that_evaluate_say_what_a_simulation_computes(go: Any) -> None:
 @pytest.mark.parametrize(
     ("when", "evaluated"), [("always", [0, 1, 2, 3]), ("last", [3]), ("never", []), ("auto", [0, 1, 2, 3])]
 )
-def test_when_clients_are_evaluated(go: Any, when: str, evaluated: list[int]) -> None:
+def test_when_clients_are_evaluated(go, when, evaluated):
     path = go(grid=simulated(), client_records=when)
     assert [number for number, known in by_evaluation(path).items() if "loss" in known] == evaluated
     assert [line["aggregation"] for line in lines_of(path) if "client-loss-best" in line] == evaluated
 
 
-def test_what_takes_long_is_done_once(
-    go: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_takes_long_is_done_once(go, monkeypatch, caplog):
     monkeypatch.setattr("fedapp.server.evaluation.CHEAP", 1000)
     with caplog.at_level("INFO", "flwr.fedapp"):
         path = go(grid=simulated())
@@ -65,7 +63,7 @@ def test_what_takes_long_is_done_once(
     assert "client-records = auto: clients are evaluated one by one in the last round only" in caplog.text
 
 
-def test_on_devices_it_says_that_the_server_cannot(go: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_devices_it_says_that_the_server_cannot(go, caplog):
     go(client_records="always")
     assert "client-records = 'always': the server has none of the clients' data" in caplog.text
 
@@ -82,7 +80,7 @@ class Copies(server.Observer):
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg", "fedbuff"])
-def test_a_run_that_was_killed_goes_on_without_a_row_twice(go: Any, tmp_path: Path, strategy: str) -> None:
+def test_a_run_that_was_killed_goes_on_without_a_row_twice(go, tmp_path, strategy):
     copies = Copies(tmp_path / "run", tmp_path / "copy", at=5)
     keys = {"strategy": strategy, "num_server_rounds": 8, "checkpoint_every": 2, "buffer_size": 2}
     whole = go(grid=simulated(), observers=[copies], **keys)

@@ -1,7 +1,5 @@
 """Divergence and drift of the clients, as a run records them."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from scipy.special import expit
 
 from fedapp import client_app
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import ConfigError
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.server import Experiment, prepare, run
@@ -19,9 +17,7 @@ from tests.selection import one_of_each
 
 
 @pytest.fixture
-def record(
-    configure: Callable[..., RunConfig], tmp_path: Path
-) -> Callable[..., tuple[Experiment, list[Any]]]:
+def record(configure, tmp_path):
     """Run the synthetic problem with five clients and return its experiment and metrics."""
 
     def run_it(**values: Any) -> tuple[Experiment, list[Any]]:
@@ -48,9 +44,7 @@ def record(
     return run_it
 
 
-def test_a_run_records_what_a_loop_in_numpy_finds(
-    record: Callable[..., tuple[Experiment, list[Any]]],
-) -> None:
+def test_a_run_records_what_a_loop_in_numpy_finds(record):
     experiment, records = record(record_divergence=True)
     points = [
         np.asarray(experiment.dataset.x[experiment.partition.client(i)], dtype=np.float64) for i in range(5)
@@ -76,15 +70,13 @@ def test_a_run_records_what_a_loop_in_numpy_finds(
     assert np.array(found) == pytest.approx(np.array(expected), rel=1e-4)
 
 
-def test_unless_asked_a_run_records_none(record: Callable[..., tuple[Experiment, list[Any]]]) -> None:
+def test_unless_asked_a_run_records_none(record):
     _, records = record()
     assert not any("divergence" in r or "drift" in r for r in records)
 
 
 @pytest.mark.parametrize("name", one_of_each("has_rounds", "sends_beside_model", "personal"))
-def test_every_strategy_records_it_and_its_result_stays_the_same(
-    name: str, record: Callable[..., tuple[Experiment, list[Any]]]
-) -> None:
+def test_every_strategy_records_it_and_its_result_stays_the_same(name, record):
     with_it, without = (
         record(strategy=name, record_divergence=asked, buffer_size=2, server_lr=0.5)[1]
         for asked in (True, False)
@@ -95,7 +87,7 @@ def test_every_strategy_records_it_and_its_result_stays_the_same(
     assert all(r["divergence"] > 0 and r["drift"] >= 0 for r in measured)
 
 
-def test_devices_keep_their_data_to_themselves(configure: Callable[..., RunConfig], tmp_path: Path) -> None:
+def test_devices_keep_their_data_to_themselves(configure, tmp_path):
     class SomewhereElse(SequentialGrid):
         """A grid that isn't one of the simulation engines."""
 

@@ -4,8 +4,6 @@ import json
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,7 @@ from tests.fedapp.server.conftest import NAMES, Devices
 
 
 @pytest.fixture
-def flowers_handlers() -> Iterator[list[int]]:
+def flowers_handlers():
     """Handlers as Flower's, which end the process; here they note that they were called."""
     called: list[int] = []
 
@@ -36,7 +34,7 @@ def flowers_handlers() -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def flower_log() -> Iterator[logging.Logger]:
+def flower_log():
     """Flower's logger, as it was afterwards."""
     logger = logging.getLogger("flwr")
     before = list(logger.filters)
@@ -57,8 +55,8 @@ class Sends(Observer):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, "stopped"), (signal.SIGTERM, "interrupted")])
 def test_told_to_stop_a_run_is_recorded_before_flower_ends_the_process(
-    number: int, status: str, go: Any, flowers_handlers: list[int], tmp_path: Path
-) -> None:
+    number, status, go, flowers_handlers, tmp_path
+):
     with pytest.raises(SystemExit), told_to_stop():
         go(observers=[Sends(number)], num_server_rounds=9)
     assert flowers_handlers == [number]
@@ -69,7 +67,7 @@ def test_told_to_stop_a_run_is_recorded_before_flower_ends_the_process(
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_second_signal_is_flowers(flowers_handlers: list[int]) -> None:
+def test_a_second_signal_is_flowers(flowers_handlers):
     def stopped_twice() -> None:
         with told_to_stop():
             try:
@@ -82,7 +80,7 @@ def test_a_second_signal_is_flowers(flowers_handlers: list[int]) -> None:
     assert flowers_handlers == [signal.SIGTERM]
 
 
-def test_afterwards_and_in_other_threads_signals_are_as_before(flowers_handlers: list[int]) -> None:
+def test_afterwards_and_in_other_threads_signals_are_as_before(flowers_handlers):
     def handlers() -> list[Any]:
         return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
@@ -110,9 +108,7 @@ def as_flower_does(logger: logging.Logger, block: Any) -> None:
         raise
 
 
-def test_what_a_user_can_mend_is_one_line_and_the_run_fails(
-    flower_log: logging.Logger, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_user_can_mend_is_one_line_and_the_run_fails(flower_log, caplog):
     def fails() -> None:
         with one_line_errors():
             raise ConfigError("num_server_rounds = 0: must be a whole number >= 1")
@@ -124,9 +120,7 @@ def test_what_a_user_can_mend_is_one_line_and_the_run_fails(
     assert (caplog.records[0].name, caplog.records[0].levelname) == ("flwr.fedapp", "ERROR")
 
 
-def test_two_mistakes_are_two_lines_and_a_bug_has_its_traceback(
-    flower_log: logging.Logger, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_mistakes_are_two_lines_and_a_bug_has_its_traceback(flower_log, caplog):
     with pytest.raises(RunError), one_line_errors():
         raise ConfigError("one\ntwo")
     assert caplog.messages == ["one", "two"]
@@ -152,13 +146,7 @@ def context(**values: Any) -> Context:
         ({"min_clients": 4, "round_timeout": 0.01}, "3 of 4 clients connected within 0.01 s"),
     ],
 )
-def test_the_serverapp_says_it_in_one_line(
-    values: dict[str, Any],
-    line: str,
-    flower_log: logging.Logger,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-) -> None:
+def test_the_serverapp_says_it_in_one_line(values, line, flower_log, caplog, tmp_path):
     with pytest.raises(RunError):
         as_flower_does(flower_log, lambda: app(Devices(NAMES), context(results_dir=str(tmp_path), **values)))
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -166,12 +154,7 @@ def test_the_serverapp_says_it_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_serverapp_says_how_many_clients_it_waits_for(
-    monkeypatch: pytest.MonkeyPatch,
-    flower_log: logging.Logger,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-) -> None:
+def test_the_serverapp_says_how_many_clients_it_waits_for(monkeypatch, flower_log, caplog, tmp_path):
     monkeypatch.setattr("fedapp.server.progress.EVERY", 0.0)
     caplog.set_level(logging.INFO, "flwr.fedapp")
     with pytest.raises(RunError):

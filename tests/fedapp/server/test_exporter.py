@@ -3,7 +3,6 @@
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,11 +49,11 @@ class Lossy(Devices):
 
 
 @pytest.fixture
-def scraper(free_port: int) -> Scraper:
+def scraper(free_port):
     return Scraper(free_port)
 
 
-def test_a_round_by_round_run_is_told_by_device(go: Any, scraper: Scraper) -> None:
+def test_a_round_by_round_run_is_told_by_device(go, scraper):
     go(
         ("oslo", "bern", ""),
         [scraper],
@@ -81,7 +80,7 @@ def test_a_round_by_round_run_is_told_by_device(go: Any, scraper: Scraper) -> No
     assert sum(shares) == pytest.approx(1)
 
 
-def test_an_asynchronous_run_tells_staleness_weights_and_task_times(go: Any, scraper: Scraper) -> None:
+def test_an_asynchronous_run_tells_staleness_weights_and_task_times(go, scraper):
     go(
         observers=[scraper],
         strategy="async-fedavg",
@@ -106,21 +105,21 @@ def test_an_asynchronous_run_tells_staleness_weights_and_task_times(go: Any, scr
     assert sum(accepted) == last["fedapp_updates_total", ("accepted",)] == 8
 
 
-def test_a_simulation_can_be_asked_too(go: Any, scraper: Scraper) -> None:
+def test_a_simulation_can_be_asked_too(go, scraper):
     grid = Devices(("", "", ""))
     grid.engine = "sequential"
     go(("", "", ""), [scraper], grid, metrics_port=scraper.port)
     assert scraper.answers[-1]["fedapp_client_updates_total", ("2", "", "accepted")] == 3
 
 
-def test_with_the_run_it_ends(go: Any, scraper: Scraper) -> None:
+def test_with_the_run_it_ends(go, scraper):
     go(metrics_port=scraper.port, num_server_rounds=1)
     with pytest.raises(urllib.error.URLError):
         ask(scraper.port)
     go(metrics_port=scraper.port, num_server_rounds=1, run_name="next")  # and the port is free
 
 
-def test_many_clients_have_no_more_series_than_a_hundred_and_one() -> None:
+def test_many_clients_have_no_more_series_than_a_hundred_and_one():
     accounts = {index: Account(tasks=1, accepted=index) for index in range(1000)}
     bounded = _bounded(accounts)
     assert len(bounded) == MOST_CLIENTS + 1
@@ -130,7 +129,7 @@ def test_many_clients_have_no_more_series_than_a_hundred_and_one() -> None:
 
 
 @pytest.fixture
-def refused(tmp_path: Any) -> Callable[..., str]:
+def refused(tmp_path):
     """Return why a run can't begin; none is recorded."""
 
     def refuse(**values: Any) -> str:
@@ -144,7 +143,7 @@ def refused(tmp_path: Any) -> Callable[..., str]:
     return refuse
 
 
-def test_a_port_that_is_taken_is_one_line_before_anything_starts(refused: Callable[..., str]) -> None:
+def test_a_port_that_is_taken_is_one_line_before_anything_starts(refused):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert refused(metrics_port=port) == (
@@ -153,15 +152,13 @@ def test_a_port_that_is_taken_is_one_line_before_anything_starts(refused: Callab
         )
 
 
-def test_an_address_of_another_machine_is_refused(refused: Callable[..., str], free_port: int) -> None:
+def test_an_address_of_another_machine_is_refused(refused, free_port):
     text = refused(metrics_port=free_port, metrics_host="192.0.2.1")
     assert text.startswith(f"metrics-port = {free_port}, metrics-host = '192.0.2.1': can't be listened on (")
     assert "can't be listened on (" in refused(metrics_port=free_port, metrics_host="not a host")
 
 
-def test_without_the_package_it_says_how_to_get_it(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_it_says_how_to_get_it(refused, monkeypatch):
     monkeypatch.setattr("fedapp.server.exporter.find_spec", lambda name: None)
     assert refused(metrics_port=9100) == (
         "metrics-port = 9100: prometheus-client isn't installed; pip install '.[prometheus]', or metrics-port = 0"

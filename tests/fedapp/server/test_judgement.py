@@ -2,8 +2,6 @@
 
 import logging
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,9 +45,7 @@ def curve(*rows: tuple[float | None, float, float | None]) -> list[dict[str, Any
         [(2.3, 0.1, None), *[(1.0, 0.7, 0.9)] * 6, *[(20.0, 0.1, 9.0)] * 2],  # a quarter of eight are two
     ],
 )
-def test_worse_than_guessing_is_diverged(
-    rows: list[tuple[Any, ...]], configure: Callable[..., RunConfig]
-) -> None:
+def test_worse_than_guessing_is_diverged(rows, configure):
     with pytest.raises(WorseThanGuessingError, match=r"the steps are too large \(lr = 0.1\)$"):
         judge(curve(*rows), 10, configure())
 
@@ -70,9 +66,7 @@ def test_worse_than_guessing_is_diverged(
         [(2.3, 0.1, None), (22.9, 0.1, 0.2)],  # less than ten times ln 10
     ],
 )
-def test_what_learns_or_only_learns_nothing_is_not(
-    rows: list[tuple[Any, ...]], configure: Callable[..., RunConfig]
-) -> None:
+def test_what_learns_or_only_learns_nothing_is_not(rows, configure):
     judge(curve(*rows), 10, configure())
 
 
@@ -91,8 +85,8 @@ def test_what_learns_or_only_learns_nothing_is_not(
 )
 @pytest.mark.parametrize(("loss", "classes"), [("mse", 0), ("huber", 10), ("cross-entropy", 0)])
 def test_where_guessing_costs_nothing_known_it_is_ten_times_the_first_loss(
-    loss: str, classes: int, losses: list[float | None], diverged: bool, configure: Callable[..., RunConfig]
-) -> None:
+    loss, classes, losses, diverged, configure
+):
     lines = [{"loss": each} for each in losses]
     config = configure(loss=loss, server_lr=0.5, dp="local", dp_noise_multiplier=2.0)
     if not diverged:
@@ -106,7 +100,7 @@ def test_where_guessing_costs_nothing_known_it_is_ten_times_the_first_loss(
 
 
 @given(LINES, st.integers(2, 100))
-def test_a_loss_below_that_of_guessing_is_never_diverged(lines: list[dict[str, Any]], classes: int) -> None:
+def test_a_loss_below_that_of_guessing_is_never_diverged(lines, classes):
     for line in lines:
         line["loss"] = min(line["loss"] or 0.0, math.log(classes))
     judge(lines, classes, RunConfig.load({}))
@@ -121,9 +115,7 @@ def test_a_loss_below_that_of_guessing_is_never_diverged(lines: list[dict[str, A
         ("lr=0.1 num-server-rounds=2", "finished", ""),
     ],
 )
-def test_the_exit_code_and_the_status_say_so(
-    given_keys: str, status: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_code_and_the_status_say_so(given_keys, status, reason, tmp_path, capsys):
     arguments = ["--engine", "vectorized", "-c", f"{given_keys} results-dir={tmp_path} run-name=run"]
     code = run(parser_of(None, "").parse_args(arguments))
     summary = read_summary(tmp_path / "run")
@@ -136,7 +128,7 @@ def test_the_exit_code_and_the_status_say_so(
 
 
 @pytest.mark.figures
-def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_drawn_if_they_are_wanted(tmp_path, capsys):
     for wanted in ("true", "false"):
         given = f"num-server-rounds=1 figures={wanted} results-dir={tmp_path} run-name=with-{wanted}"
         assert run(parser_of(None, "").parse_args(["--engine", "vectorized", "-c", given])) == 0
@@ -153,7 +145,7 @@ def test_figures_are_drawn_if_they_are_wanted(tmp_path: Path, capsys: pytest.Cap
     "strategy",
     only(["fedavg", "fedbuff", "fedprox", "spectral", "async-fedavg", "fedfix", "ringmaster", "rennala"], 2),
 )
-def test_every_strategy_learns_as_it_comes(strategy: str, tmp_path: Path) -> None:
+def test_every_strategy_learns_as_it_comes(strategy, tmp_path):
     config = RunConfig.load({"strategy": strategy, "results-dir": str(tmp_path), "run-name": "run"})
     path = server.run(make_grid("vectorized", 20), server.prepare(config, 20)).path
     last = read_metrics(path)[-1]
@@ -162,7 +154,7 @@ def test_every_strategy_learns_as_it_comes(strategy: str, tmp_path: Path) -> Non
     assert 38 <= last["time"] <= 42  # of 40 rounds, the slowest client's task being 1 s
 
 
-def test_how_long_a_run_is_can_be_said(configure: Callable[..., RunConfig]) -> None:
+def test_how_long_a_run_is_can_be_said(configure):
     asked = server.prepare(configure(strategy="async-fedavg", num_server_rounds=7, eval_every=2), 20).config
     assert (asked.num_server_rounds, asked.eval_every) == (7, 2)
     own = server.prepare(
@@ -182,9 +174,7 @@ def test_how_long_a_run_is_can_be_said(configure: Callable[..., RunConfig]) -> N
     assert real.num_server_rounds == 40
 
 
-def test_how_long_a_run_is_rests_on_what_a_strategy_of_ones_own_says(
-    configure: Callable[..., RunConfig], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_how_long_a_run_is_rests_on_what_a_strategy_of_ones_own_says(configure, caplog):
     class Threshold(Ringmaster):
         def fresh(self, staleness: int) -> bool:
             return staleness < 5

@@ -26,7 +26,7 @@ def objects(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_line_says_when_where_what_and_of_whom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_says_when_where_what_and_of_whom(capsys):
     client = Client(2**63 + 5, 1, 40, None, "oslo")  # type: ignore[arg-type]
     with logging_as("json") as lines:
         assert lines is not None
@@ -52,7 +52,7 @@ def test_a_line_says_when_where_what_and_of_whom(capsys: pytest.CaptureFixture[s
     assert (third["aggregation"], third["level"]) == (9, "ERROR")
 
 
-def test_nothing_that_is_said_breaks_a_line_or_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_that_is_said_breaks_a_line_or_steers_a_terminal(capsys):
     with logging_as("json"):
         LOG.warning("a\x1b[2J\nb\u2028c %s", "x" * 10**6)
         try:
@@ -69,14 +69,14 @@ def test_nothing_that_is_said_breaks_a_line_or_steers_a_terminal(capsys: pytest.
 
 
 @pytest.mark.parametrize("given", ["text", None, "JSON", 1])
-def test_otherwise_all_is_as_always(given: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_otherwise_all_is_as_always(given, capsys):
     with logging_as(given) as lines:
         assert lines is None
         LOG.warning("plain")
     assert "{" not in capsys.readouterr().err
 
 
-def test_it_ends_with_its_block_and_one_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_ends_with_its_block_and_one_is_enough(capsys):
     before = [(list(log.handlers), log.propagate) for log in map(logging.getLogger, LOGGERS)]
     with logging_as("json") as outer, logging_as("json") as inner:
         assert outer is inner
@@ -85,7 +85,7 @@ def test_it_ends_with_its_block_and_one_is_enough(capsys: pytest.CaptureFixture[
     assert [(list(log.handlers), log.propagate) for log in map(logging.getLogger, LOGGERS)] == before
 
 
-def test_a_whole_run_in_json(go: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run_in_json(go, capsys):
     class Deaf(Devices):
         def push_messages(self, messages: Any) -> Any:
             return super().push_messages([m for m in messages if not self.is_lost(m)])
@@ -116,7 +116,7 @@ def copy(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_run_leaves_its_log_behind(log_format: str, tmp_path: Path) -> None:
+def test_a_run_leaves_its_log_behind(log_format, tmp_path):
     given = f"num-server-rounds=2 checkpoint-every=1 model=logistic results-dir={tmp_path} run-name=run"
     arguments = ["--engine", "sequential", "--federation-config", "num-supernodes=3", "-c"]
     config = f"{given} lr=0.2 log-format={log_format} buffer-size=3"
@@ -138,15 +138,13 @@ def test_a_run_leaves_its_log_behind(log_format: str, tmp_path: Path) -> None:
     ]
 
 
-def test_the_log_ends_with_why_the_run_did(tmp_path: Path) -> None:
+def test_the_log_ends_with_why_the_run_did(tmp_path):
     config = f"num-server-rounds=1 lr=1e30 model=logistic results-dir={tmp_path} run-name=run"
     assert run(parser_of(None, "").parse_args(["--engine", "vectorized", "-c", config])) == 1
     assert copy(tmp_path / "run")[-1].startswith("ERROR   no client's work was accepted in 1 aggregations")
 
 
-def test_a_log_that_cannot_be_written_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_cannot_be_written_ends_nothing(tmp_path, capsys):
     (tmp_path / "log.txt").symlink_to("/dev/full")
     with copied_to(tmp_path):
         for number in range(3):
@@ -159,9 +157,7 @@ def test_a_log_that_cannot_be_written_ends_nothing(
 @pytest.mark.parametrize(
     ("terminal", "no_color", "colored"), [(True, "", True), (True, "1", False), (False, "", False)]
 )
-def test_no_colours_where_nobody_sees_them(
-    terminal: bool, no_color: str, colored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_colours_where_nobody_sees_them(terminal, no_color, colored, monkeypatch):
     (handler,) = (each for each in logging.getLogger("flwr").handlers if hasattr(each, "colored"))
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
@@ -174,7 +170,7 @@ def test_no_colours_where_nobody_sees_them(
     assert stream.getvalue().endswith("said\n")
 
 
-def test_the_strategys_line_says_what_is_not_usual(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_strategys_line_says_what_is_not_usual(caplog):
     values = {"strategy": "fedbuff", "buffer-size": 3, "server-lr": 0.5}
     build_strategy(RunConfig.load(values)).summary()
     FedAvg(fraction_train=0.5).summary()

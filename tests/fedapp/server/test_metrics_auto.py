@@ -1,7 +1,6 @@
 """``metrics = auto`` is what fits: none for a variational autoencoder with its own loss."""
 
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ def evidence(outputs: Tensor, targets: Tensor) -> Tensor:
     return (seen - targets).square().sum(1) + distance
 
 
-def test_a_loss_of_ones_own_is_not_asked_for_rmse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_of_ones_own_is_not_asked_for_rmse(tmp_path, caplog):
     x = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     keys = {"dataset": (x, x), "model": Autoencoder, "results_dir": tmp_path, "num_clients": 2}
     with caplog.at_level(logging.INFO, "flwr.fedapp"):

@@ -1,6 +1,5 @@
 """Layers of devices' own: kept in each one's folder for this run, and there again when a device starts anew."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from strategies.flower.arrays import unpack
 from strategies.flower.internals import context_from_bytes
 from tests.fedapp.server.conftest import NAMES, Devices
 from tests.runs import lines_of
-
-Go = Callable[..., Path]
 
 
 class Forgetful(Devices):
@@ -30,7 +27,7 @@ class Forgetful(Devices):
         return reply
 
 
-def test_a_device_keeps_its_layers_in_its_folder(go: Go, tmp_path: Path) -> None:
+def test_a_device_keeps_its_layers_in_its_folder(go, tmp_path):
     keys: dict[str, Any] = {"model": "mlp", "personal": "3.*", "clock": "virtual", "client_evaluation": True}
     path = go(grid=Forgetful(tmp_path / "state"), **keys)
     scores = [line.get("personal-loss") for line in lines_of(path)]

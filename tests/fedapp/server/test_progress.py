@@ -2,10 +2,8 @@
 
 import logging
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord
@@ -32,12 +30,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def lines(caplog):
     caplog.set_level(logging.INFO, LOGGER)
     return lambda: [text for text in caplog.messages if text.startswith("progress: ")]
 
@@ -56,13 +54,13 @@ def noted(aggregation: int) -> Entry:
         (100 * 3600 + 61, "at work, 100:01:01 left"),
     ],
 )
-def test_the_line_that_others_read(seconds: float | None, ending: str) -> None:
+def test_the_line_that_others_read(seconds, ending):
     line = progress_line(12, 100, 3, 5, seconds)
     assert line == f"progress: aggregation 12 of 100, 3 of 5 devices {ending}"
     assert LINE.fullmatch(line)
 
 
-def test_it_comes_when_it_is_due_and_only_then(clock: Clock, lines: Callable[[], list[str]]) -> None:
+def test_it_comes_when_it_is_due_and_only_then(clock, lines):
     beat = Heartbeat(100, lambda: HowFar(12, 3, 5), Sparingly(clock))
     stopped = beat.watching(lambda: False)
     assert not any(stopped() for _ in range(1000))
@@ -74,7 +72,7 @@ def test_it_comes_when_it_is_due_and_only_then(clock: Clock, lines: Callable[[],
     assert lines() == ["progress: aggregation 12 of 100, 3 of 5 devices at work"] * 3
 
 
-def test_a_pipe_gets_a_line_a_minute_and_the_log_all(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipe_gets_a_line_a_minute_and_the_log_all(clock, caplog):
     caplog.set_level(logging.INFO, LOGGER)
     beat = Heartbeat(100, lambda: HowFar(12, 3, 5), Sparingly(clock))
     for _ in range(12):
@@ -87,12 +85,12 @@ def test_a_pipe_gets_a_line_a_minute_and_the_log_all(clock: Clock, caplog: pytes
     assert is_shown(logging.makeLogRecord({"msg": "any other line"}))
 
 
-def test_whether_the_run_is_to_end_is_still_told(clock: Clock) -> None:
+def test_whether_the_run_is_to_end_is_still_told(clock):
     beat = Heartbeat(1, lambda: HowFar(0, 0, 0), Sparingly(clock))
     assert beat.watching(lambda: True)() is True
 
 
-def test_the_rest_takes_as_long_as_what_was_seen(clock: Clock) -> None:
+def test_the_rest_takes_as_long_as_what_was_seen(clock):
     beat = Heartbeat(10, lambda: HowFar(0, 0, 0), Sparingly(clock))
     assert beat.seconds_left() is None
     beat.note(noted(2))  # resumed, or its first: nothing was seen yet
@@ -108,7 +106,7 @@ def test_the_rest_takes_as_long_as_what_was_seen(clock: Clock) -> None:
     assert beat.seconds_left() == 0
 
 
-def test_no_more_is_left_than_the_time_budget(clock: Clock) -> None:
+def test_no_more_is_left_than_the_time_budget(clock):
     beat = Heartbeat(10, lambda: HowFar(0, 0, 0), Sparingly(clock), lambda: 12.0)
     assert beat.seconds_left() == 12
     beat.note(noted(0))
@@ -118,9 +116,7 @@ def test_no_more_is_left_than_the_time_budget(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_a_run_that_waits_for_a_device_says_so(
-    strategy: str, go: Any, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_waits_for_a_device_says_so(strategy, go, lines, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.0)
     go(strategy=strategy, clock="wall", server_lr=0.5)
     found = [LINE.fullmatch(line) for line in lines()]
@@ -133,9 +129,7 @@ def test_a_run_that_waits_for_a_device_says_so(
     assert any(match and match[5] for match in found)
 
 
-def test_a_terminal_has_its_bar_instead(
-    go: Any, lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_has_its_bar_instead(go, lines, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0.0)
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     path: Path = go()

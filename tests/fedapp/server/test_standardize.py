@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,9 @@ from tests.runs import summary_of, vector_of
 
 CLIENTS = 4
 
-Go = Callable[..., Path]
-
 
 @pytest.fixture
-def table(tmp_path: Path) -> str:
+def table(tmp_path):
     """Features of very different sizes, of which a class follows; one is constant."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(300, 4))
@@ -40,7 +37,7 @@ def table(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def go(tmp_path: Path, table: str) -> Go:
+def go(tmp_path, table):
     """Run the app in this process; return the run's folder."""
     numbers = iter(range(99))
 
@@ -77,7 +74,7 @@ def accuracy_of(path: Path) -> float:
     return summary_of(path)["accuracy"]
 
 
-def test_devices_put_together_what_pooling_the_rows_gives(go: Go, table: str) -> None:
+def test_devices_put_together_what_pooling_the_rows_gives(go, table):
     simulated, on_devices = go(), go(on_devices=True)
     found = moments_of(on_devices)
     assert found["mean"] == pytest.approx(moments_of(simulated)["mean"], rel=1e-13)
@@ -93,12 +90,12 @@ def test_devices_put_together_what_pooling_the_rows_gives(go: Go, table: str) ->
         go(normalize=False)
 
 
-def test_engines_agree(go: Go) -> None:
+def test_engines_agree(go):
     one = vector_of(go())
     assert vector_of(go(grid=VectorizedGrid(client_app.app, CLIENTS))) == pytest.approx(one, abs=1e-5)
 
 
-def test_a_graphs_directions_are_of_standardized_inputs(go: Go, table: str) -> None:
+def test_a_graphs_directions_are_of_standardized_inputs(go, table):
     path = go(strategy="spectral", on_devices=True)
     config = RunConfig.load({"dataset": "npz", "data-path": table, "normalize": "standardize"})
     found = np.load(path / "graph.npz")["messages"]
@@ -107,7 +104,7 @@ def test_a_graphs_directions_are_of_standardized_inputs(go: Go, table: str) -> N
     assert np.abs(found - plain).max() > 0.1
 
 
-def test_a_run_that_goes_on_keeps_them(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_keeps_them(go, monkeypatch):
     whole = go(on_devices=True, num_server_rounds=4)
     path = go(on_devices=True, num_server_rounds=2)
     asked: list[object] = []
@@ -120,7 +117,7 @@ def test_a_run_that_goes_on_keeps_them(go: Go, monkeypatch: pytest.MonkeyPatch) 
         go(on_devices=True, num_server_rounds=5, resume=path)
 
 
-def test_a_device_whose_sums_are_none_is_named_and_left_out(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_whose_sums_are_none_is_named_and_left_out(go, caplog):
     app = ClientApp(mods=[])
 
     def spoil(message: Message, context: Context) -> Message:
@@ -149,14 +146,14 @@ def test_a_device_whose_sums_are_none_is_named_and_left_out(go: Go, caplog: pyte
     assert moments_of(path)["mean"] == pytest.approx(x.mean(axis=0), rel=1e-12)
 
 
-def test_no_device_that_can_say(go: Go) -> None:
+def test_no_device_that_can_say(go):
     app = ClientApp(mods=[])
     app.query("describe")(handle)  # and nothing else
     with pytest.raises(RunError, match="no client sent sums of its inputs"):
         go(on_devices=True, grid=SequentialGrid(app, CLIENTS))
 
 
-def test_what_is_refused(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_refused(go, caplog):
     with pytest.raises(ConfigError, match="normalize = 'standardize': sums of a device's inputs leave it"):
         go(dp="local")
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
@@ -168,7 +165,7 @@ def test_what_is_refused(go: Go, caplog: pytest.LogCaptureFixture) -> None:
         server.privacy.check_standardized(RunConfig.load(text), dataset)
 
 
-def test_what_is_sent_comes_back() -> None:
+def test_what_is_sent_comes_back():
     dataset = federation.dataset_of(RunConfig.load(), 3)
     moments = Moments((0.1,), (1 / 3,))
     assert federation.moments_of(federation.schema_fields(replace(dataset, moments=moments))) == moments

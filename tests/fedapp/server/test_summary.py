@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ RUNNING = {"status": "running", "process": this_process(), "strategy": "fedavg",
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     return path
@@ -38,7 +37,7 @@ def write(path: Path, content: Any) -> None:
 
 
 @pytest.fixture
-def killed(tmp_path: Path, repository: Path) -> Iterator[Callable[[], Path]]:
+def killed(tmp_path, repository):
     """Start a run in a process of its own; the call kills it, and returns its folder."""
     config = (
         f'results-dir="{tmp_path}" run-name="killed" model="logistic" num-server-rounds=100000 eval-every=1'
@@ -65,7 +64,7 @@ def killed(tmp_path: Path, repository: Path) -> Iterator[Callable[[], Path]]:
     process.wait(30)
 
 
-def test_a_killed_run_has_failed_once_anybody_looks(killed: Callable[[], Path], tmp_path: Path) -> None:
+def test_a_killed_run_has_failed_once_anybody_looks(killed, tmp_path):
     going = read_summary(tmp_path / "killed")
     assert going["status"] == "running"
     assert going["process"].keys() == {"host", "pid", "boot"}
@@ -79,7 +78,7 @@ def test_a_killed_run_has_failed_once_anybody_looks(killed: Callable[[], Path], 
     assert read_summary(path) == found
 
 
-def test_a_run_is_put_down_as_failed_only_if_nobody_has_its_lock(run_dir: Path) -> None:
+def test_a_run_is_put_down_as_failed_only_if_nobody_has_its_lock(run_dir):
     write(run_dir, RUNNING)
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
@@ -100,13 +99,13 @@ def test_a_run_is_put_down_as_failed_only_if_nobody_has_its_lock(run_dir: Path) 
         (None, "failed"),  # of an earlier version
     ],
 )
-def test_a_run_of_another_machine_is_not_judged(run_dir: Path, process: Any, status: str) -> None:
+def test_a_run_of_another_machine_is_not_judged(run_dir, process, status):
     write(run_dir, {"status": "running", **({} if process is None else {"process": process})})
     assert read_summary(run_dir)["status"] == status
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted", "stopped", "diverged", "failed"])
-def test_what_has_ended_stays(run_dir: Path, status: str) -> None:
+def test_what_has_ended_stays(run_dir, status):
     write(run_dir, {"status": status})
     before = (run_dir / "summary.json").stat().st_mtime_ns
     assert read_summary(run_dir) == {"status": status}
@@ -114,17 +113,17 @@ def test_what_has_ended_stays(run_dir: Path, status: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"status": "running", "process": 3}'])
-def test_what_is_no_summary_is_none(run_dir: Path, content: str) -> None:
+def test_what_is_no_summary_is_none(run_dir, content):
     write(run_dir, content)
     assert read_summary(run_dir) == {}
 
 
-def test_a_folder_without_one_has_none(run_dir: Path) -> None:
+def test_a_folder_without_one_has_none(run_dir):
     assert read_summary(run_dir) == {}
     assert read_summary(run_dir / "not there") == {}
 
 
-def test_whoever_reads_keeps_nobody_from_going_on(go: Any, tmp_path: Path) -> None:
+def test_whoever_reads_keeps_nobody_from_going_on(go, tmp_path):
     path = go(checkpoint_every=1)
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -136,7 +135,7 @@ def test_whoever_reads_keeps_nobody_from_going_on(go: Any, tmp_path: Path) -> No
         released.wait(30)
 
 
-def test_a_failure_says_why(go: Any, tmp_path: Path) -> None:
+def test_a_failure_says_why(go, tmp_path):
     with pytest.raises(RuntimeError):
         go(lr=1e30, num_server_rounds=2)
     summary = read_summary(tmp_path / "run")
@@ -144,7 +143,7 @@ def test_a_failure_says_why(go: Any, tmp_path: Path) -> None:
     assert summary["reason"].startswith("no client's work was accepted in 2 aggregations")
 
 
-def test_a_resumed_run_keeps_what_was_told_of_its_devices(go: Any) -> None:
+def test_a_resumed_run_keeps_what_was_told_of_its_devices(go):
     path = go(("oslo", "", "lima"), clock="wall", checkpoint_every=1)
     before = (path / "metrics.jsonl").read_text()
     experiment = prepare(RunConfig.load({"resume": str(path), "num-server-rounds": 5}), 3)
@@ -155,7 +154,7 @@ def test_a_resumed_run_keeps_what_was_told_of_its_devices(go: Any) -> None:
     assert (last["name"], last["tasks"], last["participation"]) == (["oslo", "", "lima"], [5] * 3, [5] * 3)
 
 
-def test_devices_are_in_the_record_and_a_simulation_has_none(go: Any) -> None:
+def test_devices_are_in_the_record_and_a_simulation_has_none(go):
     def clients(path: Path) -> list[Any]:
         return list(by_evaluation(path).values())
 
@@ -170,9 +169,7 @@ def test_devices_are_in_the_record_and_a_simulation_has_none(go: Any) -> None:
 
 
 @pytest.mark.parametrize(("used", "named"), [(True, "NVIDIA H200"), (False, "a GPU")])
-def test_of_a_gpu_that_only_clients_may_have_used_no_more_is_said(
-    used: bool, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_gpu_that_only_clients_may_have_used_no_more_is_said(used, named, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: used)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "NVIDIA H200")
@@ -180,9 +177,7 @@ def test_of_a_gpu_that_only_clients_may_have_used_no_more_is_said(
 
 
 @pytest.mark.parametrize(("server_lr", "unstable"), [(1.0, True), (0.0, False)])
-def test_a_run_whose_model_swings_says_so_beside_its_status(
-    server_lr: float, unstable: bool, tmp_path: Path
-) -> None:
+def test_a_run_whose_model_swings_says_so_beside_its_status(server_lr, unstable, tmp_path):
     keys: dict[str, Any] = {"model": "logistic", "l2": 1.0, "lr": 0.3, "local_epochs": 0, "local_steps": 2}
     keys |= {"strategy": "fedfix", "fedfix_interval": 0.05, "server_lr": server_lr, "eval_every": 1000}
     keys |= {"results_dir": str(tmp_path), "run_name": "swings", "figures": False, "checkpoint_every": 0}

@@ -16,7 +16,6 @@ from flwr.app import Context, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedapp.client import handlers
-from fedapp.config import RunConfig
 from fedapp.server import Experiment, prepare
 from fedapp.worker.asking import VARIABLE
 from strategies.flower.internals import give_id
@@ -78,45 +77,45 @@ def starting(folder: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def start_worker(tmp_path: Path) -> Iterator[Start]:
+def start_worker(tmp_path):
     """Start workers that end with the test."""
     yield from starting(tmp_path)
 
 
 @pytest.fixture(scope="session")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorker]:
+def worker(tmp_path_factory):
     """A worker for all tests: one takes seconds to start."""
     for start in starting(tmp_path_factory.mktemp("worker")):
         yield start()
 
 
 @pytest.fixture(scope="session")
-def odd_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorker]:
+def odd_worker(tmp_path_factory):
     """A worker whose handlers do what odd.py says."""
     for start in starting(tmp_path_factory.mktemp("odd")):
         yield start(str(Path(__file__).parent / "odd.py"))
 
 
 @pytest.fixture(autouse=True)
-def this_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def this_task(monkeypatch):
     """A message carries the identity of the process that builds it."""
     for name, value in (("_task_id", 1), ("_run_id", 2), ("_node_id", 3)):
         monkeypatch.setattr(TaskIdentity, name, value)
 
 
 @pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path | str], None]:
+def use(monkeypatch):
     """Let the app in this process hand its messages to the worker on a socket."""
     return lambda path: monkeypatch.setenv(VARIABLE, str(path))
 
 
 @pytest.fixture
-def experiment(configure: Callable[..., RunConfig]) -> Experiment:
+def experiment(configure):
     return prepare(configure(model="logistic", local_epochs=2, batch_size=32), CLIENTS)
 
 
 @pytest.fixture
-def request_to(experiment: Experiment) -> Callable[..., Message]:
+def request_to(experiment):
     """Build a request with an id, as one that has come through a SuperLink."""
 
     def build(kind: str, of: Experiment = experiment, **given: Any) -> Message:
@@ -128,7 +127,7 @@ def request_to(experiment: Experiment) -> Callable[..., Message]:
 
 
 @pytest.fixture
-def only_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_the_worker(monkeypatch):
     """Let this process fail where it would do the work itself."""
 
     def refuse(*_: Any) -> Message:
@@ -138,7 +137,7 @@ def only_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def own_work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def own_work(monkeypatch):
     """The ids of the messages that this process worked on itself."""
     done: list[str] = []
     real = handlers.handle

@@ -6,9 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,10 +23,8 @@ from strategies.flower import messages
 from strategies.flower.internals import context_to_bytes, message_from_bytes, message_to_bytes
 from strategies.flower.packing import is_packed, pack_record
 from tests.fedapp.client.asking import NODE, context_of, trained
-from tests.fedapp.worker.conftest import ROOT, RunningWorker, Start
+from tests.fedapp.worker.conftest import ROOT
 
-RequestTo = Callable[..., Message]
-Use = Callable[[Path | str], None]
 KINDS = (messages.DESCRIBE, messages.ASK_DIRECTION, messages.TRAIN, messages.EVALUATE)
 
 
@@ -43,14 +39,7 @@ def said(reply: Message) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_answers_as_the_process_itself(
-    kind: str,
-    worker: RunningWorker,
-    request_to: RequestTo,
-    use: Use,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_worker_answers_as_the_process_itself(kind, worker, request_to, use, monkeypatch, caplog):
     request = request_to(kind, config={"message-epsilon": 1.0, "dp": "local"})
     use("")
     own = app(request, context_of())
@@ -65,9 +54,7 @@ def test_a_worker_answers_as_the_process_itself(
 @pytest.mark.parametrize(
     "values", [{"model": "mlp"}, {"model": "cnn"}, {"model": "mlp", "seed": 3, "lr": 0.5}]
 )
-def test_companions_and_other_models_are_as_without_a_worker(
-    values: dict[str, Any], worker: RunningWorker, request_to: RequestTo, use: Use, configure: Any
-) -> None:
+def test_companions_and_other_models_are_as_without_a_worker(values, worker, request_to, use, configure):
     experiment = prepare(configure(batch_size=32, momentum=0.9, **values), 5)
     neighbours = to_arrays({n: v + 0.1 for n, v in experiment.model.state_dict().items()})
     request = request_to(messages.TRAIN, experiment, neighbours=neighbours, alpha=0.3, beta=0.5)
@@ -80,9 +67,7 @@ def test_companions_and_other_models_are_as_without_a_worker(
 
 
 @pytest.mark.parametrize("dp", ["none", "central", "local"])
-def test_a_packed_model_is_answered_packed_with_the_same_bits(
-    dp: str, worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
-) -> None:
+def test_a_packed_model_is_answered_packed_with_the_same_bits(dp, worker, request_to, use, only_the_worker):
     use(worker.path)
     plain = request_to(messages.TRAIN, config={"dp": dp, "dp-clipping-norm": 0.01})
     packed = request_to(messages.TRAIN, config={"dp": dp, "dp-clipping-norm": 0.01})
@@ -94,12 +79,8 @@ def test_a_packed_model_is_answered_packed_with_the_same_bits(
 
 
 def test_what_the_user_can_mend_is_the_same_error_reply_and_line_of_the_device_s_log(
-    worker: RunningWorker,
-    request_to: RequestTo,
-    use: Use,
-    only_the_worker: None,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    worker, request_to, use, only_the_worker, caplog
+):
     use(worker.path)
     with caplog.at_level(logging.INFO, "flwr"):
         reply = app(request_to(messages.DESCRIBE), context_of({**NODE, "partition-id": 5}))
@@ -110,15 +91,13 @@ def test_what_the_user_can_mend_is_the_same_error_reply_and_line_of_the_device_s
     ]
 
 
-def test_an_unknown_type_is_the_app_s_own_error(
-    worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
-) -> None:
+def test_an_unknown_type_is_the_app_s_own_error(worker, request_to, use, only_the_worker):
     use(worker.path)
     with pytest.raises(ValueError, match="No query function registered with name 'other'"):
         app(request_to("query.other"), context_of())
 
 
-def test_the_context_s_state_comes_back(odd_worker: RunningWorker, request_to: RequestTo, use: Use) -> None:
+def test_the_context_s_state_comes_back(odd_worker, request_to, use):
     use(odd_worker.path)
     context = context_of()
     context.state["mine"] = ConfigRecord({"kept": b"as it is"})
@@ -158,9 +137,7 @@ def in_a_process(folder: Path, message: Message, worker: Path) -> tuple[Message,
     return message_from_bytes((folder / "reply").read_bytes()), done.stdout.strip(), done.stderr
 
 
-def test_with_a_worker_the_process_imports_nothing_heavy(
-    worker: RunningWorker, request_to: RequestTo, use: Use, tmp_path: Path
-) -> None:
+def test_with_a_worker_the_process_imports_nothing_heavy(worker, request_to, use, tmp_path):
     request = request_to(messages.TRAIN)
     use("")
     own = app(request, context_of())
@@ -170,9 +147,7 @@ def test_with_a_worker_the_process_imports_nothing_heavy(
     assert said(reply) == said(own)
 
 
-def test_where_the_worker_is_gone_the_process_works_and_says_so_once(
-    request_to: RequestTo, use: Use, tmp_path: Path
-) -> None:
+def test_where_the_worker_is_gone_the_process_works_and_says_so_once(request_to, use, tmp_path):
     request = request_to(messages.DESCRIBE)
     use("")
     own = app(request, context_of())
@@ -187,7 +162,7 @@ def test_where_the_worker_is_gone_the_process_works_and_says_so_once(
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path):
     """A copy of the app, to be changed."""
     for package in PACKAGES:
         shutil.copytree(
@@ -202,14 +177,7 @@ def copied(tmp_path: Path) -> Path:
     "package",
     ["custom", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedapp", "strategies"))],
 )
-def test_a_worker_of_another_version_is_not_asked(
-    package: str,
-    copied: Path,
-    start_worker: Start,
-    request_to: RequestTo,
-    use: Use,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_worker_of_another_version_is_not_asked(package, copied, start_worker, request_to, use, caplog):
     (copied / package / "new.py").write_text("")
     use(start_worker(PYTHONPATH=str(copied)).path)
     assert app(request_to(messages.DESCRIBE), context_of()).has_content()
@@ -220,8 +188,8 @@ def test_a_worker_of_another_version_is_not_asked(
 
 @pytest.mark.thorough
 def test_a_worker_whose_own_app_changes_ends_to_be_started_anew(
-    copied: Path, start_worker: Start, request_to: RequestTo, use: Use, caplog: pytest.LogCaptureFixture
-) -> None:
+    copied, start_worker, request_to, use, caplog
+):
     running = start_worker(PYTHONPATH=str(copied))
     use(running.path)
     request = request_to(messages.DESCRIBE)
@@ -239,15 +207,8 @@ def test_a_worker_whose_own_app_changes_ends_to_be_started_anew(
 
 
 def test_data_that_change_are_read_again_and_paths_are_the_process_s(
-    worker: RunningWorker,
-    request_to: RequestTo,
-    use: Use,
-    save_npz: Callable[..., str],
-    configure: Any,
-    only_the_worker: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    worker, request_to, use, save_npz, configure, only_the_worker, tmp_path, monkeypatch
+):
     path = save_npz("own.npz", test=True)
     experiment = prepare(configure(dataset="npz", data_path=path, model="logistic"), 1)
     use(worker.path)
@@ -267,9 +228,7 @@ def test_data_that_change_are_read_again_and_paths_are_the_process_s(
 
 
 @pytest.mark.thorough
-def test_messages_at_once_are_worked_on_one_by_one(
-    odd_worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
-) -> None:
+def test_messages_at_once_are_worked_on_one_by_one(odd_worker, request_to, use, only_the_worker):
     use(odd_worker.path)
     requests = [request_to(messages.TRAIN, client=client) for client in range(4)]
     replies: dict[int, Message] = {}

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,8 @@ from fedapp.worker.protocol import WorkerError
 from strategies.flower import messages
 from strategies.flower.internals import context_to_bytes, message_to_bytes
 from tests.fedapp.client.asking import context_of
-from tests.fedapp.worker.conftest import ROOT, RunningWorker, Start
+from tests.fedapp.worker.conftest import ROOT, RunningWorker
 
-RequestTo = Callable[..., Message]
-Use = Callable[[Path | str], None]
 ODD = str(Path(__file__).parent / "odd.py")
 SECONDS = 60.0  # in which what a test waits for has to happen
 
@@ -47,14 +44,8 @@ def begun(running: RunningWorker, message: Message) -> None:
     [("raise", "ValueError: two lines of a reason"), ("die", "the connection was closed")],
 )
 def test_a_task_that_fails_in_the_worker_is_done_by_its_own_process(
-    deed: str,
-    reason: str,
-    start_worker: Start,
-    request_to: RequestTo,
-    use: Use,
-    own_work: list[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    deed, reason, start_worker, request_to, use, own_work, caplog
+):
     running = start_worker(ODD)
     use(running.path)
     request = request_to(messages.DESCRIBE, config={"deed": deed})
@@ -71,14 +62,7 @@ def test_a_task_that_fails_in_the_worker_is_done_by_its_own_process(
         assert running.process.wait(SECONDS) == 9
 
 
-def test_a_worker_that_says_nothing_is_given_up(
-    tmp_path: Path,
-    request_to: RequestTo,
-    use: Use,
-    own_work: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_worker_that_says_nothing_is_given_up(tmp_path, request_to, use, own_work, monkeypatch, caplog):
     monkeypatch.setattr(asking, "PATIENCE", 0.2)
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(str(tmp_path / "mute"))
@@ -93,14 +77,8 @@ def test_a_worker_that_says_nothing_is_given_up(
 
 @pytest.mark.thorough
 def test_a_busy_worker_s_queue_is_left_after_a_while_and_no_task_is_done_twice(
-    start_worker: Start,
-    request_to: RequestTo,
-    use: Use,
-    own_work: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-) -> None:
+    start_worker, request_to, use, own_work, monkeypatch, caplog, tmp_path
+):
     running = start_worker(ODD)
     use(running.path)
     monkeypatch.chdir(tmp_path)
@@ -127,8 +105,8 @@ def test_a_busy_worker_s_queue_is_left_after_a_while_and_no_task_is_done_twice(
 
 @pytest.mark.thorough
 def test_a_task_that_hangs_ends_with_its_time_to_live_and_the_worker_goes_on(
-    start_worker: Start, request_to: RequestTo, use: Use, own_work: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start_worker, request_to, use, own_work, monkeypatch
+):
     running = start_worker(ODD)
     use(running.path)
     hanging = request_to(messages.DESCRIBE, config={"deed": "hang"})
@@ -157,8 +135,8 @@ def process_that_asks(folder: Path, message: Message, path: Path) -> subprocess.
 @pytest.mark.thorough
 @pytest.mark.parametrize("deed", ["hang", pytest.param("hang deaf", marks=pytest.mark.thorough)])
 def test_a_process_that_is_killed_takes_its_task_along(
-    deed: str, start_worker: Start, request_to: RequestTo, use: Use, own_work: list[str], tmp_path: Path
-) -> None:
+    deed, start_worker, request_to, use, own_work, tmp_path
+):
     running = start_worker(ODD, GRACE="2.0")
     hanging = request_to(messages.DESCRIBE, config={"deed": deed})
     process = process_that_asks(tmp_path, hanging, running.path)
@@ -183,7 +161,7 @@ def test_a_process_that_is_killed_takes_its_task_along(
 
 
 @pytest.mark.thorough
-def test_the_socket_is_its_user_s_alone_and_gone_afterwards(start_worker: Start) -> None:
+def test_the_socket_is_its_user_s_alone_and_gone_afterwards(start_worker):
     running = start_worker()
     status = running.path.stat()
     assert stat.S_IMODE(status.st_mode) == 0o600
@@ -195,12 +173,8 @@ def test_the_socket_is_its_user_s_alone_and_gone_afterwards(start_worker: Start)
 
 @pytest.mark.thorough
 def test_what_a_killed_worker_left_is_replaced_and_a_living_one_is_left_alone(
-    start_worker: Start,
-    request_to: RequestTo,
-    use: Use,
-    own_work: list[str],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    start_worker, request_to, use, own_work, capsys
+):
     first = start_worker()
     command = [sys.executable, "-m", "fedapp.worker.command", "--socket", str(first.path)]
     done = subprocess.run(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
@@ -218,7 +192,7 @@ def test_what_a_killed_worker_left_is_replaced_and_a_living_one_is_left_alone(
     ("name", "reason"),
     [("file", "it is there already, and no socket"), ("no/where", "No such file"), ("x" * 120, "too long")],
 )
-def test_a_socket_that_cannot_be_made_is_one_line(name: str, reason: str, tmp_path: Path) -> None:
+def test_a_socket_that_cannot_be_made_is_one_line(name, reason, tmp_path):
     (tmp_path / "file").write_text("kept")
     with pytest.raises(WorkerError, match=reason) as caught, listening(tmp_path / name):
         pass
@@ -226,7 +200,7 @@ def test_a_socket_that_cannot_be_made_is_one_line(name: str, reason: str, tmp_pa
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_without_a_socket_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_socket_the_command_says_what_is_missing(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(SystemExit, match=r"error: FEDAPP_WORKER, --socket: one of them has to name"):
         main([])
@@ -244,9 +218,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_another_user_s_socket_is_not_trusted(
-    tmp_path: Path, request_to: RequestTo, use: Use, own_work: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_user_s_socket_is_not_trusted(tmp_path, request_to, use, own_work, caplog):
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", OTHER_USER, str(tmp_path / "s")], **pipes) as other:
         assert other.stdout

@@ -5,11 +5,10 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +18,7 @@ from fedapp.worker.sources import digest_of_sources
 from strategies.flower import messages
 from strategies.flower.internals import context_to_bytes, give_id, message_to_bytes
 from tests.fedapp.client.asking import context_of
-from tests.fedapp.worker.conftest import RunningWorker
 
-RequestTo = Callable[..., Message]
-Use = Callable[[Path | str], None]
 SECONDS = 60.0  # in which what a test waits for has to happen
 
 
@@ -83,13 +79,8 @@ def assert_one_line(caplog: pytest.LogCaptureFixture, path: Path, reason: str = 
 
 @pytest.mark.parametrize("case", GARBAGE)
 def test_garbage_in_place_of_an_answer_is_one_line_and_the_process_works(
-    case: str,
-    tmp_path: Path,
-    request_to: RequestTo,
-    use: Use,
-    own_work: list[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    case, tmp_path, request_to, use, own_work, caplog
+):
     sent, reason = GARBAGE[case]
     path = tmp_path / "w.sock"
     use(path)
@@ -102,7 +93,7 @@ def test_garbage_in_place_of_an_answer_is_one_line_and_the_process_works(
 
 
 @pytest.fixture
-def an_answer(request_to: RequestTo, use: Use) -> bytes:
+def an_answer(request_to, use):
     """All that a worker sends in answer to a message with the id 'another'."""
     use("")
     other = request_to(messages.DESCRIBE)
@@ -116,14 +107,7 @@ def an_answer(request_to: RequestTo, use: Use) -> bytes:
     )
 
 
-def test_an_answer_to_another_message_is_not_taken(
-    tmp_path: Path,
-    request_to: RequestTo,
-    use: Use,
-    an_answer: bytes,
-    own_work: list[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_answer_to_another_message_is_not_taken(tmp_path, request_to, use, an_answer, own_work, caplog):
     use(tmp_path / "w.sock")
     request = request_to(messages.DESCRIBE)
     with answering(tmp_path / "w.sock", an_answer):
@@ -134,14 +118,7 @@ def test_an_answer_to_another_message_is_not_taken(
 
 
 @given(data=st.data())
-def test_a_torn_answer_is_taken_whole_or_not_at_all(
-    data: st.DataObject,
-    tmp_path: Path,
-    request_to: RequestTo,
-    use: Use,
-    an_answer: bytes,
-    own_work: list[str],
-) -> None:
+def test_a_torn_answer_is_taken_whole_or_not_at_all(data, tmp_path, request_to, use, an_answer, own_work):
     at = data.draw(st.integers(len(ACCEPTED), len(an_answer) - 1))
     torn = data.draw(st.sampled_from([an_answer[:at], an_answer[:at] + b"\xff" + an_answer[at + 1 :]]))
     path = tmp_path / "w.sock"
@@ -172,9 +149,7 @@ def test_a_torn_answer_is_taken_whole_or_not_at_all(
         frame(protocol.HELLO, json.dumps({"sources": 7}).encode()),
     ],
 )
-def test_no_bytes_stop_a_worker(
-    sent: bytes, worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
-) -> None:
+def test_no_bytes_stop_a_worker(sent, worker, request_to, use, only_the_worker):
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(worker.path))
         connection.settimeout(SECONDS)
@@ -189,8 +164,8 @@ def test_no_bytes_stop_a_worker(
 
 @pytest.mark.parametrize("message", [b"\xff\xff", b"", b"\0" * 1000])
 def test_a_task_that_cannot_be_read_fails_and_the_worker_goes_on(
-    message: bytes, worker: RunningWorker, request_to: RequestTo, use: Use, only_the_worker: None
-) -> None:
+    message, worker, request_to, use, only_the_worker
+):
     hello = {"sources": digest_of_sources(), "folder": "/"}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(worker.path))

@@ -1,6 +1,5 @@
 """What came of each client's work: counted alike by every strategy, told where clients are devices, and kept."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,9 @@ from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 
-Make = Callable[..., Any]
-
 
 @pytest.fixture
-def start(federation: Make, model: Make, train_config: Make) -> Make:
+def start(federation, model, train_config):
     """Run a strategy on devices, whose replies are as ``spoil`` makes them; return it and what it told."""
 
     def run(kind: Any, *, rounds: int = 3, spoil: Any = None, timeout: float = 0.2, **options: Any) -> Any:
@@ -41,14 +38,14 @@ def faults(grid: Any) -> None:
     grid.spoil(2, "nan")
 
 
-def test_every_outcome_has_a_count() -> None:
+def test_every_outcome_has_a_count():
     for outcome in OUTCOMES:
         account = Account()
         account.note(outcome, clipped=True)
         assert vars(account) == {**vars(Account()), outcome: 1, "clipped": 1}
 
 
-def test_columns_are_by_index_with_zeros_between() -> None:
+def test_columns_are_by_index_with_zeros_between():
     accounts = Accounts()
     accounts[2].tasks += 4
     accounts[2].note("accepted")
@@ -78,7 +75,7 @@ def test_columns_are_by_index_with_zeros_between() -> None:
         (FedBuff, {"time_scenario": "F0", "buffer_size": 1}, 3),
     ],
 )
-def test_failed_and_refused_are_told_apart(kind: Any, options: Any, faulty: int, start: Make) -> None:
+def test_failed_and_refused_are_told_apart(kind, options, faulty, start):
     strategy, told = start(kind, rounds=4, spoil=faults, **options)
     accounts = {index: vars(account) for index, account in strategy.accounts.items()}
     assert accounts[0].pop("bytes") == told[-1].clients["bytes"][0] > 0
@@ -106,7 +103,7 @@ def test_failed_and_refused_are_told_apart(kind: Any, options: Any, faulty: int,
     assert len({len(column) for column in last.values()}) == 1
 
 
-def test_a_synchronous_round_counts_who_was_asked_and_who_was_late(start: Make) -> None:
+def test_a_synchronous_round_counts_who_was_asked_and_who_was_late(start):
     strategy, told = start(FedAvg, spoil=lambda grid: grid.lose(1))
     assert told[-1].clients["tasks"] == [3, 3, 3]
     assert told[-1].clients["participation"] == [3, 0, 3]
@@ -115,14 +112,14 @@ def test_a_synchronous_round_counts_who_was_asked_and_who_was_late(start: Make) 
     assert strategy.at_work() == []
 
 
-def test_what_was_shortened_is_counted_by_client(start: Make) -> None:
+def test_what_was_shortened_is_counted_by_client(start):
     # From w = 1 a step of 0.1 gives Δ = (0.2, 0.1, −0.2); the bound is 0.15.
     _, told = start(FedAvg, rounds=1, update_norm_bound=0.15)
     assert told[-1].clients["clipped"] == [1, 0, 1]
     assert told[-1].metrics[messages.CLIPPED] == 2
 
 
-def test_work_that_is_too_old_is_no_failure(start: Make) -> None:
+def test_work_that_is_too_old_is_no_failure(start):
     class Choosy(AsyncFedAvg):
         def accept(self, contribution: Any) -> bool:
             return contribution.client.index != 1
@@ -135,9 +132,7 @@ def test_work_that_is_too_old_is_no_failure(start: Make) -> None:
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_in_a_simulation_no_outcomes_are_told(
-    kind: Any, federation: Make, model: Make, train_config: Make
-) -> None:
+def test_in_a_simulation_no_outcomes_are_told(kind, federation, model, train_config):
     told: list[Any] = []
     strategy = kind(observer=told.append)
     strategy.start(federation(), model(1.0), num_rounds=2, timeout=5.0, train_config=train_config(1, 0.1))
@@ -146,7 +141,7 @@ def test_in_a_simulation_no_outcomes_are_told(
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_a_resumed_run_counts_on(kind: Any, federation: Make, model: Make, train_config: Make) -> None:
+def test_a_resumed_run_counts_on(kind, federation, model, train_config):
     states: list[Any] = []
 
     def go(rounds: int, state: Any = None) -> Any:
@@ -171,7 +166,7 @@ def test_a_resumed_run_counts_on(kind: Any, federation: Make, model: Make, train
     assert counts[0] == counts[1]
 
 
-def test_a_round_that_is_cut_off_leaves_no_trace(federation: Make, model: Make, train_config: Make) -> None:
+def test_a_round_that_is_cut_off_leaves_no_trace(federation, model, train_config):
     grid = federation(node_ids=[10, 20, 30], num_partitions=3)
     grid.engine = DEPLOYMENT
     grid.lose(2)
@@ -189,9 +184,7 @@ def test_a_round_that_is_cut_off_leaves_no_trace(federation: Make, model: Make, 
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_who_is_at_work_is_known_while_the_run_waits(
-    kind: Any, federation: Make, model: Make, train_config: Make
-) -> None:
+def test_who_is_at_work_is_known_while_the_run_waits(kind, federation, model, train_config):
     grid = federation(node_ids=[10, 20, 30], num_partitions=3)
     grid.engine = DEPLOYMENT
     grid.lose(1)
@@ -208,7 +201,7 @@ def test_who_is_at_work_is_known_while_the_run_waits(
     assert () in seen
 
 
-def test_accounts_of_an_earlier_version_had_fewer_columns() -> None:
+def test_accounts_of_an_earlier_version_had_fewer_columns():
     # index, tasks, accepted, late, failed, refused, discarded, clipped, bytes, weight
     kept = Accounts()
     kept.restore({"accounts": np.array([[2.0, 7, 4, 1, 1, 1, 0, 2, 136, 0.75]])})

@@ -24,7 +24,7 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def devices(federation: Make) -> Make:
+def devices(federation):
     """Make a grid whose nodes are devices."""
 
     def make(**options: Any) -> Any:
@@ -44,9 +44,7 @@ def look(roster: Roster, grid: Any) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("claim", [3, 10**9, 2**63 - 1])
-def test_a_partition_that_cannot_be_is_refused(
-    claim: int, devices: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_partition_that_cannot_be_is_refused(claim, devices, caplog):
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     grid.nodes[20].context.node_config["partition-id"] = claim
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -54,7 +52,7 @@ def test_a_partition_that_cannot_be_is_refused(
     assert f"node 20 can't take part: partition-id = {claim}: must be 0 to 2" in caplog.text
 
 
-def test_a_larger_number_of_partitions_makes_no_room(devices: Make) -> None:
+def test_a_larger_number_of_partitions_makes_no_room(devices):
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     grid.nodes[20].context.node_config.update({"partition-id": 10**9, "num-partitions": 10**9 + 1})
     assert look(Roster(), grid) == {0: 10, 2: 30}
@@ -64,7 +62,7 @@ def test_a_larger_number_of_partitions_makes_no_room(devices: Make) -> None:
         look(Roster(), alone)
 
 
-def test_nobody_is_waited_for_on_a_devices_word(devices: Make) -> None:
+def test_nobody_is_waited_for_on_a_devices_word(devices):
     # Three of four devices are on, and one says that there are a billion.
     grid = devices(node_ids=[10, 20, 30], num_partitions=4)
     grid.nodes[20].context.node_config["num-partitions"] = 10**9
@@ -86,8 +84,8 @@ def rival(node_id: int, partition: int = 1) -> str:
 
 @pytest.mark.parametrize("first", [[10, 20, 30], [10, 30], [10, 20, 30, 99]], ids=["honest", "liar", "both"])
 def test_of_two_that_say_the_same_partition_both_are_refused_until_one_is_gone(
-    first: list[int], devices: Make, add_node: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+    first, devices, add_node, caplog
+):
     grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), Roster()
     add_node(grid, like=1, partition=1, node_id=99)
     if 20 not in first:
@@ -112,7 +110,7 @@ def test_of_two_that_say_the_same_partition_both_are_refused_until_one_is_gone(
     assert look(roster, grid) == {0: 10, 2: 30}
 
 
-def test_who_took_the_place_of_a_device_that_was_away_does_not_keep_it(devices: Make, add_node: Make) -> None:
+def test_who_took_the_place_of_a_device_that_was_away_does_not_keep_it(devices, add_node):
     grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), Roster()
     look(roster, grid)
     grid.nodes[20].present = False
@@ -130,9 +128,7 @@ def recorded(text: str = RECORD) -> Roster:
 
 
 @pytest.mark.parametrize("liar", [99, 30], ids=["not on record", "on record for another"])
-def test_a_device_is_not_believed_over_the_record(
-    liar: int, devices: Make, add_node: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_is_not_believed_over_the_record(liar, devices, add_node, caplog):
     grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), recorded()
     grid.nodes[20].present = False  # the liar is there first
     add_node(grid, like=1, partition=1, node_id=99)
@@ -154,16 +150,14 @@ def test_a_device_is_not_believed_over_the_record(
     assert roster.refused.keys() == {liar}
 
 
-def test_a_node_that_is_not_on_record_may_hold_a_partition_that_nobody_on_record_has(
-    devices: Make, add_node: Make
-) -> None:
+def test_a_node_that_is_not_on_record_may_hold_a_partition_that_nobody_on_record_has(devices, add_node):
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     assert look(recorded("oslo:10:0, bern:20:1"), grid) == {0: 10, 1: 20, 2: 30}
     add_node(grid, like=2, partition=2, node_id=99)
     assert look(recorded("oslo:10:0, bern:20:1"), grid) == {0: 10, 1: 20}
 
 
-def test_most_devices_do_not_outvote_the_record(devices: Make) -> None:
+def test_most_devices_do_not_outvote_the_record(devices):
     # Two of three say that there is one partition only; the record knows better.
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     for liar in (10, 30):
@@ -172,7 +166,7 @@ def test_most_devices_do_not_outvote_the_record(devices: Make) -> None:
     assert look(recorded(), grid) == {0: 10, 1: 20, 2: 30}
 
 
-def test_a_device_with_data_of_its_own_claims_no_partition_of_the_record(devices: Make) -> None:
+def test_a_device_with_data_of_its_own_claims_no_partition_of_the_record(devices):
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     del grid.nodes[30].context.node_config["num-partitions"]
     record = "oslo:10:0, bern:20:1, lima:30"
@@ -181,7 +175,7 @@ def test_a_device_with_data_of_its_own_claims_no_partition_of_the_record(devices
     assert look(recorded(record), grid) == {0: 10, 1: 20}
 
 
-def test_a_place_on_record_is_kept_for_its_device(devices: Make) -> None:
+def test_a_place_on_record_is_kept_for_its_device(devices):
     grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), recorded("oslo:10:0, bern:20:1")
     del grid.nodes[30].context.node_config["partition-id"]
     grid.nodes[20].present = False
@@ -190,14 +184,14 @@ def test_a_place_on_record_is_kept_for_its_device(devices: Make) -> None:
     assert look(roster, grid) == {0: 10, 1: 20, 3: 30}
 
 
-def test_without_a_description_the_record_says_who_a_node_is(devices: Make) -> None:
+def test_without_a_description_the_record_says_who_a_node_is(devices):
     grid = devices(node_ids=[10, 20, 30], describes=False)
     roster = recorded("lima:10:2, bern:20, oslo:30:0")
     assert look(roster, grid) == {0: 30, 2: 10, 3: 20}
     assert [client.name for client in roster.clients] == ["oslo", "lima", "bern"]
 
 
-def test_names_are_those_of_the_record(devices: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_names_are_those_of_the_record(devices, caplog):
     grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), recorded("oslo:10:0, bern:20:1")
     grid.nodes[10].context.node_config["name"] = "bern"
     grid.nodes[30].context.node_config["name"] = "oslo"
@@ -220,13 +214,13 @@ def test_names_are_those_of_the_record(devices: Make, caplog: pytest.LogCaptureF
         ",",
     ],
 )
-def test_a_record_of_another_form_is_refused(text: str) -> None:
+def test_a_record_of_another_form_is_refused(text):
     with pytest.raises(ValueError, match=r"^registered_nodes = "):
         FedAvg(registered_nodes=text)
 
 
 @pytest.mark.parametrize("text", ["a:1:0, b:1:1", "a:1:0,b:2:0", "a:1:0, a:2:1", "a:1:0, a:1:0"])
-def test_a_record_that_names_something_twice_is_refused(text: str) -> None:
+def test_a_record_that_names_something_twice_is_refused(text):
     with pytest.raises(
         ValueError, match=r"^registered_nodes: 'a:1:0' and '.*': names, node ids and partitions must"
     ):
@@ -236,14 +230,8 @@ def test_a_record_that_names_something_twice_is_refused(text: str) -> None:
 @pytest.mark.parametrize("record", ["", RECORD])
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
 def test_a_run_ends_with_a_line_for_each_device_that_never_counted(
-    kind: Any,
-    record: str,
-    devices: Make,
-    add_node: Make,
-    model: Make,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    kind, record, devices, add_node, model, train_config, caplog
+):
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     add_node(grid, like=0, partition=0, node_id=5)
     grid.spoil(2, "nan")
@@ -273,9 +261,7 @@ def test_a_run_ends_with_a_line_for_each_device_that_never_counted(
     )
 
 
-def test_registered_devices_that_were_never_connected_are_named(
-    devices: Make, model: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_registered_devices_that_were_never_connected_are_named(devices, model, caplog):
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     with caplog.at_level(logging.INFO, LOGGER):
         strategy = FedAvg(
@@ -290,8 +276,8 @@ def test_registered_devices_that_were_never_connected_are_named(
 
 
 def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_have_a_rival(
-    devices: Make, add_node: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+    devices, add_node, model, train_config, caplog
+):
     # Nodes 20 and 99 say the same partition; 99 comes when 20 has counted, and from then on neither counts.
     grid, counted = devices(node_ids=[10, 20, 30], num_partitions=3), list[int]()
     strategy = AsyncFedAvg(clock=WallClock(), fraction_evaluate=0.0)
@@ -315,7 +301,7 @@ def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_hav
     ]
 
 
-def test_a_device_with_data_of_its_own_is_its_node_whatever_it_claims(devices: Make) -> None:
+def test_a_device_with_data_of_its_own_is_its_node_whatever_it_claims(devices):
     # Without num-partitions a partition id is no part of common data.
     grid = devices(node_ids=[30, 10, 20])
     for node in grid.nodes.values():
@@ -324,9 +310,7 @@ def test_a_device_with_data_of_its_own_is_its_node_whatever_it_claims(devices: M
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_a_resumed_run_knows_its_devices_again(
-    kind: Any, devices: Make, model: Make, train_config: Make
-) -> None:
+def test_a_resumed_run_knows_its_devices_again(kind, devices, model, train_config):
     states: list[Any] = []
 
     def start(grid: Any, rounds: int, state: Any = None) -> Any:
@@ -345,7 +329,7 @@ def test_a_resumed_run_knows_its_devices_again(
     assert {client.index: client.node_id for client in again.clients} == {1: 20, 2: 30}
 
 
-def test_in_a_simulation_descriptions_are_believed(federation: Make) -> None:
+def test_in_a_simulation_descriptions_are_believed(federation):
     grid = federation(node_ids=[10, 20, 30])
     assert look(Roster(), grid) == {0: 10, 1: 20, 2: 30}
 
@@ -353,7 +337,7 @@ def test_in_a_simulation_descriptions_are_believed(federation: Make) -> None:
 # What is written ----------------------------------------------------------------------------------------------------
 
 
-def test_what_a_client_says_steers_no_terminal_and_fills_no_disk() -> None:
+def test_what_a_client_says_steers_no_terminal_and_fills_no_disk():
     assert messages.clean("a\x1b[31mred\x07\u202e\nb\tc") == "a\ufffd[31mred\ufffd\ufffd\ufffdb\ufffdc"
     assert len(messages.clean("x" * 20_000_000)) == messages.LONGEST_TEXT
     assert messages.clean("höher, 東京 ✓") == "höher, 東京 ✓"
@@ -365,7 +349,7 @@ def test_what_a_client_says_steers_no_terminal_and_fills_no_disk() -> None:
     assert len(messages.reason_of(reply)) == messages.LONGEST_TEXT
 
 
-def test_names_of_arrays_are_short_and_clean_in_a_refusal() -> None:
+def test_names_of_arrays_are_short_and_clean_in_a_refusal():
     layout = Layout.of(ArrayRecord({"w": Array(np.zeros(2))}))
     record = ArrayRecord({"\x1b[2J" + "n" * 20_000_000: Array(np.zeros(2))})
     with pytest.raises(ArraysMismatchError) as caught:
@@ -374,7 +358,7 @@ def test_names_of_arrays_are_short_and_clean_in_a_refusal() -> None:
     assert str(caught.value).isprintable()
 
 
-def test_arrays_that_are_too_large_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_are_too_large_are_not_unpacked(monkeypatch):
     layout = Layout.of(ArrayRecord({"w": Array(np.zeros(2, np.float32))}))
     record = ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", b"\x93NUMPY" + bytes(10_000))})
     monkeypatch.setattr("strategies.flower.arrays.unpack", lambda array: pytest.fail("was unpacked"))
@@ -404,7 +388,7 @@ def talkative(number: int) -> ClientApp:
     return app
 
 
-def test_metrics_by_the_hundred_thousand_do_not_fill_the_record(model: Make) -> None:
+def test_metrics_by_the_hundred_thousand_do_not_fill_the_record(model):
     seen: list[dict[str, float]] = []
     strategy = FedAvg(min_available_nodes=1, observer=lambda progress: seen.append(dict(progress.metrics)))
     strategy.start(MemoryGrid(talkative(100_000), [{}]), model(1.0), num_rounds=1, timeout=30.0)

@@ -2,8 +2,6 @@
 
 import logging
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +12,12 @@ from strategies.flower import messages
 from tests.strategies.clients.handshake import Handshake, indices, warnings
 
 LOGGER = "flwr.strategies"
-Make = Callable[..., Any]
-Directions = list[list[float]]
 
 
 # ---- The graph --------------------------------------------------------------------------------------------------
 
 
-def test_three_clients_by_hand(federation: Make, tied: Directions) -> None:
+def test_three_clients_by_hand(federation, tied):
     handshake = Handshake(federation(directions=tied))
     clients = handshake()
     assert indices(clients) == [0, 1, 2]
@@ -35,14 +31,14 @@ def test_three_clients_by_hand(federation: Make, tied: Directions) -> None:
     assert weights.sum() == pytest.approx(1, abs=1e-15)
 
 
-def test_weights_of_some_clients_sum_to_one(federation: Make, tied: Directions) -> None:
+def test_weights_of_some_clients_sum_to_one(federation, tied):
     handshake = Handshake(federation(directions=tied))
     clients = handshake()
     # p = (3, 4, 5) / 12, whatever the order: (5, 3) / 8
     np.testing.assert_allclose(handshake.graph.weights([clients[2], clients[0]]), [5 / 8, 3 / 8], rtol=1e-14)
 
 
-def test_the_snapshot_has_every_array(federation: Make, tied: Directions) -> None:
+def test_the_snapshot_has_every_array(federation, tied):
     handshake = Handshake(federation(directions=tied))
     handshake()
     arrays = handshake.graph.snapshot()
@@ -58,7 +54,7 @@ def test_the_snapshot_has_every_array(federation: Make, tied: Directions) -> Non
     np.testing.assert_allclose(arrays["eigenvalues"], expected, atol=1e-14)
 
 
-def test_neighbours_and_floor_reach_the_graph(federation: Make, tied: Directions) -> None:
+def test_neighbours_and_floor_reach_the_graph(federation, tied):
     handshake = Handshake(federation(directions=tied), neighbours=1)
     clients = handshake()
     # Most similar: 0 → 2, 1 → 2, 2 → 1; the edge 0–1 goes: degrees 2, 3, 5
@@ -69,7 +65,7 @@ def test_neighbours_and_floor_reach_the_graph(federation: Make, tied: Directions
     np.testing.assert_allclose(twins.graph.weights(clients), [2 / 12, 5 / 12, 5 / 12], rtol=1e-14)
 
 
-def test_a_direction_is_scaled_to_a_unit_vector(federation: Make, tied: Directions) -> None:
+def test_a_direction_is_scaled_to_a_unit_vector(federation, tied):
     grid = federation(directions=tied)
     grid.spoil(1, "long", "direction")
     handshake = Handshake(grid)
@@ -77,7 +73,7 @@ def test_a_direction_is_scaled_to_a_unit_vector(federation: Make, tied: Directio
     np.testing.assert_allclose(handshake.graph.directions, tied, rtol=1e-15)
 
 
-def test_one_client_is_its_own_graph(federation: Make) -> None:
+def test_one_client_is_its_own_graph(federation):
     handshake = Handshake(federation([3.0], [1]))
     assert handshake.graph.weights(handshake()).tolist() == [1.0]
     assert handshake.graph.snapshot()["eigenvalues"].tolist() == [0.0]
@@ -86,9 +82,7 @@ def test_one_client_is_its_own_graph(federation: Make) -> None:
 # ---- Clients that come and go -----------------------------------------------------------------------------------
 
 
-def test_a_late_joiner_is_asked_and_the_graph_built_anew(
-    federation: Make, add_node: Make, tied: Directions
-) -> None:
+def test_a_late_joiner_is_asked_and_the_graph_built_anew(federation, add_node, tied):
     grid = federation(directions=tied)
     handshake = Handshake(grid)
     handshake()
@@ -105,9 +99,7 @@ def test_a_late_joiner_is_asked_and_the_graph_built_anew(
     np.testing.assert_allclose(handshake.graph.weights(clients), expected, rtol=1e-13)
 
 
-def test_a_late_joiner_with_a_bad_direction_leaves_the_graph_as_it_is(
-    federation: Make, add_node: Make, tied: Directions, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_late_joiner_with_a_bad_direction_leaves_the_graph_as_it_is(federation, add_node, tied, caplog):
     grid = federation(directions=tied)
     handshake = Handshake(grid)
     handshake()
@@ -121,9 +113,7 @@ def test_a_late_joiner_with_a_bad_direction_leaves_the_graph_as_it_is(
     assert "shape (3,), not zero; it has shape (2,)" in warning
 
 
-def test_a_node_that_leaves_drops_out_of_the_graph_until_it_is_back(
-    federation: Make, tied: Directions
-) -> None:
+def test_a_node_that_leaves_drops_out_of_the_graph_until_it_is_back(federation, tied):
     grid = federation(directions=tied)
     handshake = Handshake(grid)
     handshake()
@@ -137,9 +127,7 @@ def test_a_node_that_leaves_drops_out_of_the_graph_until_it_is_back(
     assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2]
 
 
-def test_a_node_in_anothers_place_has_its_own_message(
-    federation: Make, add_node: Make, tied: Directions
-) -> None:
+def test_a_node_in_anothers_place_has_its_own_message(federation, add_node, tied):
     # Node 99 takes over partition 1 with other data and leaves again, when node 20 is back: each counts by its own.
     grid = federation(directions=tied, node_ids=[10, 20, 30])
     handshake = Handshake(grid)
@@ -158,8 +146,8 @@ def test_a_node_in_anothers_place_has_its_own_message(
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedProx])
 def test_the_baselines_aggregate_by_adjacency_weights(
-    federation: Make, model: Make, values_of: Make, train_config: Make, tied: Directions, strategy: Any
-) -> None:
+    federation, model, values_of, train_config, tied, strategy
+):
     # Δ_i = −.5 (1 − c_i) = 1, .5, −1 for c = (3, 2, −1); p = (3, 4, 5) / 12: Σ p_i Δ_i = (3 + 2 − 5) / 12 = 0, while
     # samples would give −3/8 and equal weights 1/6. From w = 1 stay there; from w = 2, Δ = .5, 0, −1.5: −6/12.
     run = strategy(strategy.Config(client_weights="adjacency"))
@@ -171,9 +159,7 @@ def test_the_baselines_aggregate_by_adjacency_weights(
     assert result.train_metrics_clientapp[1]["train-loss"] == pytest.approx(3.5)
 
 
-def test_uniform_participation_scales_adjacency_weights(
-    federation: Make, model: Make, values_of: Make, train_config: Make, tied: Directions
-) -> None:
+def test_uniform_participation_scales_adjacency_weights(federation, model, values_of, train_config, tied):
     grid = federation(directions=tied)
     config = FedAvg.Config(client_weights="adjacency", participation="uniform", fraction_train=1 / 3)
     result = FedAvg(config).start(grid, model(1.0), num_rounds=1, train_config=train_config())
@@ -182,9 +168,7 @@ def test_uniform_participation_scales_adjacency_weights(
     assert values_of(result.arrays) == pytest.approx([[1.75], [1.5], [-0.25]][drawn], abs=1e-14)
 
 
-def test_a_failing_clients_weight_is_shared_over_the_others(
-    federation: Make, model: Make, values_of: Make, train_config: Make, tied: Directions
-) -> None:
+def test_a_failing_clients_weight_is_shared_over_the_others(federation, model, values_of, train_config, tied):
     grid = federation(directions=tied)
     grid.spoil(1, "raise")
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
@@ -193,9 +177,7 @@ def test_a_failing_clients_weight_is_shared_over_the_others(
     assert values_of(result.arrays) == pytest.approx([0.75], abs=1e-14)
 
 
-def test_the_federated_loss_of_the_clients_has_adjacency_weights(
-    federation: Make, model: Make, train_config: Make, tied: Directions
-) -> None:
+def test_the_federated_loss_of_the_clients_has_adjacency_weights(federation, model, train_config, tied):
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
     result = strategy.start(
         federation(directions=tied), model(1.0), num_rounds=1, train_config=train_config()
@@ -216,16 +198,14 @@ def test_the_federated_loss_of_the_clients_has_adjacency_weights(
         ({"client_weights": "adjacent"}, "'adjacent': .*adjacency"),
     ],
 )
-def test_a_wrong_option_is_refused_before_any_client_is_asked(
-    federation: Make, model: Make, options: dict[str, Any], text: str
-) -> None:
+def test_a_wrong_option_is_refused_before_any_client_is_asked(federation, model, options, text):
     grid = federation()
     with pytest.raises(ValueError, match=text):
         FedAvg(FedAvg.Config(**{"client_weights": "adjacency", **options})).start(grid, model(1.0), 1)
     assert grid.sent == []
 
 
-def test_the_graph_is_that_of_strategies_graph(federation: Make) -> None:
+def test_the_graph_is_that_of_strategies_graph(federation):
     rng = np.random.default_rng(0)
     directions = rng.normal(size=(9, 5)).tolist()
     handshake = Handshake(federation(range(9), [1] * 9, directions=directions), floor=1e-3, neighbours=3)

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,12 @@ from strategies.flower import messages
 from tests.strategies.clients.handshake import Handshake, indices, warnings
 
 LOGGER = "flwr.strategies"
-Make = Callable[..., Any]
-Directions = list[list[float]]
 
 
 # ---- The handshake ----------------------------------------------------------------------------------------------
 
 
-def test_a_node_is_asked_once_in_a_run(federation: Make, model: Make, train_config: Make) -> None:
+def test_a_node_is_asked_once_in_a_run(federation, model, train_config):
     grid = federation()
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
     strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
@@ -28,7 +25,7 @@ def test_a_node_is_asked_once_in_a_run(federation: Make, model: Make, train_conf
     assert grid.asked("train", 3) == [0, 1, 2]
 
 
-def test_how_often_a_client_was_asked_is_counted_and_saved(federation: Make, add_node: Make) -> None:
+def test_how_often_a_client_was_asked_is_counted_and_saved(federation, add_node):
     grid = federation()
     handshake = Handshake(grid)
     assert handshake.graph.most_asked() == 0
@@ -45,14 +42,14 @@ def test_how_often_a_client_was_asked_is_counted_and_saved(federation: Make, add
     assert resumed.graph.most_asked() == 2
 
 
-def test_nobody_is_asked_where_no_graph_is_needed(federation: Make, model: Make, train_config: Make) -> None:
+def test_nobody_is_asked_where_no_graph_is_needed(federation, model, train_config):
     grid, strategy = federation(), FedAvg()
     strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
     assert strategy.graph is None
     assert grid.asked(messages.ASK_DIRECTION) == []
 
 
-def test_the_question_carries_the_config_and_who_is_asked(federation: Make) -> None:
+def test_the_question_carries_the_config_and_who_is_asked(federation):
     grid = federation(node_ids=[30, 10, 20])
     Handshake(grid)(dataset="digits", lr=0.5)
     asked = [
@@ -100,14 +97,8 @@ def break_direction(grid: Any, partition: int, fault: str) -> None:
 @pytest.mark.parametrize("fault", REASONS)
 @pytest.mark.parametrize("broken", [0, 1])
 def test_without_a_valid_direction_a_client_takes_no_part_and_the_others_go_on(
-    federation: Make,
-    model: Make,
-    train_config: Make,
-    tied: Directions,
-    caplog: pytest.LogCaptureFixture,
-    broken: int,
-    fault: str,
-) -> None:
+    federation, model, train_config, tied, caplog, broken, fault
+):
     grid = federation(directions=tied)
     break_direction(grid, broken, fault)
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
@@ -127,9 +118,7 @@ def test_without_a_valid_direction_a_client_takes_no_part_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-def test_a_direction_too_small_to_be_squared_does_not_stop_the_server(
-    federation: Make, tied: Directions, broken: int
-) -> None:
+def test_a_direction_too_small_to_be_squared_does_not_stop_the_server(federation, tied, broken):
     # 1e-161² is below the least normal double: the norm of such a direction has two digits.
     grid = federation(directions=tied)
     grid.spoil(broken, "tiny", "direction")
@@ -142,8 +131,8 @@ def test_a_direction_too_small_to_be_squared_does_not_stop_the_server(
 
 @pytest.mark.parametrize("fault", ["raise", "drop"])
 def test_if_nobody_sends_a_direction_the_run_ends_with_the_reason(
-    federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture, fault: str
-) -> None:
+    federation, model, train_config, caplog, fault
+):
     grid = federation()
     for partition in range(3):
         break_direction(grid, partition, fault)
@@ -159,9 +148,7 @@ def test_if_nobody_sends_a_direction_the_run_ends_with_the_reason(
         assert f"client {partition} (node {grid.node(partition).node_id})" in caplog.text
 
 
-def test_a_stop_ends_the_handshake_at_once(
-    federation: Make, model: Make, train_config: Make, same_bytes: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stop_ends_the_handshake_at_once(federation, model, train_config, same_bytes, caplog):
     grid, initial = federation(), model(1.0)
     grid.lose(1, "drop", messages.ASK_DIRECTION)
     strategy = FedAvg(
@@ -177,9 +164,7 @@ def test_a_stop_ends_the_handshake_at_once(
     assert warnings(caplog) == []  # nobody is blamed for not having answered
 
 
-def test_after_a_stop_those_that_had_no_time_to_answer_are_asked_again(
-    federation: Make, tied: Directions
-) -> None:
+def test_after_a_stop_those_that_had_no_time_to_answer_are_asked_again(federation, tied):
     grid = federation(directions=tied)
     handshake = Handshake(grid)
     assert handshake(stopped=lambda: True) == []

@@ -17,7 +17,7 @@ from strategies.flower.higher_is_better import less_is_better
 Make = Callable[..., Any]
 
 
-def test_the_spread_by_hand() -> None:
+def test_the_spread_by_hand():
     losses = client_metrics.spread("loss", [1.0] * 8 + [4.0, 3.0, 2.0])  # 11 clients: the worst tenth are two
     assert losses["client-loss-worst-tenth"] == 3.5
     assert losses["client-loss-best"] == 1.0
@@ -46,7 +46,7 @@ def test_the_spread_by_hand() -> None:
         ("client-accuracy-std", True),
     ],
 )
-def test_which_way_is_worse(metric: str, less: bool) -> None:
+def test_which_way_is_worse(metric, less):
     assert less_is_better(metric) is less
 
 
@@ -69,9 +69,7 @@ def started(
     return told
 
 
-def test_metrics_of_an_evaluation_are_told_client_by_client(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_metrics_of_an_evaluation_are_told_client_by_client(federation, model, train_config):
     def evaluate(server_round: int, arrays: Any) -> MetricRecord:
         return MetricRecord({"loss": 1.0, "client-losses": [3.0, 1.0, 2.0], "per-client.f1": [0.1, 0.2, 0.6]})
 
@@ -83,9 +81,7 @@ def test_metrics_of_an_evaluation_are_told_client_by_client(
     assert last.metrics["client-f1-mean"] == pytest.approx(0.3)
 
 
-def test_clients_that_evaluate_themselves_are_told_one_by_one(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_clients_that_evaluate_themselves_are_told_one_by_one(federation, model, train_config):
     last = started(federation, model, train_config, fraction_evaluate=1.0, devices=True)[-1]
     losses = last.clients["loss"]
     assert len(losses) == 3
@@ -95,16 +91,14 @@ def test_clients_that_evaluate_themselves_are_told_one_by_one(
     assert last.metrics["client-loss-mean"] == pytest.approx(np.mean(losses))
 
 
-def test_in_rounds_shares_are_as_asked_for_where_all_take_part(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_in_rounds_shares_are_as_asked_for_where_all_take_part(federation, model, train_config):
     last = started(federation, model, train_config)[-1].clients
     assert last["importance"] == last["expected-share"] == pytest.approx(last["observed-share"])
     assert last["participation"] == [4, 4, 4]
     assert min(last["bytes"]) == max(last["bytes"]) > 0
 
 
-def test_fixed_participants_have_all_of_it(federation: Make, model: Make, train_config: Make) -> None:
+def test_fixed_participants_have_all_of_it(federation, model, train_config):
     last = started(federation, model, train_config, participation="fixed:0,2")[-1].clients
     assert last["participation"] == [4, 0, 4]
     assert last["expected-share"][1] == last["observed-share"][1] == 0
@@ -112,7 +106,7 @@ def test_fixed_participants_have_all_of_it(federation: Make, model: Make, train_
     assert last["importance"][1] > 0
 
 
-def test_a_robust_rule_says_nothing_of_shares(federation: Make, model: Make, train_config: Make) -> None:
+def test_a_robust_rule_says_nothing_of_shares(federation, model, train_config):
     last = started(federation, model, train_config, client_weights="uniform", aggregation_rule="median")[
         -1
     ].clients

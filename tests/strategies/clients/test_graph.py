@@ -61,7 +61,7 @@ HAND = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
 A01, A02, A12 = math.log(2), math.log(5), math.log(10)
 
 
-def test_three_clients_by_hand() -> None:
+def test_three_clients_by_hand():
     mis = misalignment(HAND)
     np.testing.assert_allclose(mis, [[0, 0.5, 0.2], [0.5, 0, 0.1], [0.2, 0.1, 0]], rtol=1e-14)
     A = adjacency(mis)
@@ -84,7 +84,7 @@ def test_three_clients_by_hand() -> None:
     assert (fit.pairs, fit.floored) == (3, 0)
 
 
-def test_sparsify_by_hand() -> None:
+def test_sparsify_by_hand():
     # Most similar: client 0 → 2 (ln 5), 1 → 2 (ln 10), 2 → 1. Kept by either end: 0–2 and 1–2.
     A = adjacency(misalignment(HAND))
     np.testing.assert_array_equal(sparsify(A, 1) > 0, [[0, 0, 1], [0, 0, 1], [1, 1, 0]])
@@ -94,7 +94,7 @@ def test_sparsify_by_hand() -> None:
 
 @pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-7])
 @pytest.mark.parametrize("dimensions", [3, 64])
-def test_trap_digits_survive_between_clients_that_are_alike(distance: float, dimensions: int) -> None:
+def test_trap_digits_survive_between_clients_that_are_alike(distance, dimensions):
     rng = np.random.default_rng(0)
     centres = unit(np.abs(rng.normal(size=(3, dimensions))))
     m = unit(centres[np.arange(12) % 3] + distance * rng.normal(size=(12, dimensions)))
@@ -110,13 +110,13 @@ def test_trap_digits_survive_between_clients_that_are_alike(distance: float, dim
     assert np.abs(0.5 * (1 - (single @ single.T)).ravel()[nearest] / exact.ravel()[nearest] - 1) > 1e-3
 
 
-def test_trap_directions_that_differ_little_from_a_common_one() -> None:
+def test_trap_directions_that_differ_little_from_a_common_one():
     m = unit(np.ones((30, 50)) + 1e-6 * np.random.default_rng(1).normal(size=(30, 50)))
     off = ~np.eye(30, dtype=bool)
     assert np.abs(misalignment(m)[off] / exact_misalignment(m)[off] - 1).max() < 1e-11
 
 
-def test_trap_equal_data_are_tied_by_the_floor() -> None:
+def test_trap_equal_data_are_tied_by_the_floor():
     mis = misalignment(np.tile(HAND[2], (4, 1)))
     np.testing.assert_array_equal(mis, np.zeros((4, 4)))
     A = adjacency(mis)
@@ -128,14 +128,14 @@ def test_trap_equal_data_are_tied_by_the_floor() -> None:
     assert all(math.isnan(value) for value in normality(misalignment(np.tile(HAND[2], (6, 1)))))
 
 
-def test_trap_sign_turns_alike_into_opposite() -> None:
+def test_trap_sign_turns_alike_into_opposite():
     # Whoever sends −m looks like the opposite: that is why the direction's sign is fixed.
     m = unit(np.array([[1.0, 2.0], [1.0, 2.1]]))
     assert misalignment(m)[0, 1] < 1e-3
     assert misalignment(m * [[1], [-1]])[0, 1] > 0.999
 
 
-def test_no_similarity_at_all_counts_all_alike() -> None:
+def test_no_similarity_at_all_counts_all_alike():
     # Opposite directions: mis = 1, −ln 1 = 0.
     A = adjacency(misalignment([[1.0, 0.0], [-1.0, 0.0]]))
     assert not np.signbit(A).any()
@@ -146,7 +146,7 @@ def test_no_similarity_at_all_counts_all_alike() -> None:
     np.testing.assert_array_equal(client_weights(np.zeros((4, 4))), np.full(4, 0.25))
 
 
-def test_one_client_is_its_own_neighbour() -> None:
+def test_one_client_is_its_own_neighbour():
     A = adjacency(misalignment([[1.0]]))
     assert client_weights(A) == similarity_weights(A) == neighbour_matrix(A) == laplacian(A) + 1 == 1
     assert sparsify(A, 3) == 0
@@ -154,19 +154,19 @@ def test_one_client_is_its_own_neighbour() -> None:
     assert math.isnan(spectral_homogeneity(eigenvalues(laplacian(A))))
 
 
-def test_a_client_tied_to_nobody_averages_the_others() -> None:
+def test_a_client_tied_to_nobody_averages_the_others():
     A = np.array([[0, 2.0, 0], [2.0, 0, 0], [0, 0, 0]])
     np.testing.assert_array_equal(client_weights(A), [0.5, 0.5, 0])
     np.testing.assert_array_equal(neighbour_matrix(A), [[0, 1, 0], [1, 0, 0], [0.5, 0.5, 0]])
 
 
-def test_sparsify_keeps_ties() -> None:
+def test_sparsify_keeps_ties():
     A = np.ones((5, 5)) - np.eye(5)
     np.testing.assert_array_equal(sparsify(A, 1), A)
 
 
 @given(networks())
-def test_misalignment_of_any_network(m: Array) -> None:
+def test_misalignment_of_any_network(m):
     mis = misalignment(m)
     np.testing.assert_array_equal(mis, mis.T)
     np.testing.assert_array_equal(np.diagonal(mis), 0)
@@ -177,12 +177,12 @@ def test_misalignment_of_any_network(m: Array) -> None:
 
 
 @given(networks(signed=False))
-def test_misalignment_of_non_negative_directions_is_at_most_half(m: Array) -> None:
+def test_misalignment_of_non_negative_directions_is_at_most_half(m):
     assert misalignment(m).max() <= 0.5 + 1e-15
 
 
 @given(networks(least=1), st.integers(0, 6))
-def test_laplacian_and_weights_of_any_network(m: Array, k: int) -> None:
+def test_laplacian_and_weights_of_any_network(m, k):
     A = sparsify(adjacency(misalignment(m)), k)
     L = laplacian(A)
     C, scale = len(A), max(1.0, float(degrees(A).max()))
@@ -206,7 +206,7 @@ def test_laplacian_and_weights_of_any_network(m: Array, k: int) -> None:
 
 
 @given(networks(), st.integers(0, 4), st.randoms(use_true_random=False))
-def test_relabelling_clients_relabels_the_graph(m: Array, k: int, random: object) -> None:
+def test_relabelling_clients_relabels_the_graph(m, k, random):
     mis = misalignment(m)
     order = np.random.default_rng(random.randrange(2**32)).permutation(len(m))  # type: ignore[attr-defined]
     np.testing.assert_allclose(misalignment(m[order]), mis[np.ix_(order, order)], rtol=1e-11)
@@ -221,7 +221,7 @@ def test_relabelling_clients_relabels_the_graph(m: Array, k: int, random: object
 
 
 @given(networks(least=3), st.integers(1, 5))
-def test_sparsify_keeps_the_nearest(m: Array, k: int) -> None:
+def test_sparsify_keeps_the_nearest(m, k):
     A = adjacency(misalignment(m))
     kept = sparsify(A, k)
     np.testing.assert_array_equal(kept, kept.T)
@@ -232,7 +232,7 @@ def test_sparsify_keeps_the_nearest(m: Array, k: int) -> None:
         assert np.delete(kept[i], i)[others >= nearest[-1]].tolist() == others[others >= nearest[-1]].tolist()
 
 
-def test_one_product_gives_every_neighbour_average() -> None:
+def test_one_product_gives_every_neighbour_average():
     rng = np.random.default_rng(3)
     A = adjacency(misalignment(unit(np.abs(rng.normal(size=(6, 4))))))
     models = rng.normal(size=(6, 9))
@@ -244,17 +244,17 @@ def test_one_product_gives_every_neighbour_average() -> None:
 @pytest.mark.parametrize(
     "directions", [[1.0, 0.0], np.zeros((0, 3)), [[np.nan, 1.0]], [[1.0, 1.0]], [[0.0, 0.0]], [[1 + 1e-5]]]
 )
-def test_bad_directions(directions: Array) -> None:
+def test_bad_directions(directions):
     with pytest.raises(ValueError, match="directions: must"):
         misalignment(directions)
 
 
-def test_directions_in_float32_are_accepted() -> None:
+def test_directions_in_float32_are_accepted():
     m = unit(np.random.default_rng(9).normal(size=(5, 3072))).astype(np.float32)
     np.testing.assert_allclose(misalignment(m), exact_misalignment(m), rtol=1e-11)
 
 
-def test_bad_matrices() -> None:
+def test_bad_matrices():
     skew = np.array([[0, 0.1], [0.2, 0]])
     for call, name in ((adjacency, "mis"), (degrees, "A"), (eigenvalues, "L"), (homogeneity, "A")):
         for bad in (skew, np.zeros((2, 3)), np.zeros((0, 0)), skew * np.nan):

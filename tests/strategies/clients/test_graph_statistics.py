@@ -25,14 +25,14 @@ def symmetric_normal(rng: np.random.Generator, networks: int, C: int, mean: floa
     return upper + upper.transpose(0, 2, 1)
 
 
-def test_lognormal_parameters_are_found_again() -> None:
+def test_lognormal_parameters_are_found_again():
     logs = symmetric_normal(np.random.default_rng(4), 1, 300, -3.0, 0.4)[0]
     fit = fit_lognormal(np.exp(np.minimum(logs, 0)) * (1 - np.eye(300)))
     assert fit.theta == pytest.approx(3.0, abs=4 * 0.4 / math.sqrt(fit.pairs))
     assert fit.phi == pytest.approx(0.4, rel=0.02)
 
 
-def test_normality_accepts_a_lognormal_and_rejects_two_clusters() -> None:
+def test_normality_accepts_a_lognormal_and_rejects_two_clusters():
     rng = np.random.default_rng(5)
     for C in (40, 41):
         logs = symmetric_normal(rng, 1, C, -3.0, 0.4)[0]
@@ -45,7 +45,7 @@ def test_normality_accepts_a_lognormal_and_rejects_two_clusters() -> None:
         assert normality(np.exp(clusters - 1) * (1 - np.eye(C))).p_value < 1e-3
 
 
-def test_normality_does_not_count_dependent_pairs_as_evidence() -> None:
+def test_normality_does_not_count_dependent_pairs_as_evidence():
     # −ln mis = a_i + a_j: normal, but only C of the C(C−1)/2 values are free. Taken as independent they reject.
     from scipy.stats import shapiro
 
@@ -63,7 +63,7 @@ def test_normality_does_not_count_dependent_pairs_as_evidence() -> None:
 C, THETA, PHI, EPS, DELTA = 6, 3.0, 0.8, 0.05, 0.3
 
 
-def test_trap_simulation_finds_the_corrected_form_of_proposition_3_2() -> None:
+def test_trap_simulation_finds_the_corrected_form_of_proposition_3_2():
     rng = np.random.default_rng(7)
     draws = 200_000
     half = C * (C - 1) // 2  # a symmetric A has so many independent entries; hom is half their mean
@@ -86,7 +86,7 @@ def test_trap_simulation_finds_the_corrected_form_of_proposition_3_2() -> None:
     )
 
 
-def test_propositions_as_printed() -> None:
+def test_propositions_as_printed():
     # θε/φ = 0.1875; √(30/2.3) = 3.6116; A = 0.67717.
     root = math.sqrt(30 / 2.3)
     cdf, density = NormalDist().cdf(0.1875 * root), NormalDist().pdf(0.1875 * root)
@@ -106,7 +106,7 @@ def test_propositions_as_printed() -> None:
 @pytest.mark.parametrize(
     ("clients", "eps", "delta"), [(2, 0.0, 0.0), (3, 0.0, 5.0), (8, 0.3, 0.0), (8, -0.4, 4.0)]
 )
-def test_spectral_deviation_is_within_the_corrected_bounds(clients: int, eps: float, delta: float) -> None:
+def test_spectral_deviation_is_within_the_corrected_bounds(clients, eps, delta):
     rng = np.random.default_rng(8)
     theta, phi, draws = 6.0, 1.0, 20_000
 
@@ -140,14 +140,14 @@ def test_spectral_deviation_is_within_the_corrected_bounds(clients: int, eps: fl
         {"eps": -math.inf},
     ],
 )
-def test_a_proposition_names_itself_where_it_does_not_apply(name: str, change: dict[str, float]) -> None:
+def test_a_proposition_names_itself_where_it_does_not_apply(name, change):
     proposition = {"3.2": proposition_3_2, "3.3": proposition_3_3, "3.4": proposition_3_4}[name]
     values = {"theta": 3.0, "phi": 0.8, "C": 5, "eps": 0.1, "delta": 0.0} | change
     with pytest.raises(ValueError, match=f"proposition {name}"):
         proposition(**values, corrected=True)
 
 
-def test_proposition_3_2_needs_a_positive_epsilon() -> None:
+def test_proposition_3_2_needs_a_positive_epsilon():
     with pytest.raises(ValueError, match=r"proposition 3\.2.*0 < eps < 1"):
         proposition_3_2(3.0, 0.8, 5, -0.1, 0.0, corrected=True)
     with pytest.raises(ValueError, match=r"definition 3\.3"):

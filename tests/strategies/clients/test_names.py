@@ -14,11 +14,10 @@ from strategies.flower.grids import DEPLOYMENT
 
 LOGGER = "flwr.strategies"
 Make = Callable[..., Any]
-Named = Callable[..., Any]
 
 
 @pytest.fixture
-def named(federation: Make) -> Named:
+def named(federation):
     """Make a grid of devices 10, 20, … with these names; None: says none."""
 
     def make(*names: Any) -> Any:
@@ -39,7 +38,7 @@ def names(roster: Roster, grid: Any) -> list[str]:
     return [client.name for client in roster.refresh(grid, ConfigRecord())]
 
 
-def test_a_client_is_shown_with_its_name_and_its_node() -> None:
+def test_a_client_is_shown_with_its_name_and_its_node():
     client = Client(5, 1, None, MetricRecord(), "oslo")
     assert (str(client), client.located) == ("client 1 (oslo)", "1 (oslo, node 5)")
     assert client.fields == {"client": 1, "device": "oslo", "node": "5"}
@@ -47,7 +46,7 @@ def test_a_client_is_shown_with_its_name_and_its_node() -> None:
     assert (str(nameless), nameless.located) == ("client 1", "1 (node 5)")
 
 
-def test_a_roster_knows_the_names(named: Named, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_roster_knows_the_names(named, caplog):
     roster = Roster()
     with caplog.at_level(logging.INFO, LOGGER):
         assert names(roster, named("oslo", None, "bern")) == ["oslo", "", "bern"]
@@ -70,13 +69,13 @@ def test_a_roster_knows_the_names(named: Named, caplog: pytest.LogCaptureFixture
     ],
     ids=["plain", "letters", "parts of a line", "control", "long", "empty", "number", "list"],
 )
-def test_a_name_is_short_and_looks_like_nothing_else(said: Any, shown: str) -> None:
+def test_a_name_is_short_and_looks_like_nothing_else(said, shown):
     asked = messages.request(messages.DESCRIBE, 5, ConfigRecord(), ttl=60.0)
     reply = Message(RecordDict({"device": ConfigRecord({"name": said})}), reply_to=asked)
     assert messages.name_of(reply) == shown
 
 
-def test_a_record_of_another_kind_is_no_name() -> None:
+def test_a_record_of_another_kind_is_no_name():
     asked = messages.request(messages.DESCRIBE, 5, ConfigRecord(), ttl=60.0)
     for record in (
         MetricRecord({"name": 1}),
@@ -86,9 +85,7 @@ def test_a_record_of_another_kind_is_no_name() -> None:
         assert messages.name_of(Message(RecordDict({"device": record}), reply_to=asked)) == ""
 
 
-def test_a_name_belongs_to_the_first_that_says_it(
-    named: Named, add_node: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_name_belongs_to_the_first_that_says_it(named, add_node, caplog):
     grid, roster = named("oslo", "bern", None), Roster()
     names(roster, grid)
     grid.nodes[30].present = False
@@ -100,7 +97,7 @@ def test_a_name_belongs_to_the_first_that_says_it(
     assert said == ["node 99 says that it is oslo, as client 0 did: its id is shown"]
 
 
-def test_a_client_keeps_its_name_under_a_new_key(named: Named, add_node: Make) -> None:
+def test_a_client_keeps_its_name_under_a_new_key(named, add_node):
     grid, roster = named("oslo", "bern"), Roster()
     names(roster, grid)
     grid.nodes[20].present = False
@@ -109,9 +106,7 @@ def test_a_client_keeps_its_name_under_a_new_key(named: Named, add_node: Make) -
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_the_log_and_the_observer_name_devices(
-    kind: Any, named: Named, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_and_the_observer_name_devices(kind, named, model, train_config, caplog):
     grid, told = named("oslo", "bern", "lima"), []
     grid.spoil(1, "nan")
     strategy = kind(observer=told.append)
@@ -126,7 +121,7 @@ def test_the_log_and_the_observer_name_devices(
     assert told[-1].names == {0: "oslo", 1: "bern", 2: "lima"}
 
 
-def test_a_resumed_run_knows_whose_a_name_is(named: Named) -> None:
+def test_a_resumed_run_knows_whose_a_name_is(named):
     roster = Roster()
     names(roster, named("oslo", None))
     again = Roster()
@@ -134,7 +129,7 @@ def test_a_resumed_run_knows_whose_a_name_is(named: Named) -> None:
     assert names(again, named(None, "oslo")) == ["", ""]
 
 
-def test_without_names_nothing_is_kept(federation: Make) -> None:
+def test_without_names_nothing_is_kept(federation):
     roster = Roster()
     roster.refresh(federation(), ConfigRecord())
     assert "device-names" not in roster.state()

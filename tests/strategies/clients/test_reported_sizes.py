@@ -69,7 +69,7 @@ class Clients:
 
 
 @pytest.mark.parametrize("kind", ROUNDS)
-def test_a_method_of_rounds_does_the_same_with_the_handler_and_without(kind: Any) -> None:
+def test_a_method_of_rounds_does_the_same_with_the_handler_and_without(kind):
     told, strategy = Clients().run(kind, 3)
     described, _ = Clients(describe=True).run(kind, 3)
     assert told == pytest.approx(described, rel=1e-14)
@@ -78,13 +78,13 @@ def test_a_method_of_rounds_does_the_same_with_the_handler_and_without(kind: Any
 
 # From w = 1, the updates are 0 and 1 with 100 and 300 examples: Σ p_i Δ_i = 0.75, which FedDyn goes twice.
 @pytest.mark.parametrize(("kind", "value"), [(Mifa, 1.75), (FedAMP, 1.75), (FedDyn, 2.5), (FedAvg, 1.75)])
-def test_the_first_round_goes_by_the_sizes_that_it_brings(kind: Any, value: float) -> None:
+def test_the_first_round_goes_by_the_sizes_that_it_brings(kind, value):
     values, strategy = Clients((1.0, 3.0), (100, 300)).run(kind)
     assert values[-1] == pytest.approx(value)
     assert strategy.shares_of_clients()["importance"] == [0.25, 0.75]
 
 
-def test_a_client_counts_by_what_it_said_last_as_with_flower() -> None:
+def test_a_client_counts_by_what_it_said_last_as_with_flower():
     clients = Clients((1.0, 3.0), (1, 1))
     clients.after = lambda number: clients.sizes.__setitem__(1, 3)
     values, strategy = clients.run(FedAvg, 2)
@@ -92,7 +92,7 @@ def test_a_client_counts_by_what_it_said_last_as_with_flower() -> None:
     assert strategy.importance() == {0: 0.25, 1: 0.75}
 
 
-def test_without_rounds_too() -> None:
+def test_without_rounds_too():
     clients = Clients((1.0, 3.0), (1, 1))  # of which 0 is the fast one
     clients.after = lambda number: clients.sizes.__setitem__(0, 3 if number >= 6 else 1)
     _, strategy = clients.run(AsyncFedAvg, 6)
@@ -104,7 +104,7 @@ def test_without_rounds_too() -> None:
     assert strategy.importance() == {0: 0.75, 1: 0.25}
 
 
-def test_who_is_away_counts_by_what_it_said_before() -> None:
+def test_who_is_away_counts_by_what_it_said_before():
     # Updates 0 and 1, then client 0's alone: −0.375, while client 1's 1 counts as it did.
     clients = Clients((1.0, 3.0), (100, 300))
     clients.after = lambda number: clients.fail.update({1} if number else set())
@@ -112,7 +112,7 @@ def test_who_is_away_counts_by_what_it_said_before() -> None:
     assert values[1:] == pytest.approx([1.75, 1.75 + 0.25 * -0.375 + 0.75 * 1.0])
 
 
-def test_a_run_that_goes_on_still_knows_the_sizes() -> None:
+def test_a_run_that_goes_on_still_knows_the_sizes():
     options = {"fraction_train": 0.34, "min_train_nodes": 1, "seed": 5}
     whole, _ = (clients := Clients()).run(FedAMP, 6, **options)
     rest, _ = Clients().run(FedAMP, 6, state=clients.states[3], **options)
@@ -123,7 +123,7 @@ def test_a_run_that_goes_on_still_knows_the_sizes() -> None:
 # ---- Safeguards ----------------------------------------------------------------------------------------------------
 
 
-def test_clients_that_fail_do_not_bound_the_sizes_of_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_fail_do_not_bound_the_sizes_of_the_others(caplog):
     clients = Clients((-1.0, *[3.0] * 8), (10, *[100] * 8))
     clients.fail = {1, 2, 3, 4}
     values, _ = clients.run(FedAvg, safeguards="on", norm_ratio_bound=0.0)
@@ -131,7 +131,7 @@ def test_clients_that_fail_do_not_bound_the_sizes_of_the_others(caplog: pytest.L
     assert "says it has" not in caplog.text
 
 
-def test_a_round_in_which_most_fail_is_no_end() -> None:
+def test_a_round_in_which_most_fail_is_no_end():
     clients = Clients((1.0, 3.0, 3.0, 3.0, 3.0), (100, 300, 300, 300, 300))
     clients.fail = {2, 3, 4}
     values, _ = clients.run(FedAvg, safeguards="on", norm_ratio_bound=0.0)

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from itertools import permutations
 from typing import Any
 
@@ -28,9 +27,7 @@ def partitions(clients: list[Client], grid: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("node_ids", list(permutations([10, 20, 30])))
-def test_clients_are_ordered_by_partition_whatever_their_node_ids(
-    federation: Callable[..., Any], node_ids: tuple[int, ...]
-) -> None:
+def test_clients_are_ordered_by_partition_whatever_their_node_ids(federation, node_ids):
     grid = federation(node_ids=node_ids)
     clients = refresh(Roster(), grid)
     assert [(c.index, c.node_id, c.num_examples) for c in clients] == [
@@ -41,22 +38,20 @@ def test_clients_are_ordered_by_partition_whatever_their_node_ids(
     assert [c.description["partition-id"] for c in clients] == [0, 1, 2]
 
 
-def test_nobody_is_asked_twice(federation: Callable[..., Any]) -> None:
+def test_nobody_is_asked_twice(federation):
     grid, roster = federation(), Roster()
     assert refresh(roster, grid) == refresh(roster, grid)
     assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
 
 
-def test_the_config_goes_with_the_question(federation: Callable[..., Any]) -> None:
+def test_the_config_goes_with_the_question(federation):
     grid = federation()
     Roster().refresh(grid, ConfigRecord({"dataset": "digits"}))
     for request in grid.requests(messages.DESCRIBE):
         assert request.content.config_records["config"]["dataset"] == "digits"
 
 
-def test_without_a_handler_clients_are_ordered_by_node_id_and_have_no_size(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_handler_clients_are_ordered_by_node_id_and_have_no_size(federation, caplog):
     grid = federation(node_ids=[30, 10, 20], describes=False)
     with caplog.at_level(logging.INFO, LOGGER):
         clients = refresh(Roster(), grid)
@@ -70,18 +65,14 @@ def test_without_a_handler_clients_are_ordered_by_node_id_and_have_no_size(
     assert len(grid.requests("query.describe")) == 1  # one that has no handler answers for all
 
 
-def test_without_a_handler_a_late_joiner_is_the_last(
-    federation: Callable[..., Any], add_node: Callable[..., Any]
-) -> None:
+def test_without_a_handler_a_late_joiner_is_the_last(federation, add_node):
     grid, roster = federation(node_ids=[30, 10, 20], describes=False), Roster()
     refresh(roster, grid)
     add_node(grid, like=0, partition=3, node_id=5)
     assert [c.node_id for c in refresh(roster, grid)] == [10, 20, 30, 5]
 
 
-def test_without_a_handler_a_silent_node_does_not_stop_the_others(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_handler_a_silent_node_does_not_stop_the_others(federation, caplog):
     grid = federation(describes=False, node_ids=[30, 10, 20])
     grid.lose(1, "drop", "query")
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -91,9 +82,7 @@ def test_without_a_handler_a_silent_node_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("fault", ["refuse", "drop", "unavailable"])
-def test_a_node_whose_description_fails_is_left_out_and_named(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture, fault: str
-) -> None:
+def test_a_node_whose_description_fails_is_left_out_and_named(federation, caplog, fault):
     grid, roster = federation(), Roster(timeout=0.05)
     if fault == "refuse":
         grid.spoil(1, "refuse", "query")
@@ -112,9 +101,7 @@ def test_a_node_whose_description_fails_is_left_out_and_named(
 
 
 @pytest.mark.parametrize("look", ["refresh", "look"])
-def test_a_node_that_was_offline_when_it_was_asked_takes_part_once_it_is_back(
-    federation: Callable[..., Any], look: str
-) -> None:
+def test_a_node_that_was_offline_when_it_was_asked_takes_part_once_it_is_back(federation, look):
     grid, roster = federation(), Roster()
     node = grid.node(1)
     node.transport["query"] = "unavailable"  # restarted just then; a device with a key keeps its node id
@@ -131,9 +118,7 @@ def test_a_node_that_was_offline_when_it_was_asked_takes_part_once_it_is_back(
 
 @pytest.mark.parametrize("value", ["list", "nan", "inf", "negative"])
 @pytest.mark.parametrize("key", ["partition-id", "num-examples", "num-partitions"])
-def test_a_senseless_description_does_not_stop_the_server(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture, key: str, value: str
-) -> None:
+def test_a_senseless_description_does_not_stop_the_server(federation, caplog, key, value):
     grid = federation(num_partitions=3)
     grid.spoil(1, f"metric:{key}={value}", "query")
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -143,9 +128,7 @@ def test_a_senseless_description_does_not_stop_the_server(
     assert all(c.num_examples is None or c.num_examples >= 0 for c in clients)
 
 
-def test_a_late_joiner_is_taken_in_at_the_next_refresh(
-    federation: Callable[..., Any], add_node: Callable[..., Any]
-) -> None:
+def test_a_late_joiner_is_taken_in_at_the_next_refresh(federation, add_node):
     grid, roster = federation(), Roster()
     assert [c.index for c in refresh(roster, grid)] == [0, 1, 2]
     add_node(grid, like=0, partition=3, node_id=99)
@@ -153,7 +136,7 @@ def test_a_late_joiner_is_taken_in_at_the_next_refresh(
     assert roster.clients[3].node_id == 99
 
 
-def test_a_node_that_left_is_no_client_until_it_is_back(federation: Callable[..., Any]) -> None:
+def test_a_node_that_left_is_no_client_until_it_is_back(federation):
     grid, roster = federation(), Roster()
     everyone = refresh(roster, grid)
     grid.node(1).present = False
@@ -163,9 +146,7 @@ def test_a_node_that_left_is_no_client_until_it_is_back(federation: Callable[...
     assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
 
 
-def test_a_run_waits_when_all_nodes_are_away(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_waits_when_all_nodes_are_away(federation, caplog):
     grid, roster = federation(), Roster(timeout=30.0)
     refresh(roster, grid)
     for partition in range(3):
@@ -186,18 +167,14 @@ def test_a_run_waits_when_all_nodes_are_away(
         refresh(roster, grid)
 
 
-def test_a_node_that_does_not_say_its_partition_takes_no_other_clients_place(
-    federation: Callable[..., Any],
-) -> None:
+def test_a_node_that_does_not_say_its_partition_takes_no_other_clients_place(federation):
     grid = federation(node_ids=[10, 20, 30])
     del grid.node(1).context.node_config["partition-id"]
     clients = refresh(Roster(), grid)
     assert [(c.index, c.node_id) for c in clients] == [(0, 10), (2, 30), (3, 20)]
 
 
-def test_who_has_not_answered_an_evaluation_is_named_also_when_gone(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_has_not_answered_an_evaluation_is_named_also_when_gone(federation, caplog):
     strategy = AsyncFedAvg()
     grid = federation(range(12), [1] * 12, node_ids=[100 - i for i in range(12)])
     strategy.run.clients = refresh(strategy.population.roster, grid)
@@ -211,9 +188,7 @@ def test_who_has_not_answered_an_evaluation_is_named_also_when_gone(
     assert without == ["client 1", "client 1, client 2, node 7", f"{ten} and 2 more"]
 
 
-def test_a_second_node_of_a_partition_is_refused_and_named(
-    federation: Callable[..., Any], add_node: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_node_of_a_partition_is_refused_and_named(federation, add_node, caplog):
     grid = federation(node_ids=[10, 20, 30])
     add_node(grid, like=1, partition=1, node_id=99)
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -222,9 +197,7 @@ def test_a_second_node_of_a_partition_is_refused_and_named(
     assert "node 99 can't take part: client 1 is node 20 already" in caplog.text
 
 
-def test_a_node_that_takes_over_a_partition_becomes_its_client(
-    federation: Callable[..., Any], add_node: Callable[..., Any]
-) -> None:
+def test_a_node_that_takes_over_a_partition_becomes_its_client(federation, add_node):
     grid, roster = federation(node_ids=[10, 20, 30]), Roster()
     refresh(roster, grid)
     grid.nodes[20].present = False
@@ -234,22 +207,20 @@ def test_a_node_that_takes_over_a_partition_becomes_its_client(
     assert [c.index for c in refresh(roster, grid)] == [0, 1, 2]
 
 
-def test_start_up_waits_until_all_partitions_are_there(federation: Callable[..., Any]) -> None:
+def test_start_up_waits_until_all_partitions_are_there(federation):
     # A simulation registers its nodes while the ServerApp is already running.
     grid = federation(num_partitions=3)
     grid.node(2).joins_after = 6
     assert [c.index for c in refresh(Roster(), grid)] == [0, 1, 2]
 
 
-def test_without_num_partitions_it_starts_with_those_that_are_there(federation: Callable[..., Any]) -> None:
+def test_without_num_partitions_it_starts_with_those_that_are_there(federation):
     grid = federation()
     grid.node(2).joins_after = 6
     assert [c.index for c in refresh(Roster(), grid)] == [0, 1]
 
 
-def test_a_run_under_way_does_not_wait_for_nodes_that_left(
-    federation: Callable[..., Any], add_node: Callable[..., Any]
-) -> None:
+def test_a_run_under_way_does_not_wait_for_nodes_that_left(federation, add_node):
     # Two of three leave, one comes back under a new node id: go on with two, not fail for want of three.
     grid, roster = federation(node_ids=[10, 20, 30], num_partitions=3), Roster(timeout=0.1)
     refresh(roster, grid)
@@ -258,9 +229,7 @@ def test_a_run_under_way_does_not_wait_for_nodes_that_left(
     assert [(c.index, c.node_id) for c in refresh(roster, grid)] == [(0, 99), (2, 30)]
 
 
-def test_so_many_nodes_are_waited_for_every_time_where_that_is_asked_for(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_so_many_nodes_are_waited_for_every_time_where_that_is_asked_for(federation, caplog):
     grid, roster = federation(node_ids=[10, 20, 30]), Roster(min_nodes=3, timeout=10.0)
     refresh(roster, grid)
     grid.nodes[20].joins_after = 5  # it is away, and comes back
@@ -274,14 +243,12 @@ def test_so_many_nodes_are_waited_for_every_time_where_that_is_asked_for(
 
 
 @pytest.mark.parametrize(("options", "rounds"), [({"min_available_nodes": 3}, 3), ({"min_clients": 3}, 0)])
-def test_that_is_min_available_nodes_and_not_min_clients(options: dict[str, int], rounds: int) -> None:
+def test_that_is_min_available_nodes_and_not_min_clients(options, rounds):
     roster = FedAvg(**options).population.roster
     assert (roster.min_clients, roster.min_nodes) == (3, rounds)
 
 
-def test_no_client_at_all_is_an_error(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_client_at_all_is_an_error(federation, caplog):
     grid = federation()
     for partition in range(3):
         grid.spoil(partition, "refuse", "query")
@@ -294,37 +261,35 @@ def test_no_client_at_all_is_an_error(
         assert f"node {node_id} can't take part" in caplog.text
 
 
-def test_too_few_clients_within_the_timeout_is_an_error(federation: Callable[..., Any]) -> None:
+def test_too_few_clients_within_the_timeout_is_an_error(federation):
     with pytest.raises(RuntimeError, match=r"3 of 4 clients connected within 0\.05 s"):
         refresh(Roster(min_clients=4, timeout=0.05), federation())
 
 
-def test_min_clients_are_waited_for(federation: Callable[..., Any]) -> None:
+def test_min_clients_are_waited_for(federation):
     grid = federation()
     grid.node(1).joins_after = 6
     assert [c.index for c in refresh(Roster(min_clients=3), grid)] == [0, 1, 2]
 
 
-def test_nodes_are_waited_for_until_no_more_come(federation: Callable[..., Any]) -> None:
+def test_nodes_are_waited_for_until_no_more_come(federation):
     grid = federation()
     for partition, looks in enumerate([0, 1, 2]):  # one more at each look
         grid.node(partition).joins_after = looks
     assert len(wait_for_nodes(grid, 1, timeout=10.0)) == 3
 
 
-def test_a_grid_whose_nodes_are_all_connected_is_asked_for_them_once(
-    federation: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_whose_nodes_are_all_connected_is_asked_for_them_once(federation, monkeypatch):
     monkeypatch.setattr(WallClock, "wait_until", lambda *_: pytest.fail("waited"))
     assert len(wait_for_nodes(federation(), 3, timeout=10.0)) == 3
 
 
-def test_a_stop_ends_the_wait_for_nodes(federation: Callable[..., Any]) -> None:
+def test_a_stop_ends_the_wait_for_nodes(federation):
     assert len(wait_for_nodes(federation(), 4, timeout=60.0, stopped=lambda: True)) == 3
 
 
 @pytest.mark.parametrize("answers", [0, 1, 5])
-def test_a_stop_ends_the_handshake(federation: Callable[..., Any], answers: int) -> None:
+def test_a_stop_ends_the_handshake(federation, answers):
     asked = 0
 
     def stopped() -> bool:
@@ -346,7 +311,7 @@ def _reply(content: RecordDict | Error) -> Message:
     return Message(content, reply_to=messages.request(messages.TRAIN, 5, ConfigRecord(), ttl=60.0))
 
 
-def test_metrics_under_another_name_are_found() -> None:
+def test_metrics_under_another_name_are_found():
     metrics = MetricRecord({"num-examples": 3})
     assert messages.metrics_of(_reply(RecordDict({"fit": metrics}))) == metrics
     both = RecordDict({"fit": MetricRecord({"num-examples": 4}), "metrics": metrics})
@@ -354,7 +319,7 @@ def test_metrics_under_another_name_are_found() -> None:
     assert messages.metrics_of(_reply(RecordDict())) == MetricRecord()
 
 
-def test_the_reason_is_the_last_line_of_a_traceback() -> None:
+def test_the_reason_is_the_last_line_of_a_traceback():
     reason = "Traceback (most recent call last):\n  File ...\nRuntimeError: out of memory\n"
     assert messages.reason_of(_reply(Error(code=2, reason=reason))) == "RuntimeError: out of memory"
     assert messages.reason_of(_reply(Error(code=2))) == "error code 2"
@@ -362,7 +327,7 @@ def test_the_reason_is_the_last_line_of_a_traceback() -> None:
     assert len(messages.reason_of(_reply(Error(code=2, reason="x" * 10_000)))) == 500
 
 
-def test_what_the_superlink_says_by_itself_is_no_fault_of_the_devices() -> None:
+def test_what_the_superlink_says_by_itself_is_no_fault_of_the_devices():
     codes = {code: messages.fault_of(_reply(Error(code))) for code in range(9)}
     assert [code for code, fault in codes.items() if fault == messages.LATE] == [3, 4, 5]
     assert {codes[code] for code in (0, 1, 2, 6, 7, 8)} == {messages.FAILED}

@@ -20,7 +20,7 @@ def indices(part: AbsentClients, here: list) -> list[int]:
     return [each.index for each in part.counting(here)]
 
 
-def test_of_those_that_are_away_only_those_count_whose_work_has_counted() -> None:
+def test_of_those_that_are_away_only_those_count_whose_work_has_counted():
     part = absentees()
     assert part.counting(THREE) is THREE
     part.look(here := THREE[2:])
@@ -30,7 +30,7 @@ def test_of_those_that_are_away_only_those_count_whose_work_has_counted() -> Non
     assert indices(part, here) == [2]
 
 
-def test_one_that_comes_back_counts_once_and_one_that_stays_away_for_long_no_longer() -> None:
+def test_one_that_comes_back_counts_once_and_one_that_stays_away_for_long_no_longer():
     part = absentees()
     part.look(THREE[1:])
     part.look(THREE)
@@ -44,7 +44,7 @@ def test_one_that_comes_back_counts_once_and_one_that_stays_away_for_long_no_lon
     assert indices(part, THREE[1:]) == [1, 2]
 
 
-def test_a_state_has_index_size_and_since_when_one_is_away() -> None:
+def test_a_state_has_index_size_and_since_when_one_is_away():
     part = absentees()
     part._run.aggregations = 4
     part.look(THREE[1:])

@@ -48,13 +48,13 @@ NAMED = [
 
 @pytest.mark.parametrize(("mask", "why"), NAMED)
 @pytest.mark.parametrize("kind", [FedAvg, FedFix])
-def test_an_initial_array_that_is_no_model_is_named(kind: Any, mask: Any, why: str) -> None:
+def test_an_initial_array_that_is_no_model_is_named(kind, mask, why):
     initial = arrays(weight=np.zeros(2, np.float32), mask=mask)
     with pytest.raises(ValueError, match=f"^the initial arrays are no model to train: {why}"):
         kind(fraction_evaluate=0.0).start(grid(), initial, num_rounds=1)
 
 
-def test_nor_is_one_in_a_wrapper() -> None:
+def test_nor_is_one_in_a_wrapper():
     wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
     with pytest.raises(
         ValueError, match=r"^the initial arrays are no model to train: array 'w' holds values that"
@@ -64,7 +64,7 @@ def test_nor_is_one_in_a_wrapper() -> None:
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
 @pytest.mark.parametrize("beside", [{}, {"b": np.zeros(1, np.float32)}])
-def test_a_float16_model_that_overflows_has_diverged(kind: Any, beside: dict[str, Any]) -> None:
+def test_a_float16_model_that_overflows_has_diverged(kind, beside):
     # Two steps of 4e4 are 8e4, which float16 doesn't have.
     initial = arrays(w=np.zeros(2, np.float16), **beside)
     strategy = kind(fraction_evaluate=0.0, server_lr=2.0)
@@ -76,20 +76,20 @@ def test_a_float16_model_that_overflows_has_diverged(kind: Any, beside: dict[str
 
 
 @pytest.mark.parametrize("kind", REGISTRY.values())
-def test_a_strategy_can_be_pickled(kind: Any) -> None:
+def test_a_strategy_can_be_pickled(kind):
     made = kind(seed=3)
     again = pickle.loads(pickle.dumps(made))
     assert again.config == made.config
     assert again.safeguards.active is made.safeguards.active
 
 
-def test_a_strategy_with_a_deadline_can_be_pickled() -> None:
+def test_a_strategy_with_a_deadline_can_be_pickled():
     made = FedAvg(round_deadline=1.0, over_select=0.5, participation="uniform", fraction_train=0.5)
     assert pickle.loads(pickle.dumps(made)).config == made.config
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_a_copy_keeps_its_own_books(kind: Any) -> None:
+def test_a_copy_keeps_its_own_books(kind):
     made = kind(fraction_evaluate=0.0)
     copied = deepcopy(made)
     copied.clock = WallClock()

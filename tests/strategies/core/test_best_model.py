@@ -1,7 +1,7 @@
 """The best model and the stop conditions: by hand on the part alone, and on every strategy of the registry."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -17,7 +17,6 @@ from strategies.flower.arrays import Layout
 from strategies.flower.errors import RunError
 from tests.strategies.parts import model_of
 
-Make = Callable[..., Any]
 ROUNDS = 12
 
 # Accuracies by aggregation: the best is at 3, 5 is as good and no better.
@@ -61,7 +60,7 @@ def part(
         ({"keep": "best"}, 9, ""),
     ],
 )
-def test_a_run_ends_with_the_evaluation_that_decides(keys: dict[str, Any], last: int, over: str) -> None:
+def test_a_run_ends_with_the_evaluation_that_decides(keys, last, over):
     best, told = part(**keys)
     assert (told[-1], best.over.startswith(over), bool(best.over)) == (last, True, bool(over))
 
@@ -69,7 +68,7 @@ def test_a_run_ends_with_the_evaluation_that_decides(keys: dict[str, Any], last:
 @pytest.mark.parametrize(
     ("by", "worse"), [("accuracy", -1.0), ("loss", 1.0), ("perplexity", 1.0), ("iou", -1.0)]
 )
-def test_the_direction_of_a_metric_follows_from_its_name(by: str, worse: float) -> None:
+def test_the_direction_of_a_metric_follows_from_its_name(by, worse):
     best = BestModel(StrategyConfig(keep="best", best_of=by))
     best.evaluated(0, model_of(0.0), {by: 1.0})
     best.evaluated(1, model_of(1.0), {by: 1.0 + worse / 2})
@@ -77,14 +76,14 @@ def test_the_direction_of_a_metric_follows_from_its_name(by: str, worse: float) 
     assert (best.aggregation, best.arrays["w"].numpy().tolist()) == (2, [2.0])  # type: ignore[index]
 
 
-def test_values_that_are_not_finite_are_no_progress_and_reach_nothing() -> None:
+def test_values_that_are_not_finite_are_no_progress_and_reach_nothing():
     best, told = part((math.nan, math.inf, -math.inf, 0.5, math.nan), keep="best", patience=5)
     assert (best.aggregation, best.value, told[-1], best.over) == (3, 0.5, 4, "")
     assert part((math.nan,) * 9, patience=3)[0].over.endswith("in 3 evaluations, none was finite")
     assert part((math.nan, 0.9), stop_at="accuracy>=0.5")[1] == [0, 1]
 
 
-def test_a_metric_of_an_earlier_model_counts_for_that_model() -> None:
+def test_a_metric_of_an_earlier_model_counts_for_that_model():
     best = BestModel(StrategyConfig(keep="best", best_of="client-loss"))
     best.asked(1, model_of(1.0))
     best.evaluated(1, model_of(1.0), {"loss": 3.0}, may_come=True)
@@ -96,9 +95,7 @@ def test_a_metric_of_an_earlier_model_counts_for_that_model() -> None:
     assert best.arrays["w"].numpy().tolist() == [1.0]
 
 
-def test_a_metric_that_no_evaluation_has_is_named_with_those_that_there_are(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_metric_that_no_evaluation_has_is_named_with_those_that_there_are(caplog):
     said = "stop_at = 'f1': no evaluation has this metric; the metrics of this one are accuracy, loss"
     best = BestModel(StrategyConfig(stop_at="f1>=0.5"))
     metrics = {"accuracy": 0.1, "loss": 2.0, messages.FAILURES: 0.0}
@@ -110,7 +107,7 @@ def test_a_metric_that_no_evaluation_has_is_named_with_those_that_there_are(
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
-def test_the_state_gives_the_best_model_back_and_another_target_may_go_on() -> None:
+def test_the_state_gives_the_best_model_back_and_another_target_may_go_on():
     best, _ = part(keep="best", patience=2)
     again = BestModel(StrategyConfig(keep="best", best_of="accuracy", patience=3))
     again.restore(best.state())
@@ -123,7 +120,7 @@ def test_the_state_gives_the_best_model_back_and_another_target_may_go_on() -> N
 
 
 @pytest.mark.parametrize("text", ["accuracy", "accuracy>0.9", "accuracy>=", ">=0.9", "a>=1 b>=2", "a>=inf"])
-def test_a_target_that_is_none_is_refused(text: str) -> None:
+def test_a_target_that_is_none_is_refused(text):
     with pytest.raises(ValueError, match=f"stop_at = {text!r}: must be METRIC>=NUMBER"):
         StrategyConfig(stop_at=text)
 
@@ -162,8 +159,8 @@ class Run:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_strategy_ends_early_and_returns_the_best_model_also_when_it_is_resumed(
-    name: str, federation: Make, model: Make, train_config: Make, tied: list[list[float]]
-) -> None:
+    name, federation, model, train_config, tied
+):
     def run(**more: Any) -> Run:
         keys = {"keep": "best", "best_of": "accuracy", "patience": 3} | more
         grid = federation((3.0, 2.0, -1.0), directions=tied, seed=len(more))
@@ -185,9 +182,7 @@ def test_every_strategy_ends_early_and_returns_the_best_model_also_when_it_is_re
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_a_target_that_the_initial_model_reaches_ends_the_run_at_once(
-    kind: Any, federation: Make, model: Make, train_config: Make
-) -> None:
+def test_a_target_that_the_initial_model_reaches_ends_the_run_at_once(kind, federation, model, train_config):
     strategy = kind(stop_at="accuracy>=0.1", clock=VirtualClock())
     told = MetricRecord({"accuracy": 0.1})
     result = strategy.start(
@@ -196,6 +191,6 @@ def test_a_target_that_the_initial_model_reaches_ends_the_run_at_once(
     assert (strategy.aggregations, result.arrays["w"].numpy().tolist()) == (0, [1.0])
 
 
-def test_a_loop_around_the_strategy_is_refused(federation: Make, model: Make, train_config: Make) -> None:
+def test_a_loop_around_the_strategy_is_refused(federation, model, train_config):
     with pytest.raises(RunError, match=r"stop_at = 'loss<=1', .* evaluates and ends by itself; call "):
         FedAvg(stop_at="loss<=1").configure_train(1, model(1.0), train_config(), federation())

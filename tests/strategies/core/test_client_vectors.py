@@ -8,7 +8,7 @@ from strategies.core.run_state import Memory
 
 
 @pytest.mark.parametrize("limit", [4.0, 0.0])  # GiB: in memory, in a file
-def test_rows_are_made_as_clients_come_and_begin_as_the_first_vector(limit: float) -> None:
+def test_rows_are_made_as_clients_come_and_begin_as_the_first_vector(limit):
     vectors = ClientVectors(np.array([1.0, 2.0]), 1, limit)
     vectors.put(7, np.array([3.0, 5.0]))
     assert vectors.get(2).tolist() == [1.0, 2.0]  # a second row, where there was one
@@ -19,14 +19,14 @@ def test_rows_are_made_as_clients_come_and_begin_as_the_first_vector(limit: floa
     assert vectors.weighted_sum({7: 2.0, 2: 10.0, 4: 100.0}).tolist() == [116.0, 230.0]
 
 
-def test_one_that_never_put_a_vector_adds_nothing_where_they_begin_with_zero() -> None:
+def test_one_that_never_put_a_vector_adds_nothing_where_they_begin_with_zero():
     vectors = ClientVectors(np.zeros(2), 3)
     vectors.put(1, np.array([1.0, -1.0]))
     assert vectors.weighted_sum({0: 5.0, 1: 0.5}).tolist() == [0.5, -0.5]
     assert vectors.clients == [1]  # nobody got a row for being asked about
 
 
-def test_sums_and_distances_by_hand() -> None:
+def test_sums_and_distances_by_hand():
     models = np.array([[1, 2], [3, 4], [0, -1]], dtype=np.float32)
     assert pooled(np.array([[0.5, 2.0], [1.0, 0.0]]), models, [2, 0]).tolist() == [[2.0, 3.5], [0.0, -1.0]]
     # to (1, 2): 0, 2² + 2² = 8, 1² + 3² = 10; the second column left out: 0, 4, 1
@@ -34,7 +34,7 @@ def test_sums_and_distances_by_hand() -> None:
     assert squared_distances(models, [0, 1, 2], [0], np.array([1]))[0] == pytest.approx([0, 4, 1])
 
 
-def test_a_memory_comes_back_with_its_vectors() -> None:
+def test_a_memory_comes_back_with_its_vectors():
     memory = Memory()
     memory["count"], memory["last"] = 3, np.array([1.0, 2.0])
     memory.vectors["c"] = ClientVectors(np.array([0.5, 0.0]), 2)

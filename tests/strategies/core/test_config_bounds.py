@@ -26,7 +26,7 @@ def refused(parameter: Parameter) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_no_value_out_of_range_is_taken(name: str) -> None:
+def test_no_value_out_of_range_is_taken(name):
     kind = REGISTRY[name]
     for parameter in parameters_of(kind.Config).values():
         for value in refused(parameter):
@@ -36,7 +36,7 @@ def test_no_value_out_of_range_is_taken(name: str) -> None:
                 kind(kind.Config(**{parameter.name: value}))
 
 
-def test_an_error_says_what_is_allowed() -> None:
+def test_an_error_says_what_is_allowed():
     with pytest.raises(ValueError, match=r"^dp = 'Central': must be one of none, central, local$"):
         FedAvg(dp="Central")
     with pytest.raises(ValueError, match=r"^update_norm_bound = -1.0: must be a number >= 0$"):
@@ -46,11 +46,11 @@ def test_an_error_says_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("given", ["*bn*", ["*bn*"], ("*bn*",)])
-def test_one_pattern_is_one_pattern(given: Any) -> None:
+def test_one_pattern_is_one_pattern(given):
     assert FedAvg(untrained=given).run.flower.untrained == ("*bn*",)
 
 
-def test_weights_that_are_not_read_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_weights_that_are_not_read_are_named(caplog):
     Spectral()
     Spectral(Spectral.Config(client_weights="samples"))
     assert not caplog.records
@@ -61,9 +61,7 @@ def test_weights_that_are_not_read_are_named(caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("name", ["spectral", "fedamp"])
 @pytest.mark.parametrize(("key", "value"), [("dp", "central"), ("aggregation_rule", "median")])
-def test_nothing_protects_the_global_model_where_local_ones_go_past_it(
-    name: str, key: str, value: str
-) -> None:
+def test_nothing_protects_the_global_model_where_local_ones_go_past_it(name, key, value):
     said = rf"^{key} = '{value}': each client of .* as they came, past what protects the global one; allowed are mean"
     with pytest.raises(ValueError, match=said):
         REGISTRY[name](**{key: value})

@@ -1,6 +1,5 @@
 """The evaluator alone: who is asked, and the mean of the clients' metrics by p_i, by hand."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +43,7 @@ def gone(index: int) -> Message:
     return unavailable_reply(request(100 + index, messages.EVALUATE).metadata)
 
 
-def test_a_request_has_the_model_the_loops_fields_the_methods_rule_and_the_clients_own_model() -> None:
+def test_a_request_has_the_model_the_loops_fields_the_methods_rule_and_the_clients_own_model():
     part = evaluator(rule=lambda: {"l": 0.5}, personal=lambda c: np.array([8.0, 9.0]) if c.index else None)
     first, second, _ = asked(part, 4)
     assert dict(second.content["config"]) == {
@@ -62,9 +61,7 @@ def test_a_request_has_the_model_the_loops_fields_the_methods_rule_and_the_clien
 @pytest.mark.parametrize(
     ("fraction", "least", "number"), [(0.0, 2, 0), (0.5, 0, 1), (0.5, 2, 2), (0.7, 0, 2), (1.0, 9, 3)]
 )
-def test_a_share_of_the_clients_is_asked_and_not_fewer_than_the_least(
-    fraction: float, least: int, number: int
-) -> None:
+def test_a_share_of_the_clients_is_asked_and_not_fewer_than_the_least(fraction, least, number):
     part = evaluator(fraction_evaluate=fraction, min_evaluate_nodes=least)
     nodes = [[each.metadata.dst_node_id for each in asked(part, n)] for n in range(1, 20)]
     assert all(len(each) == number and each == sorted(set(each)) for each in nodes)
@@ -72,7 +69,7 @@ def test_a_share_of_the_clients_is_asked_and_not_fewer_than_the_least(
     assert nodes == [[each.metadata.dst_node_id for each in asked(part, n)] for n in range(1, 20)]
 
 
-def test_metrics_are_averaged_by_p_over_those_that_answer() -> None:
+def test_metrics_are_averaged_by_p_over_those_that_answer():
     losses = [answer(0, loss=8.0), answer(1, loss=4.0, acc=0.5), answer(2, loss=1.6)]
     assert dict(evaluator().mean(1, losses) or {}) == pytest.approx({"loss": 3.0, "acc": 0.5})
     assert dict(evaluator(kind="uniform").mean(1, losses[:2]) or {})["loss"] == 6.0
@@ -81,9 +78,7 @@ def test_metrics_are_averaged_by_p_over_those_that_answer() -> None:
 
 
 @pytest.mark.parametrize("size", [0, None, -1, float("nan"), [3, 4]])
-def test_clients_that_did_not_describe_themselves_count_by_the_sizes_in_their_replies(
-    size: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_that_did_not_describe_themselves_count_by_the_sizes_in_their_replies(size, caplog):
     own = {} if size is None else {"num_examples": size}
     told = [
         answer(0, loss=8.0, num_examples=3),
@@ -100,9 +95,7 @@ def test_clients_that_did_not_describe_themselves_count_by_the_sizes_in_their_re
     }
 
 
-def test_who_fails_is_left_out_and_an_app_without_a_handler_is_said_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_who_fails_is_left_out_and_an_app_without_a_handler_is_said_once(caplog):
     part = evaluator()
     assert dict(part.mean(2, [failed(0), answer(1, loss=4.0), failed(2)]) or {}) == {"loss": 4.0}
     assert (
@@ -115,7 +108,7 @@ def test_who_fails_is_left_out_and_an_app_without_a_handler_is_said_once(
     assert [record.getMessage()[:30] for record in caplog.records] == ["no client evaluates the model:"]
 
 
-def test_a_function_of_the_users_own_gets_the_contents_of_the_valid_replies() -> None:
+def test_a_function_of_the_users_own_gets_the_contents_of_the_valid_replies():
     def function(contents: Any, key: str) -> Any:
         return type(contents[0]["metrics"])({"number": len(contents)})
 
@@ -123,9 +116,7 @@ def test_a_function_of_the_users_own_gets_the_contents_of_the_valid_replies() ->
     assert dict(part.mean(1, [answer(0, loss=1.0), failed(1), answer(2, loss=2.0)]) or {}) == {"number": 2}
 
 
-def test_replies_are_collected_and_late_ones_named(
-    federation: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_replies_are_collected_and_late_ones_named(federation, caplog):
     grid = federation()
     grid.lose(1, category="evaluate")
     part = evaluator(clients=[Client(grid.node(i).node_id, i, n, {}) for i, n in enumerate(SIZES)])

@@ -28,7 +28,7 @@ SET: dict[str, Any] = {
 }
 
 
-def test_the_attributes_are_those_of_flowers_fedavg_with_its_values() -> None:
+def test_the_attributes_are_those_of_flowers_fedavg_with_its_values():
     theirs = set(vars(flower.FedAvg()))
     assert theirs == set(FLOWERS_ORDER)
     ours, stock = FedAvg(), flower.FedAvg()
@@ -40,7 +40,7 @@ def test_the_attributes_are_those_of_flowers_fedavg_with_its_values() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), SET.items())
-def test_an_attribute_that_is_set_does_what_the_keyword_does(name: str, value: Any) -> None:
+def test_an_attribute_that_is_set_does_what_the_keyword_does(name, value):
     set_later, given = FedAvg(seed=3), FedAvg(seed=3, **{name: value})
     setattr(set_later, name, value)
     assert getattr(set_later, name) == getattr(given, name) == value
@@ -53,7 +53,7 @@ def test_an_attribute_that_is_set_does_what_the_keyword_does(name: str, value: A
     assert [m.metadata.dst_node_id for m in grids[0].sent] == [m.metadata.dst_node_id for m in grids[1].sent]
 
 
-def test_functions_can_be_read_called_and_set() -> None:
+def test_functions_can_be_read_called_and_set():
     strategy = FedAvg()
     content = [RecordDict({"metrics": MetricRecord({"num-examples": n, "loss": float(n)})}) for n in (1, 3)]
     assert strategy.train_metrics_aggr_fn(content, strategy.weighted_by_key)["loss"] == 2.5  # (1 + 9) / 4
@@ -65,7 +65,7 @@ def test_functions_can_be_read_called_and_set() -> None:
     assert strategy.run.flower.evaluate_metrics_aggr_fn is None
 
 
-def test_a_wrong_value_is_refused_as_the_keywords_is() -> None:
+def test_a_wrong_value_is_refused_as_the_keywords_is():
     strategy = FedAvg()
     with pytest.raises(ValueError, match=r"fraction_train = 2\.0: must be"):
         strategy.fraction_train = 2.0
@@ -102,7 +102,7 @@ class StockHalving(flower.FedAvg):
     aggregate_train = Halving.aggregate_train
 
 
-def test_a_subclass_that_uses_flowers_helpers_gives_flowers_result() -> None:
+def test_a_subclass_that_uses_flowers_helpers_gives_flowers_result():
     grids = [MemoryGrid(stock(), [{"partition-id": i} for i in range(3)], (5, 6, 7)) for _ in range(2)]
     ours = Halving().start(grids[0], model(), 3)
     theirs = StockHalving().start(grids[1], model(), 3)
@@ -110,14 +110,14 @@ def test_a_subclass_that_uses_flowers_helpers_gives_flowers_result() -> None:
     assert ours.arrays["w"].data == theirs.arrays["w"].data
 
 
-def test_helpers_that_would_never_be_called_are_no_methods_to_override() -> None:
+def test_helpers_that_would_never_be_called_are_no_methods_to_override():
     with pytest.raises(TypeError, match=r"Own\._construct_messages would never be called"):
 
         class Own(FedAvg):
             def _construct_messages(self, *arguments: Any) -> Any: ...
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numbers_of_numpy_are_numbers():
     strategy = FedAvg(
         np.float32(0.5), min_train_nodes=np.int64(2), seed=np.int32(7), drop_stragglers=np.bool_(0)
     )
@@ -128,7 +128,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
         FedAvg(min_train_nodes=np.float64(2))
 
 
-def test_positional_arguments_of_others_are_refused() -> None:
+def test_positional_arguments_of_others_are_refused():
     with pytest.raises(TypeError, match=r"FedAvg\(\) was given fraction_train twice"):
         FedAvg(0.5, fraction_train=0.5)
     with pytest.raises(
@@ -139,7 +139,7 @@ def test_positional_arguments_of_others_are_refused() -> None:
         FedAvg(*[1.0] * 11)
 
 
-def test_a_share_of_the_clients_works_at_once_without_rounds(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_share_of_the_clients_works_at_once_without_rounds(caplog):
     """⌊0.7 · 3⌋ = 2 clients."""
     with caplog.at_level(logging.INFO, "flwr.strategies"):
         by_share = FedBuff(fraction_train=0.7, buffer_size=2).start(grid(), model(), 5)

@@ -4,7 +4,7 @@ The three clients of the fixture: p = (1, 2, 5)/8, Δ_i = (c_i − w)/2 with c =
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,6 @@ from strategies.events.tasks import Member
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.updates.chain import Contribution
-
-Make = Callable[..., Any]
-
 
 # SCAFFOLD, FedAsync and others are the examples'.
 
@@ -114,7 +111,7 @@ class Run:
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
+def go(federation, model, train_config):
     def run(kind: Any, rounds: int, *, grid: Any = None, state: Any = None, **options: Any) -> Run:
         done = Run(None, [], [])
 
@@ -137,9 +134,9 @@ def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
     return run
 
 
-def test_a_discount_for_staleness_by_hand(go: Make) -> None:
+def test_a_discount_for_staleness_by_hand(go):
     # M_c = 3: all are at work, and only the one that has answered is free: it is handed the model at once.
-    # 0@.2 and 0@.4, both of model 0: (1 + 1)/2, w = 2. Then 0@.6 of model 1, δ = 0, Δ = .5, with 1@.6 of model 0,
+    # 0@.2 and 0@.4, both of model 0: (1 + 1)/2, w = 2. Then 0@.6 of model 1, δ = 0, Δ = .5, with 1@.6 of model 0
     # δ = 1, Δ = .5: w = 2 + (.5 + .5/√2)/2.
     run = go(ConcurrentFedBuff, 2)
     assert run.values == pytest.approx([1.0, 2.0, 2.0 + (0.5 + 0.5 / 2**0.5) / 2], rel=1e-12)
@@ -147,7 +144,7 @@ def test_a_discount_for_staleness_by_hand(go: Make) -> None:
     assert run.seen[1].clients["participation"] == [2, 0, 0]
 
 
-def test_so_many_are_at_work_and_all_get_their_turn(go: Make, federation: Make) -> None:
+def test_so_many_are_at_work_and_all_get_their_turn(go, federation):
     grid, at_work = federation(range(8), [1] * 8), []
     pull = grid.pull_messages
 
@@ -165,7 +162,7 @@ def test_so_many_are_at_work_and_all_get_their_turn(go: Make, federation: Make) 
     )
 
 
-def test_a_cache_of_last_updates_by_hand(go: Make) -> None:
+def test_a_cache_of_last_updates_by_hand(go):
     # All have answered at 1: h = (1, .5, −1), Σ p h = −3/8, w = 5/8. Then 0@1.2: h_0 = (3 − 5/8)/2 = 19/16 and
     # Σ p h = (19/16 + 1 − 5)/8 = −45/128, w = 35/128. 0@1.4: h_0 = (3 − 35/128)/2, and so on.
     run = go(AllClientCache, 3)
@@ -175,7 +172,7 @@ def test_a_cache_of_last_updates_by_hand(go: Make) -> None:
     assert [p.metrics["contributions"] for p in run.seen[1:]] == [3, 1, 1]
 
 
-def test_control_variates_by_hand(go: Make) -> None:
+def test_control_variates_by_hand(go):
     # Round 1 is FedAvg's: w = 5/8. c_i = −Δ_i/.5 = g_i(1) = (−2, −1, 2), c = (−2 − 2 + 10)/8 = 3/4. Round 2: the
     # gradients at 5/8 are (−2.375, −1.375, 1.625); with c − c_i all are .375: Δ_i = −.1875, the same for all.
     run = go(Scaffold, 2, lr=0.5)
@@ -185,7 +182,7 @@ def test_control_variates_by_hand(go: Make) -> None:
     assert run.seen[2].metrics["bytes-down"] == 2 * run.seen[2].metrics["bytes-up"]  # two vectors for one
 
 
-def test_late_work_is_thrown_away_and_its_client_gets_the_present_model(go: Make, federation: Make) -> None:
+def test_late_work_is_thrown_away_and_its_client_gets_the_present_model(go, federation):
     # 0@.2 and 0@.4: Δ = 1 each, w = 2. 0@.6 counts; 1@.6 is late, next 1@1.2. 0@.8: Δ = .5 each, w = 2.5. 0@1; 2@1 is
     # late. 0@1.2: w = 2.75; then 1@1.2 is late.
     grid = federation()
@@ -198,15 +195,15 @@ def test_late_work_is_thrown_away_and_its_client_gets_the_present_model(go: Make
     assert run.seen[-1].clients["participation"] == [8, 0, 0]
 
 
-def test_whole_models_by_hand(go: Make) -> None:
-    # 0@.2: w_0 = 2, α = .6: w = 1.6. 0@.4: w_0 = 2.3, w = 1.6 + .6·.7 = 2.02. 0@.6: w_0 = 2.51, w = 2.02 + .6·.49,
+def test_whole_models_by_hand(go):
+    # 0@.2: w_0 = 2, α = .6: w = 1.6. 0@.4: w_0 = 2.3, w = 1.6 + .6·.7 = 2.02. 0@.6: w_0 = 2.51, w = 2.02 + .6·.49
     # 2.314. 1@.6 of model 0: w_1 = 1.5, δ = 3, α = .3: w = 2.314 − .3·.814.
     run = go(FedAsync, 4)
     assert run.values == pytest.approx([1.0, 1.6, 2.02, 2.314, 2.0698], rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", [ConcurrentFedBuff, AllClientCache, Rennala, FedAsync])
-def test_resumed_after_any_aggregation_it_is_the_same_run(go: Make, federation: Make, kind: Any) -> None:
+def test_resumed_after_any_aggregation_it_is_the_same_run(go, federation, kind):
     def grid() -> Any:
         return federation([3.0, 2.0, -1.0, 0.5, 7.0], [1, 2, 5, 3, 4])
 
@@ -219,7 +216,7 @@ def test_resumed_after_any_aggregation_it_is_the_same_run(go: Make, federation: 
         ]
 
 
-def test_arrays_to_a_client_and_back_in_both_loops(federation: Make, model: Make, train_config: Make) -> None:
+def test_arrays_to_a_client_and_back_in_both_loops(federation, model, train_config):
     got: list[tuple[int, list[float]]] = []
 
     class Echo:
@@ -262,7 +259,7 @@ class AllArrivals(AsynchronousStrategy):
         return arrived >= 1
 
 
-def test_without_periods_they_are_those_observed(go: Make) -> None:
+def test_without_periods_they_are_those_observed(go):
     # 0@.2 0@.4 0@.6 1@.6: contributions (3, 1, 0), the last taken as 1: for the fifth (5/3, 5, 5) were observed. The
     # mean period of all is 15/4, with which the second has (5 + 15/4) / 2 = 35/8, less than 5.
     run = go(AllArrivals, 4)
@@ -293,7 +290,7 @@ class Discount(AsynchronousStrategy):
         return [(1 + c.staleness) ** -self.config.discount for c in contributions]
 
 
-def test_a_model_at_every_arrival_with_a_discount_by_hand(go: Make) -> None:
+def test_a_model_at_every_arrival_with_a_discount_by_hand(go):
     # 0@.2: w = 1 + 1. 0@.4: 2 + .5. 0@.6: 2.5 + .25. 1@.6 of model 0: δ = 3, w = 2.75 + .5/4^discount.
     assert go(Discount, 4, discount=1.0).values == [1.0, 2.0, 2.5, 2.75, 2.875]
     assert go(Discount, 4).values == [1.0, 2.0, 2.5, 2.75, 3.0]
@@ -302,7 +299,7 @@ def test_a_model_at_every_arrival_with_a_discount_by_hand(go: Make) -> None:
 # ---- The other examples --------------------------------------------------------------------------------------
 
 
-def test_normalised_averaging_by_hand(go: Make, federation: Make) -> None:
+def test_normalised_averaging_by_hand(go, federation):
     # τ = (1, 2, 4) steps of γ = ½ from 1: Δ_i = (c_i − 1)(1 − 2^−τ) = (1, .75, −1.875). p = (1, 2, 5)/8, τ̄ = 25/8:
     # w = 1 + 25/8 · (1/8 · 1 + 2/8 · .75/2 − 5/8 · 1.875/4)
     grid = federation()
@@ -323,7 +320,7 @@ def test_normalised_averaging_by_hand(go: Make, federation: Make) -> None:
     )
 
 
-def test_those_with_large_losses_are_chosen_by_hand(go: Make, federation: Make) -> None:
+def test_those_with_large_losses_are_chosen_by_hand(go, federation):
     # All are candidates, and losses aren't known at first: client 0, then 1, then 2 (ties by index). Then the losses
     # (c − w)²/2 at the models they were sent decide, the largest first.
     grid = federation()
@@ -333,7 +330,7 @@ def test_those_with_large_losses_are_chosen_by_hand(go: Make, federation: Make) 
     assert grid.asked("train")[3:] == [2, 0]
 
 
-def test_they_are_chosen_among_those_who_are_there(go: Make, federation: Make) -> None:
+def test_they_are_chosen_among_those_who_are_there(go, federation):
     # Half of the clients are there at a time, and of those some may be at work on a round that is over.
     grid = federation(range(8), range(1, 9))
     away = {"availability": "diurnal:0.5,4", "round_deadline": 0.5}
@@ -342,7 +339,7 @@ def test_they_are_chosen_among_those_who_are_there(go: Make, federation: Make) -
     assert sum(p.metrics["participants"] for p in run.seen[1:]) > 3
 
 
-def test_who_chooses_by_itself_is_told_what_it_may_not_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_chooses_by_itself_is_told_what_it_may_not_read(caplog):
     said = "PowerOfChoice chooses clients by itself (select), by these only where it reads them"
     PowerOfChoice(candidates=5)
     FedAvg(participation="uniform", fraction_train=0.5)
@@ -351,21 +348,21 @@ def test_who_chooses_by_itself_is_told_what_it_may_not_read(caplog: pytest.LogCa
     assert f"participation = 'flower', fraction_train = 0.5: {said}" in caplog.text
 
 
-def test_late_steps_are_thrown_away(go: Make) -> None:
+def test_late_steps_are_thrown_away(go):
     # 0@.2, .4: w = 2, 2.5. 0@.6, then 1@.6, three aggregations old: thrown away with R = 3, not with R = 4.
     assert go(Ringmaster, 4, delay_threshold=3).seen[-1].clients["participation"] == [4, 0, 0]
     assert go(Ringmaster, 4, delay_threshold=4).seen[-1].clients["participation"] == [3, 1, 0]
 
 
 @pytest.mark.parametrize("kind", [Scaffold, PowerOfChoice])
-def test_resumed_after_any_round_it_is_the_same_run(go: Make, federation: Make, kind: Any) -> None:
+def test_resumed_after_any_round_it_is_the_same_run(go, federation, kind):
     own = {"candidates": 3, "chosen": 2} if kind is PowerOfChoice else {}
     whole = go(kind, 6, **own)
     for k in range(1, 6):
         assert whole.values[: k + 1] + go(kind, 6, state=whole.states[k], **own).values == whole.values
 
 
-def test_an_example_takes_no_private_member_and_few_lines() -> None:
+def test_an_example_takes_no_private_member_and_few_lines():
     source = Path(__file__).parents[3].joinpath("examples", "methods.py").read_text()
     assert not re.findall(r"self\._\w+", source)
     for block in source.split("\nclass ")[1:]:

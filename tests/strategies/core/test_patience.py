@@ -24,37 +24,35 @@ def limit(patience: Patience, client: int = 4) -> float:
         (TOOK, [4], 120.0),
     ],
 )
-def test_a_client_that_nothing_is_known_of_has_ten_times_the_median_and_a_minute(
-    took: dict[int, float], missing: list[int], expected: float | None
-) -> None:
+def test_a_client_that_nothing_is_known_of_has_ten_times_the_median_and_a_minute(took, missing, expected):
     limits = Patience().limits(took, missing)
     assert (None if limits is None else [each.seconds for each in limits.values()]) == (
         None if expected is None else [expected] * len(missing)
     )
 
 
-def test_one_that_has_never_answered_has_two_and_a_half_times_the_median() -> None:
+def test_one_that_has_never_answered_has_two_and_a_half_times_the_median():
     patience = Patience()
     patience.missed(4, 0)
     assert limit(patience) == 30.0
     assert patience.limits({0: 0.1}, [4])[4].seconds == 5.0  # type: ignore[index]
 
 
-def test_one_that_is_always_four_times_slower_has_its_own_time() -> None:
+def test_one_that_is_always_four_times_slower_has_its_own_time():
     patience = Patience()
     assert limit(patience) > 48.0  # its first reply is in time
     patience.answered(4, 48.0)
     assert limit(patience) == 2.5 * 48.0
 
 
-def test_a_late_reply_says_what_a_client_takes() -> None:
+def test_a_late_reply_says_what_a_client_takes():
     patience = Patience()
     patience.missed(4, 0)
     patience.answered(4, 1000.0, late=True)
     assert limit(patience) == 2500.0
 
 
-def test_one_that_became_slower_has_its_last_time_and_one_that_recovers_its_mean() -> None:
+def test_one_that_became_slower_has_its_last_time_and_one_that_recovers_its_mean():
     patience = Patience()
     for seconds in (12.0, 12.0, 40.0):
         patience.answered(4, seconds)
@@ -63,7 +61,7 @@ def test_one_that_became_slower_has_its_last_time_and_one_that_recovers_its_mean
     assert limit(patience) == 2.5 * 19.0
 
 
-def test_who_misses_again_and_again_rests_ever_longer_until_it_is_in_time() -> None:
+def test_who_misses_again_and_again_rests_ever_longer_until_it_is_in_time():
     patience, asked = Patience(), []
     for number in range(16):
         if not patience.rests(4, number):
@@ -75,7 +73,7 @@ def test_who_misses_again_and_again_rests_ever_longer_until_it_is_in_time() -> N
     assert not patience.rests(4, 16)
 
 
-def test_what_is_known_is_saved_and_restored() -> None:
+def test_what_is_known_is_saved_and_restored():
     patience = Patience()
     assert patience.state("usual") == {}
     patience.answered(3, 7.0)

@@ -1,8 +1,5 @@
 """Pending replies alone: who is waited for, until each has answered or the wait is over."""
 
-from collections.abc import Callable
-from typing import Any
-
 from flwr.app import Message, MetricRecord, RecordDict
 
 from strategies.clients.roster import Client
@@ -10,7 +7,7 @@ from strategies.core.requests import PendingReplies
 from tests.strategies.parts import run_of
 
 
-def test_who_has_not_answered_is_at_work_until_the_wait_is_over(federation: Callable[..., Any]) -> None:
+def test_who_has_not_answered_is_at_work_until_the_wait_is_over(federation):
     grid = federation()
     nodes = list(grid.get_node_ids())
     run = run_of([Client(node, i, 1, MetricRecord()) for i, node in enumerate(nodes)])
@@ -24,7 +21,7 @@ def test_who_has_not_answered_is_at_work_until_the_wait_is_over(federation: Call
     assert (sorted(told), part.at_work()) == ([0, 1], [])
 
 
-def test_an_answer_counts_once() -> None:
+def test_an_answer_counts_once():
     part = PendingReplies(run_of())
     part.expect({11: 0, 12: 1})
     assert part.at_work() == [0, 1]

@@ -34,7 +34,7 @@ def received(
         ({"bound": 5.0, "clip": Clip(2.5)}, [1.5, 2.0], False),
     ],
 )
-def test_an_update_is_bounded_and_clipped(options: Any, update: list[float], marked: bool) -> None:
+def test_an_update_is_bounded_and_clipped(options, update, marked):
     part = receiver(begun(), **options)
     local, made = received(part, (7.0, 9.0))
     assert (made.update.tolist(), local.bounded) == (update, marked)
@@ -42,7 +42,7 @@ def test_an_update_is_bounded_and_clipped(options: Any, update: list[float], mar
     assert part.bounds_updates == (options == {"bound": 5.0} or options == {"bound": 10.0})
 
 
-def test_hook_and_witness_see_the_bounded_model() -> None:
+def test_hook_and_witness_see_the_bounded_model():
     seen: list[Any] = []
     part = receiver(
         begun(),
@@ -54,14 +54,14 @@ def test_hook_and_witness_see_the_bounded_model() -> None:
     assert seen == [(2, [4.0, 5.0])] * 2
 
 
-def test_safeguards_shorten_what_is_longer_than_usual_once_three_norms_are_known() -> None:
+def test_safeguards_shorten_what_is_longer_than_usual_once_three_norms_are_known():
     part, norms = receiver(begun(), safeguards("on", norm_ratio=1.5)), (1.0, 20.0, 3.0, 20.0)
     made = [received(part, (1.0, 1.0 + norm), index)[1] for index, norm in enumerate(norms)]
     # The median of two would be 10.5; that of all four is 11.5, and 1.5 times that 17.25.
     assert [each.update.tolist() for each in made] == [[0, 1], [0, 20], [0, 3], [0, 17.25]]
 
 
-def test_a_reply_takes_as_many_bytes_as_the_model_what_went_beside_it_what_is_declared_and_1_mib() -> None:
+def test_a_reply_takes_as_many_bytes_as_the_model_what_went_beside_it_what_is_declared_and_1_mib():
     run = begun()
     run.beside_bytes = 100
     part = receiver(run, replies_beside=10)
@@ -70,9 +70,7 @@ def test_a_reply_takes_as_many_bytes_as_the_model_what_went_beside_it_what_is_de
         received(part, (1.0, 1.0), records={"more": ConfigRecord({"text": "x" * part.most_bytes()})})
 
 
-def test_more_examples_than_described_are_refused_by_safeguards_and_else_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_more_examples_than_described_are_refused_by_safeguards_and_else_warned_of_once(caplog):
     described = replace(client(0, 4), described=True)
     answer, part = reply(values=(1.0, 1.0), num_examples=5), receiver(begun())
     for _ in range(2):
@@ -94,9 +92,7 @@ def test_more_examples_than_described_are_refused_by_safeguards_and_else_warned_
         ({messages.ALPHA: 0.1, messages.RECORDS: ["constant"]}, ""),
     ],
 )
-def test_a_client_says_that_its_steps_go_by_the_rule_and_by_what_was_sent(
-    applied: Any, missing: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_says_that_its_steps_go_by_the_rule_and_by_what_was_sent(applied, missing, caplog):
     record = ConfigRecord(applied) if isinstance(applied, dict) else applied
     records = {} if applied is None else {messages.APPLIED: record}
     part = receiver(begun(), local_rule=lambda: {messages.ALPHA: 0.1})
@@ -107,6 +103,6 @@ def test_a_client_says_that_its_steps_go_by_the_rule_and_by_what_was_sent(
     assert len(caplog.records) == bool(missing)
 
 
-def test_a_metric_of_the_servers_own_name_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_of_the_servers_own_name_is_warned_of(caplog):
     received(receiver(begun()), (1.0, 1.0), failures=2)
     assert "client 0 reports a metric 'failures'" in caplog.text

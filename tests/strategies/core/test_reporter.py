@@ -34,7 +34,7 @@ def seen_of(part: Any, **options: Any) -> Progress:
     return seen[0]
 
 
-def test_an_observer_gets_the_numbers_the_costs_and_the_time() -> None:
+def test_an_observer_gets_the_numbers_the_costs_and_the_time():
     seen = seen_of({"kept": 16})
     assert (seen.aggregation, seen.time, seen.evaluated, dict(seen.clients)) == (3, 7.0, False, {})
     assert seen.metrics == {
@@ -45,7 +45,7 @@ def test_an_observer_gets_the_numbers_the_costs_and_the_time() -> None:
     }
 
 
-def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_shares() -> None:
+def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_shares():
     part, seen = reporter(None), []
     part.observer = seen.append
     part.by_client = {"acc": {1: 0.5}}
@@ -69,14 +69,14 @@ def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_
     assert part.by_client == {}  # told once
 
 
-def test_lost_tasks_of_each_client_are_told_where_clients_come_and_go_and_joules_are_summed() -> None:
+def test_lost_tasks_of_each_client_are_told_where_clients_come_and_go_and_joules_are_summed():
     config = SynchronousConfig(task_failure=0.5)
     shares = {"weight": [0.5, 0.5], messages.JOULES: [2.0, 5.0]}
     seen = seen_of({"config": config}, shares=lambda: shares)
     assert (seen.clients[messages.LOST], seen.metrics[messages.JOULES]) == ([0.0, 2.0], 7.0)
 
 
-def test_costs_of_each_client() -> None:
+def test_costs_of_each_client():
     costs = reporter(None).costs_of_clients(3)
     assert costs == {
         "bytes": [0.0, 40.0, 0.0],
@@ -86,9 +86,7 @@ def test_costs_of_each_client() -> None:
 
 
 @pytest.mark.parametrize(("unit", "lines"), [("round", 3), ("aggregation", 1)])
-def test_without_an_observer_every_round_is_logged_and_an_aggregation_once_a_second(
-    unit: str, lines: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_an_observer_every_round_is_logged_and_an_aggregation_once_a_second(unit, lines, caplog):
     part = reporter(None, unit)
     with caplog.at_level(logging.INFO, "flwr"):
         for number in range(3):

@@ -2,9 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -20,8 +18,6 @@ from strategies.flower.grids import DEPLOYMENT
 from strategies.updates.compression import compresses
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
 from tests.selection import methods, spread
-
-Make = Callable[..., Any]
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,11 +46,8 @@ class CutOffError(Exception):
     """The process ends here."""
 
 
-Go = Callable[..., Run]
-
-
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Go:
+def go(federation, model, train_config):
     """Run a strategy on new nodes, from a state if there is one; ``cut`` kills it in that aggregation's report."""
     count = iter(range(1000))
 
@@ -278,9 +271,7 @@ def stops(last: int, case: str) -> set[int]:
 @pytest.mark.parametrize(
     ("name", "options"), spread(CASES, 40), ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o in CASES]
 )
-def test_resumed_after_any_aggregation_it_is_the_same_run(
-    go: Go, name: str, options: dict[str, Any], thorough: bool
-) -> None:
+def test_resumed_after_any_aggregation_it_is_the_same_run(go, name, options, thorough):
     whole = go(name, **options)
     assert whole.final
     last = whole.reports[-1][0]
@@ -298,21 +289,19 @@ def test_resumed_after_any_aggregation_it_is_the_same_run(
 
 
 @pytest.mark.parametrize(("name", "options"), [COMPRESSED[0], COMPRESSED[7]], ids=["fedavg", "async-fedavg"])
-def test_without_what_was_left_out_it_is_another_run(go: Go, name: str, options: dict[str, Any]) -> None:
+def test_without_what_was_left_out_it_is_another_run(go, name, options):
     whole, part = go(name, **options), go(name, cut=3, **options)
     state = {key: value for key, value in part.states[3].items() if not key.startswith("left-out")}
     assert go(name, state=state, **options).final != whole.final
 
 
-def test_a_second_run_on_the_same_nodes_knows_nothing_of_the_first(go: Go, federation: Make) -> None:
+def test_a_second_run_on_the_same_nodes_knows_nothing_of_the_first(go, federation):
     grid = federation(CENTRES, SIZES, mods=(compresses,))
     name, options = COMPRESSED[0]
     assert go(name, grid=grid, **options).reports == go(name, grid=grid, **options).reports
 
 
-def test_on_devices_the_log_says_that_it_is_gone(
-    go: Go, federation: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_on_devices_the_log_says_that_it_is_gone(go, federation, caplog):
     name, options = COMPRESSED[0]
     grids = [federation(CENTRES, SIZES, mods=(compresses,), num_partitions=5) for _ in range(2)]
     for grid in grids:
@@ -332,7 +321,7 @@ def test_on_devices_the_log_says_that_it_is_gone(
 
 
 @pytest.mark.parametrize("name", ["fedavg", "async-fedavg"])
-def test_the_energy_of_devices_goes_on(go: Go, tmp_path: Path, name: str) -> None:
+def test_the_energy_of_devices_goes_on(go, tmp_path, name):
     rows = "".join(f"{i},{10 + i},1e6,1e6,0.1,{1 + i}\n" for i in range(len(CENTRES)))
     profile = tmp_path / "devices.csv"
     profile.write_text(f"client,speed,down,up,latency,watts\n{rows}")
@@ -355,9 +344,7 @@ def test_the_energy_of_devices_goes_on(go: Go, tmp_path: Path, name: str) -> Non
     seed=st.integers(0, 99),
     dtype=st.sampled_from(["float32", "float64", "float16"]),
 )
-def test_any_number_of_stops(
-    go: Go, name: str, stops: list[int], scenario: str, optimizer: str, weights: str, seed: int, dtype: str
-) -> None:
+def test_any_number_of_stops(go, name, stops, scenario, optimizer, weights, seed, dtype):
     assume(optimizer != FEDEXP or name in methods("has_rounds", "steps_by_plain_sum"))
     options: dict[str, Any] = {
         "time_scenario": scenario,
@@ -391,9 +378,7 @@ def test_any_number_of_stops(
         ("fedamp", 4),
     ],
 )
-def test_a_round_that_a_stop_cuts_off_leaves_no_trace(
-    go: Go, federation: Make, model: Make, train_config: Make, name: str, done: int
-) -> None:
+def test_a_round_that_a_stop_cuts_off_leaves_no_trace(go, federation, model, train_config, name, done):
     # The stop comes with the first model that is read in round 4: FedAvg reads the replies as they come and gives the
     # round up, the spectral method has them all by then and completes it.
     options = {"server_optimizer": "momentum", "server_lr": 0.3}
@@ -416,7 +401,7 @@ def test_a_round_that_a_stop_cuts_off_leaves_no_trace(
 
 
 @pytest.mark.parametrize("name", ["fedavg", "spectral", "async-fedavg", "fedfix"])
-def test_a_finished_run_goes_on_as_if_it_had_been_longer(go: Go, name: str) -> None:
+def test_a_finished_run_goes_on_as_if_it_had_been_longer(go, name):
     options = {"server_lr": 0.1} if name == "async-fedavg" else {}
     whole, short = go(name, rounds=12, **options), go(name, rounds=5, **options)
     rest = go(name, rounds=12, state=short.states[5], **options)
@@ -429,13 +414,13 @@ def test_a_finished_run_goes_on_as_if_it_had_been_longer(go: Go, name: str) -> N
     assert rest.final == whole.final
 
 
-def test_a_finished_run_resumed_as_it_is_does_nothing_more(go: Go) -> None:
+def test_a_finished_run_resumed_as_it_is_does_nothing_more(go):
     whole = go("async-fedavg")
     rest = go("async-fedavg", state=whole.states[ROUNDS])
     assert (rest.reports, rest.final) == ([], whole.final)
 
 
-def test_clients_that_fail_fail_alike_after_a_resume(go: Go, federation: Make) -> None:
+def test_clients_that_fail_fail_alike_after_a_resume(go, federation):
     # Client 1 always fails: after three misses it is dropped, and asked again ten task times later.
     def grid() -> Any:
         made = federation(CENTRES, SIZES)
@@ -451,9 +436,7 @@ def test_clients_that_fail_fail_alike_after_a_resume(go: Go, federation: Make) -
         assert rest.final == whole.final
 
 
-def test_who_was_dropped_and_may_be_asked_again_gets_a_place_alike_after_a_resume(
-    go: Go, federation: Make
-) -> None:
+def test_who_was_dropped_and_may_be_asked_again_gets_a_place_alike_after_a_resume(go, federation):
     # Clients 1 and 2 always fail. When they may be asked again, another has the only place.
     def grid() -> Any:
         made = federation(CENTRES, SIZES)
@@ -475,7 +458,7 @@ def test_who_was_dropped_and_may_be_asked_again_gets_a_place_alike_after_a_resum
         assert rest.final == whole.final
 
 
-def test_a_state_holds_each_model_under_way_once(go: Go) -> None:
+def test_a_state_holds_each_model_under_way_once(go):
     state = go("fedbuff", buffer_size=3).states[1]
     # Two clients haven't answered and have version 0, the three others were handed version 1.
     assert sorted(version for version, _, _ in state["tasks-under-way"]) == [0, 0, 1, 1, 1]
@@ -487,7 +470,7 @@ def test_a_state_holds_each_model_under_way_once(go: Go) -> None:
 
 
 @pytest.mark.parametrize("name", ["async-fedavg", "fedfix", "fedbuff"])
-def test_in_real_time_the_clock_the_books_and_the_model_go_on(go: Go, federation: Make, name: str) -> None:
+def test_in_real_time_the_clock_the_books_and_the_model_go_on(go, federation, name):
     options = (
         {"buffer_size": 2} if name == "fedbuff" else {"fedfix_interval": 0.05} if name == "fedfix" else {}
     )
@@ -513,15 +496,13 @@ def test_in_real_time_the_clock_the_books_and_the_model_go_on(go: Go, federation
     assert all(seconds > 0 for seconds in rest.reports[0][4]["task-time"])  # what was observed is kept
 
 
-def test_a_wall_clock_counts_on_from_where_the_run_was() -> None:
+def test_a_wall_clock_counts_on_from_where_the_run_was():
     clock = WallClock()
     clock.resume(50.0)
     assert 50.0 <= clock.now() < 51.0
 
 
-def test_a_client_that_is_gone_after_the_resume_is_named_and_the_run_goes_on(
-    go: Go, federation: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_is_gone_after_the_resume_is_named_and_the_run_goes_on(go, federation, caplog):
     state = go("async-fedavg", server_lr=0.1).states[4]
     grid = federation(CENTRES, SIZES)
     grid.node(2).present = False
@@ -538,7 +519,7 @@ def test_a_client_that_is_gone_after_the_resume_is_named_and_the_run_goes_on(
 # ---- Parts -------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_whose_direction_is_known_are_not_asked_for_it_again(go: Go, federation: Make) -> None:
+def test_nodes_whose_direction_is_known_are_not_asked_for_it_again(go, federation):
     ids = [11, 12, 13, 14, 15]
     state = go("spectral", grid=federation(CENTRES, SIZES, node_ids=ids)).states[3]
     grid = federation(CENTRES, SIZES, node_ids=[*ids[:4], 99])

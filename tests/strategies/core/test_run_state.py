@@ -22,13 +22,13 @@ def moved_on() -> Any:
     return run
 
 
-def test_a_run_begins_from_its_arrays_and_has_done_nothing() -> None:
+def test_a_run_begins_from_its_arrays_and_has_done_nothing():
     run = begun((), None, 1.0, 2.0)
     assert (run.model.tolist(), run.layout.size, run.aggregations, run.evaluated) == ([1.0, 2.0], 2, 0, 0)
     assert (run.any_moved, run.any_missed, run.keeps_model, dict(run.memory)) == (False, False, False, {})
 
 
-def test_a_state_gives_model_counts_memory_and_time_back_once() -> None:
+def test_a_state_gives_model_counts_memory_and_time_back_once():
     state = moved_on().state()
     again = _resumed(state)
     assert (again.model.tolist(), again.aggregations, again.evaluated) == ([3.0, 5.0], 4, 3)
@@ -47,7 +47,7 @@ def test_a_state_gives_model_counts_memory_and_time_back_once() -> None:
         ({"model": np.zeros(3)}, "a model of 3 values, this one has 2"),
     ],
 )
-def test_a_state_of_something_else_is_refused(change: Any, said: str) -> None:
+def test_a_state_of_something_else_is_refused(change, said):
     state = {**moved_on().state(), **change}
     with pytest.raises(ValueError, match=said):
         _resumed(state)
@@ -68,9 +68,7 @@ def _resumed(state: Any) -> Any:
         ("deployment", VirtualClock(), VirtualClock),
     ],
 )
-def test_the_clock_follows_from_the_grid_unless_one_is_given(
-    federation: Any, engine: str, clock: Any, kind: type
-) -> None:
+def test_the_clock_follows_from_the_grid_unless_one_is_given(federation, engine, clock, kind):
     grid = federation()
     grid.engine = engine
     times = partial(make_scheduler, scenario="F0", seed=0, budget=0.0)
@@ -80,7 +78,7 @@ def test_the_clock_follows_from_the_grid_unless_one_is_given(
     assert run.in_real_time() == (kind is WallClock)
 
 
-def test_fedexp_tells_the_mean_of_the_last_two_models() -> None:
+def test_fedexp_tells_the_mean_of_the_last_two_models():
     run, optimizer = moved_on(), make_optimizer("fedexp", 1.0)
     assert run.told(make_optimizer("sgd", 1.0)) is run.result
     optimizer.step(np.array([1.0, 1.0]), np.array([2.0, 4.0]))
@@ -95,7 +93,7 @@ def test_fedexp_tells_the_mean_of_the_last_two_models() -> None:
         ("its arrays hold values that aren't finite (NaN or infinity)", "the clients' steps are too large"),
     ],
 )
-def test_a_run_whose_clients_never_worked_ends_with_the_last_reason(reason: str, error: str) -> None:
+def test_a_run_whose_clients_never_worked_ends_with_the_last_reason(reason, error):
     run = begun()
     run.check_worked(run.result.arrays)  # nothing was tried
     run.aggregations = 2
@@ -107,7 +105,7 @@ def test_a_run_whose_clients_never_worked_ends_with_the_last_reason(reason: str,
     run.check_worked(model_of())  # a new model
 
 
-def test_a_warning_is_logged_once_a_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_logged_once_a_run(caplog):
     run = begun()
     for number in range(2):
         run.warn_once("number %d", number)

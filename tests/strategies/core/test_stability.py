@@ -1,8 +1,7 @@
 """The stability monitor alone, on sequences of models and of losses made by hand; and one run that diverges."""
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from strategies.core.config import AsynchronousConfig, SynchronousConfig
 from strategies.core.stability import ENTRIES, StabilityMonitor, keys_that_help
 from strategies.flower.errors import DivergedError
 
-Make = Callable[..., Any]
 RNG = np.random.default_rng(0)
 START, END, ACROSS = RNG.normal(size=(3, 50))
 
@@ -53,14 +51,12 @@ UNSTABLE = {
 
 
 @pytest.mark.parametrize("models", STABLE.values(), ids=STABLE)
-def test_a_model_that_learns_or_rests_is_stable(models: list[np.ndarray]) -> None:
+def test_a_model_that_learns_or_rests_is_stable(models):
     assert told(models) == ""
 
 
 @pytest.mark.parametrize("models", UNSTABLE.values(), ids=UNSTABLE)
-def test_one_that_swings_or_grows_is_said_to_once(
-    models: list[np.ndarray], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_swings_or_grows_is_said_to_once(models, caplog):
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
         warning = told(models)
     assert warning.endswith("the steps are too large; try less")
@@ -69,7 +65,7 @@ def test_one_that_swings_or_grows_is_said_to_once(
     assert told((model for model in models for _ in range(4)), part=0.25) == warning
 
 
-def test_a_large_model_is_looked_at_in_part() -> None:
+def test_a_large_model_is_looked_at_in_part():
     large = [np.resize(model, 3 * ENTRIES + 1) for model in UNSTABLE["swings"]]
     assert "swings" in told(large)
 
@@ -113,11 +109,11 @@ LEARNS = [2.3, 1.9, 1.2, 0.8, 0.6, 0.5, 0.45, 0.4, 0.4, 0.4]
         ([-1.0, -2.0, -3.0], False),
     ],
 )
-def test_losses(losses: list[float], warns: bool) -> None:
+def test_losses(losses, warns):
     assert bool(told([], losses)) == warns
 
 
-def test_it_names_the_keys_that_the_strategy_has() -> None:
+def test_it_names_the_keys_that_the_strategy_has():
     assert keys_that_help(SynchronousConfig(), has_rounds=True) == "what helps is a smaller lr"
     assert keys_that_help(SynchronousConfig(server_lr=2.0), has_rounds=True) == (
         "what helps is a smaller lr or a smaller server_lr than 2"
@@ -130,13 +126,8 @@ def test_it_names_the_keys_that_the_strategy_has() -> None:
 
 @pytest.mark.parametrize(("server_lr", "warns"), [(1.0, True), (0.0, False)])
 def test_fedfix_with_the_papers_step_is_said_to_diverge(
-    server_lr: float,
-    warns: bool,
-    federation: Make,
-    model: Make,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    server_lr, warns, federation, model, train_config, caplog
+):
     strategy = FedFix(fedfix_interval=0.05, server_lr=server_lr, fraction_evaluate=0.0)
     rest = {"num_rounds": 200, "train_config": train_config(1, 0.9)}
     if warns:
@@ -148,7 +139,7 @@ def test_fedfix_with_the_papers_step_is_said_to_diverge(
     assert caplog.text.count("the steps are too large; what helps") == warns
 
 
-def test_a_run_that_goes_on_is_compared_with_its_beginning() -> None:
+def test_a_run_that_goes_on_is_compared_with_its_beginning():
     plateau = noise(40, 0.1)
     for goes_on, warns in ((True, False), (False, True)):
         monitor, rest = StabilityMonitor(str), StabilityMonitor(str)

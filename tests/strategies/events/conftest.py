@@ -8,11 +8,11 @@ import pytest
 from flwr.app import ArrayRecord, MetricRecord
 
 from strategies import FedAvg, Progress
-from tests.strategies.events.runs import KINDS, Make, Model, Record, Start, make
+from tests.strategies.events.runs import KINDS, Record, make
 
 
 @pytest.fixture
-def start(train_config: Make, model: Model) -> Start:
+def start(train_config, model):
     """Run a strategy on a grid; a run that takes more than ``limit`` real seconds is stopped, and fails the test."""
 
     def run(
@@ -63,12 +63,12 @@ def start(train_config: Make, model: Model) -> Start:
 
 
 @pytest.fixture
-def small(model: Model) -> ArrayRecord:
+def small(model):
     return model(0.1, -0.7, 3.3, 1e-3, dtype="float32")
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Deadlines, retries and looks at the nodes for a run of a second."""
     monkeypatch.setattr("strategies.timing.scheduler.SHORTEST_DEADLINE", 0.15)
     monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 1.2)

@@ -1,6 +1,6 @@
 """What the tests of the event loop share: schemes, the record of a run, and arithmetic on schedules."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from strategies import AsyncFedAvg, FedBuff, FedFix, Progress
 from strategies.flower import messages
 
 LOGGER = "flwr.strategies"
-Model, Make = Callable[..., ArrayRecord], Callable[..., Any]
 Event = tuple[float, dict[int, int]]  # time of an aggregation, and the staleness of each client in it
 
 KINDS: dict[str, Any] = {"async": AsyncFedAvg, "fedfix": FedFix, "fedbuff": FedBuff}
@@ -65,9 +64,6 @@ class Record:
             events.append((p.time, staleness))
             before = after
         return events
-
-
-Start = Callable[..., Record]
 
 
 # Four clients, sizes 1 to 4: p = (.1, .2, .3, .4). F80: τ = (3, 7, 11, 15) fifteenths of a second.

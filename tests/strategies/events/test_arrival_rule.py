@@ -1,11 +1,9 @@
 """Robust rules without rounds: over a buffer, and over the last updates of the clients that answered last."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
 
 from strategies import AsyncFedAvg, AsynchronousConfig, AsynchronousStrategy, DelayAdaptive, FedBuff, FedFix
 from strategies.events.arrival_rule import ArrivalRule
@@ -13,23 +11,20 @@ from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
 from strategies.updates.aggregation import robust_rule
 from strategies.updates.buffers import Buffers
-from tests.strategies.events.runs import CENTRES, SIZES, Start, bits, losses, text_of
+from tests.strategies.events.runs import CENTRES, SIZES, bits, losses, text_of
 
-Make = Callable[..., Any]
 EQUAL: dict[str, Any] = {"client_weights": "uniform", "aggregation_weights": "identical"}
 MEDIAN: dict[str, Any] = {**EQUAL, "aggregation_rule": "median"}
 
 
-def test_the_median_of_a_buffer_by_hand(federation: Make, start: Start) -> None:
+def test_the_median_of_a_buffer_by_hand(federation, start):
     # F80: the first five of six arrive first. From w = 1 with lr .5, Δ = (c − 1) / 2 = 1, −2, .5, 4, −1: median .5.
     grid = federation((3.0, -3.0, 2.0, 9.0, -1.0, 99.0), (1,) * 6)
     assert start("fedbuff", grid, 1, buffer_size=5, **MEDIAN).values == [1.0, 1.5]
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum", "multi-krum", "bulyan"])
-def test_a_buffer_of_all_clients_is_a_round(
-    rule: str, federation: Make, start: Start, small: ArrayRecord
-) -> None:
+def test_a_buffer_of_all_clients_is_a_round(rule, federation, start, small):
     centres, sizes = (4.0, 0.0, -2.0, 6.0, 1.5, -7.0, 2.5), (1, 2, 3, 4, 1, 1, 2)
     options = {"client_weights": "uniform", "aggregation_rule": rule, "faulty_clients": 1, "server_lr": 0.0}
     options |= {"time_scenario": "F0", "eval_every": 1}
@@ -41,9 +36,7 @@ def test_a_buffer_of_all_clients_is_a_round(
 
 
 @pytest.mark.parametrize("faulty", [0, 1])
-def test_every_arrival_steps_by_the_median_of_the_last_clients_last_updates(
-    faulty: int, federation: Make, start: Start
-) -> None:
+def test_every_arrival_steps_by_the_median_of_the_last_clients_last_updates(faulty, federation, start):
     options = {**MEDIAN, "faulty_clients": faulty, "server_lr": 0.5}
     run = start("async", federation(CENTRES, SIZES), 25, lr=0.25, **options)
     window, least = (3, 1) if faulty == 0 else (5, 3)
@@ -61,8 +54,8 @@ def test_every_arrival_steps_by_the_median_of_the_last_clients_last_updates(
 
 @pytest.mark.parametrize(("scheme", "more"), [("fedbuff", {"buffer_size": 5}), ("async", {})])
 def test_one_liar_of_five_with_a_reversed_update_ten_times_as_long_does_not_matter(
-    scheme: str, more: dict[str, Any], federation: Make, start: Start
-) -> None:
+    scheme, more, federation, start
+):
     # Of curvature −10, the liar's update is −10 times an honest one.
     grids = [federation((3.0,) * 5, (1,) * 5, (-10.0, 1.0, 1.0, 1.0, 1.0)) for _ in range(2)]
     options = {**EQUAL, "faulty_clients": 1, "server_lr": 0.0, **more}
@@ -72,9 +65,7 @@ def test_one_liar_of_five_with_a_reversed_update_ten_times_as_long_does_not_matt
     assert abs(start(scheme, grids[1], 60, lr=0.2, **options).values[-1] - 3) > 100
 
 
-def test_a_buffer_that_a_lost_client_leaves_too_small_keeps_the_model(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_buffer_that_a_lost_client_leaves_too_small_keeps_the_model(federation, start, caplog):
     grid = federation()
     grid.spoil(1, "raise")
     with pytest.raises(RunError, match=r"^no client's work was accepted in 2 aggregations"):
@@ -107,7 +98,7 @@ class Weighing(AsynchronousStrategy):
         (Weighing, EQUAL, r"Weighing puts updates together by itself \(weigh, aggregate\)"),
     ],
 )
-def test_contributions_that_are_not_equals_are_refused(kind: Any, options: dict[str, Any], text: str) -> None:
+def test_contributions_that_are_not_equals_are_refused(kind, options, text):
     with pytest.raises(ValueError, match=rf"^aggregation_rule = 'median', faulty_clients = 0: .*{text}$"):
         kind(aggregation_rule="median", **options)
 
@@ -127,7 +118,7 @@ def test_contributions_that_are_not_equals_are_refused(kind: Any, options: dict[
         ),
     ],
 )
-def test_too_few_are_refused_before_any_client_starts(strategy: Any, clients: int, text: str) -> None:
+def test_too_few_are_refused_before_any_client_starts(strategy, clients, text):
     with pytest.raises(ValueError, match=rf"^aggregation_rule = 'krum', faulty_clients = 1: needs {text}"):
         strategy.check(clients)
 
@@ -136,7 +127,7 @@ def updates(**numbers: float) -> dict[int, tuple[Vector, Vector | None]]:
     return {int(name[1:]): (np.array([value]), np.array([10 * value])) for name, value in numbers.items()}
 
 
-def test_a_window_has_one_update_of_each_client_that_counts_and_survives_a_checkpoint() -> None:
+def test_a_window_has_one_update_of_each_client_that_counts_and_survives_a_checkpoint():
     rule = robust_rule("median", 0)
     assert rule is not None
     buffers = Buffers(np.array([0]), np.array([False]), np.array([False]))
@@ -164,7 +155,7 @@ def test_a_window_has_one_update_of_each_client_that_counts_and_survives_a_check
     assert part.result(1.0) is None
 
 
-def test_a_buffer_is_forgotten_when_it_has_counted() -> None:
+def test_a_buffer_is_forgotten_when_it_has_counted():
     rule = robust_rule("median", 1)
     assert rule is not None
     part = ArrivalRule(rule)
@@ -175,9 +166,7 @@ def test_a_buffer_is_forgotten_when_it_has_counted() -> None:
     assert part.result(1 / 3) is None
 
 
-def test_nothing_is_said_of_shares_in_a_sum_that_there_is_not(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_said_of_shares_in_a_sum_that_there_is_not(federation, start, caplog):
     mean, rule = (
         start("async", federation(CENTRES, SIZES), 9, evaluate=losses, server_lr=0.1, **{**EQUAL, **own})
         for own in ({}, {"aggregation_rule": "median"})
@@ -200,9 +189,7 @@ class Twice(AsynchronousStrategy):
         return arrived == 4
 
 
-def test_a_client_whose_work_is_in_the_buffer_twice_counts_once(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_a_client_whose_work_is_in_the_buffer_twice_counts_once(federation, model, train_config):
     # F80: client 0 arrives at 3, 6 and 9 fifteenths of a second, client 1 at 7: Δ = 1, 1, 1, and 2 of w = 1.
     strategy = Twice(aggregation_rule="median", server_lr=1.0, fraction_evaluate=0.0, **EQUAL)
     grid = federation((3.0, 5.0, 9.0, 9.0), (1,) * 4)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from strategies import AREA, CA2FL, FedBuff, Rennala
-from tests.strategies.events.runs import Make, Start, bits
+from tests.strategies.events.runs import bits
 
 EQUAL = {"client_weights": "uniform", "aggregation_weights": "identical"}
 RULE: dict[str, Any] = {"aggregation_rule": "trimmed-mean", "faulty_clients": 2, **EQUAL}
@@ -22,16 +22,14 @@ RULE: dict[str, Any] = {"aggregation_rule": "trimmed-mean", "faulty_clients": 2,
         (lambda: FedBuff(buffer_size=4), {4: 4, 100: 4}),
     ],
 )
-def test_m_of_so_many_clients(strategy: Any, sizes: dict[int, int]) -> None:
+def test_m_of_so_many_clients(strategy, sizes):
     for num_clients, m in sizes.items():
         made = strategy()
         made.check(num_clients)
         assert made.m == m
 
 
-def test_a_run_has_it_and_logs_it_once(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_has_it_and_logs_it_once(federation, start, caplog):
     def lines() -> list[str]:
         return [message for message in caplog.messages if "m = 3 contributions" in message]
 
@@ -49,7 +47,7 @@ def test_a_run_has_it_and_logs_it_once(
     assert len(lines()) == 1
 
 
-def test_fedbuff_of_two_is_said_to_be_fedavg_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_fedbuff_of_two_is_said_to_be_fedavg_once(caplog):
     caplog.set_level("INFO")
     strategy = FedBuff()
     for num_clients in (2, 2, 3):

@@ -1,7 +1,6 @@
 """Central differential privacy without rounds: noise by the largest weight, and a bound on contributions."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from flwr.app import ArrayRecord
 
 from strategies import FedAvg, FedBuff, FedFix, VirtualClock
 
-Make, Model = Callable[..., Any], Callable[..., ArrayRecord]
 PRIVATE = {"client_weights": "uniform", "dp": "central", "dp_clipping_norm": 0.5, "dp_noise_multiplier": 3.0}
 FIXED = {"fedfix_interval": 0.3, "server_lr": 1.0, "time_scenario": "F80"}
 
@@ -26,9 +24,7 @@ def end_of(strategy: Any, grid: Any, start: ArrayRecord, rounds: int, config: An
     return np.asarray(result.arrays["w"].numpy(), dtype=np.float64)
 
 
-def test_a_buffer_of_all_clients_is_a_private_round_bit_for_bit(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_a_buffer_of_all_clients_is_a_private_round_bit_for_bit(federation, model, train_config):
     ends = [
         end_of(private(kind, **options), federation(), model(1.0, 2.0), 3, train_config())
         for kind, options in ((FedAvg, {}), (FedBuff, {"buffer_size": 3, "aggregation_weights": "identical"}))
@@ -41,8 +37,8 @@ def test_a_buffer_of_all_clients_is_a_private_round_bit_for_bit(
     [(FedBuff, {"buffer_size": 2, "aggregation_weights": "identical", "server_lr": 1.0}), (FedFix, FIXED)],
 )
 def test_noise_is_by_the_largest_weight_that_a_client_can_have(
-    kind: Any, options: dict[str, Any], federation: Make, model: Model, train_config: Make
-) -> None:
+    kind, options, federation, model, train_config
+):
     strategy = private(kind, **options)
     noise = end_of(strategy, federation(), model(*[1.0] * 20_000), 1, train_config()) - 1
     weights = strategy.contribution_weights.current.weight
@@ -58,13 +54,8 @@ def test_noise_is_by_the_largest_weight_that_a_client_can_have(
     [(FedBuff, {"buffer_size": 2}), (FedBuff, {"buffer_size": 1, "concurrency": 2}), (FedFix, FIXED)],
 )
 def test_a_client_is_asked_as_often_as_it_may_and_the_run_ends_when_all_were(
-    kind: Any,
-    options: dict[str, Any],
-    federation: Make,
-    model: Model,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    kind, options, federation, model, train_config, caplog
+):
     grid = federation()
     strategy = private(kind, dp_max_contributions=2, **options)
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
@@ -76,9 +67,7 @@ def test_a_client_is_asked_as_often_as_it_may_and_the_run_ends_when_all_were(
     assert "every client has contributed as often as it may: the run ends" in caplog.text
 
 
-def test_a_client_that_comes_back_as_another_node_has_what_it_had(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_a_client_that_comes_back_as_another_node_has_what_it_had(federation, model, train_config):
     strategy = private(FedBuff, dp_max_contributions=1, buffer_size=1)
     end_of(strategy, federation(), model(1.0), 100, train_config())
     ledger = strategy.ledger
@@ -89,9 +78,7 @@ def test_a_client_that_comes_back_as_another_node_has_what_it_had(
 
 
 @pytest.mark.parametrize(("dp", "often"), [("local", 4), ("central", 1)])
-def test_nobody_is_bounded_without_central_privacy(
-    federation: Make, model: Model, train_config: Make, dp: str, often: int
-) -> None:
+def test_nobody_is_bounded_without_central_privacy(federation, model, train_config, dp, often):
     strategy = private(FedBuff, dp=dp, dp_max_contributions=1, buffer_size=3)
     end_of(strategy, federation(), model(1.0), 4, train_config())
     assert strategy.ledger.most_contributions == often
@@ -116,6 +103,6 @@ class Working(FedBuff):
         (Working, {}, "Working puts updates together by itself, or lets clients work on"),
     ],
 )
-def test_what_has_no_account_is_refused(kind: Any, options: dict[str, Any], said: str) -> None:
+def test_what_has_no_account_is_refused(kind, options, said):
     with pytest.raises(ValueError, match=said):
         private(kind, **options)

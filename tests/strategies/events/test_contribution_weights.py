@@ -45,14 +45,14 @@ def periods_of(members: Any) -> Any:
     return np.array([PERIODS[member.client.index] for member in members])
 
 
-def test_time_based_weights_make_up_for_how_seldom_a_client_contributes() -> None:
+def test_time_based_weights_make_up_for_how_seldom_a_client_contributes():
     part = weights()
     assert part.current.weight == {0: 0.125, 1: 0.5, 2: 2.5}  # p_i P_i
     assert part.expected_share() == pytest.approx(dict(enumerate(P)))  # d_i / P_i: unbiased
     assert part.distance() == pytest.approx(0)
 
 
-def test_with_the_same_weight_for_all_the_frequent_count_more() -> None:
+def test_with_the_same_weight_for_all_the_frequent_count_more():
     part = weights("identical")
     assert part.current.weight == pytest.approx(dict.fromkeys(range(3), 1 / 3))
     # q ∝ 1/1, 1/2, 1/4: 4/7, 2/7, 1/7
@@ -63,7 +63,7 @@ def test_with_the_same_weight_for_all_the_frequent_count_more() -> None:
     assert losses["surrogate-loss"] == pytest.approx(4 + 4)
 
 
-def test_safeguards_bound_them_and_one_that_never_comes_weighs_nothing() -> None:
+def test_safeguards_bound_them_and_one_that_never_comes_weighs_nothing():
     part = weights(bound=lambda clients, d: np.minimum(d, 0.5))
     assert part.current.weight == {0: 0.125, 1: 0.5, 2: 0.5}
     part = weights()
@@ -71,7 +71,7 @@ def test_safeguards_bound_them_and_one_that_never_comes_weighs_nothing() -> None
     assert part.current.weight == {0: 0.125, 1: 0.0, 2: 2.5}
 
 
-def test_they_are_worked_out_anew_when_others_count() -> None:
+def test_they_are_worked_out_anew_when_others_count():
     part = weights()
     assert part.weight(2) == 2.5
     part._ledger.members[2].drop(0)
@@ -84,7 +84,7 @@ def test_they_are_worked_out_anew_when_others_count() -> None:
     assert (part.current.weight, part.importance()) == ({}, {})
 
 
-def test_where_staleness_discounts_the_mean_of_those_that_came_says_what_a_client_is_worth() -> None:
+def test_where_staleness_discounts_the_mean_of_those_that_came_says_what_a_client_is_worth():
     part = weights("identical", discounts=True)
     part._ledger.members[0].weight, part._ledger.members[0].contributions = 0.5, 4
     assert part.worth() == pytest.approx({0: 0.125, 1: 1 / 3, 2: 1 / 3})

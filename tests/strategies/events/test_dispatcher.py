@@ -1,6 +1,5 @@
 """The dispatcher alone: who is sent which model when, and the tasks that a resumed run goes on with."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,15 +59,12 @@ class Fixture:
         return self.ledger.close(self.under_way()[index])
 
 
-Make = Callable[..., Fixture]
-
-
 @pytest.fixture
-def make(federation: Callable[..., Any]) -> Make:
+def make(federation):
     return lambda **options: Fixture(federation(), **options)
 
 
-def test_newcomers_are_sent_the_model_and_their_tasks_are_due_by_the_scenario(make: Make) -> None:
+def test_newcomers_are_sent_the_model_and_their_tasks_are_due_by_the_scenario(make):
     it = make()
     it.part.welcome(it.clients[:2])
     it.part.welcome(it.clients)
@@ -83,7 +79,7 @@ def test_newcomers_are_sent_the_model_and_their_tasks_are_due_by_the_scenario(ma
     assert {member.since for member in it.ledger.members.values()} == {0}
 
 
-def test_the_next_model_goes_out_with_the_next_task_and_to_nobody_at_work(make: Make) -> None:
+def test_the_next_model_goes_out_with_the_next_task_and_to_nobody_at_work(make):
     it = make()
     it.part.welcome(it.clients)
     it.run.clock.wait_until(0.5)
@@ -97,7 +93,7 @@ def test_the_next_model_goes_out_with_the_next_task_and_to_nobody_at_work(make: 
     assert it.due()[task.message_id] == pytest.approx(0.7)
 
 
-def test_the_method_chooses_among_those_that_are_free(make: Make) -> None:
+def test_the_method_chooses_among_those_that_are_free(make):
     offered: list[list[int]] = []
 
     def choose(free: Any) -> Any:
@@ -112,14 +108,14 @@ def test_the_method_chooses_among_those_that_are_free(make: Make) -> None:
     assert len(offered) == 2
 
 
-def test_with_places_the_method_is_asked_also_where_none_of_the_named_clients_is_free(make: Make) -> None:
+def test_with_places_the_method_is_asked_also_where_none_of_the_named_clients_is_free(make):
     it = make(places=lambda: 1, choose=lambda free: free[:1] or [it.ledger.members[2]])
     it.part.welcome(it.clients)
     it.part.dispatch([])
     assert sorted(it.under_way()) == [0, 2]
 
 
-def test_another_model_and_vectors_beside_it_go_to_those_for_whom_the_method_says_so(make: Make) -> None:
+def test_another_model_and_vectors_beside_it_go_to_those_for_whom_the_method_says_so(make):
     earlier = np.array([7.0, 8.0])
     it = make(
         sends_again=lambda client: (0, earlier) if client.index == 1 else None,
@@ -142,7 +138,7 @@ def test_another_model_and_vectors_beside_it_go_to_those_for_whom_the_method_say
     assert it.ledger.since.bytes_down == 6 * messages.num_bytes(model_of())
 
 
-def test_a_task_of_fewer_steps_takes_as_much_less_time(make: Make) -> None:
+def test_a_task_of_fewer_steps_takes_as_much_less_time(make):
     it = make(steps=lambda client: client.index + 1)  # of 4
     it.part.welcome(it.clients)
     tasks = it.under_way()
@@ -151,14 +147,14 @@ def test_a_task_of_fewer_steps_takes_as_much_less_time(make: Make) -> None:
     assert it.grid.requests()[1].content["config"][messages.STEPS] == 2
 
 
-def test_a_request_that_cannot_be_stored_is_a_lost_task(make: Make) -> None:
+def test_a_request_that_cannot_be_stored_is_a_lost_task(make):
     it = make()
     it.grid.lose(1, "unstorable")
     it.part.welcome(it.clients)
     assert {index: task.lost for index, task in it.under_way().items()} == {0: False, 1: True, 2: False}
 
 
-def test_a_client_that_goes_before_its_end_is_sent_nothing_and_its_task_ends_then(make: Make) -> None:
+def test_a_client_that_goes_before_its_end_is_sent_nothing_and_its_task_ends_then(make):
     it = make(config=AsynchronousConfig(task_failure=0.999999))
     it.part.welcome(it.clients)
     assert it.grid.asked() == []
@@ -166,7 +162,7 @@ def test_a_client_that_goes_before_its_end_is_sent_nothing_and_its_task_ends_the
     assert all(0 < due < 1 for due in it.due().values())
 
 
-def test_who_is_back_as_another_node_is_sent_the_model_and_its_former_task_is_forgotten(make: Make) -> None:
+def test_who_is_back_as_another_node_is_sent_the_model_and_its_former_task_is_forgotten(make):
     it = make()
     it.part.welcome(it.clients)
     node = it.grid.add(77, {**it.grid.node(1).context.node_config})
@@ -174,7 +170,7 @@ def test_who_is_back_as_another_node_is_sent_the_model_and_its_former_task_is_fo
     assert (len(it.ledger.tasks), it.under_way()[1].member.client.node_id) == (3, 77)
 
 
-def test_a_dropped_client_gets_a_task_when_it_is_asked_again(make: Make) -> None:
+def test_a_dropped_client_gets_a_task_when_it_is_asked_again(make):
     it = make()
     it.part.welcome(it.clients)
     member = it.arrive(2)
@@ -185,7 +181,7 @@ def test_a_dropped_client_gets_a_task_when_it_is_asked_again(make: Make) -> None
     assert member.dropped  # until it answers
 
 
-def test_a_resumed_run_sends_the_same_models_with_the_same_due_times(make: Make) -> None:
+def test_a_resumed_run_sends_the_same_models_with_the_same_due_times(make):
     first = make(steps=lambda client: 4)
     first.part.welcome(first.clients)
     first.run.clock.wait_until(0.2)

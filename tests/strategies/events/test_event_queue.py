@@ -14,7 +14,7 @@ def drain(queue: EventQueue) -> list[tuple[float, Any]]:
     return [queue.pop() for _ in range(len(queue))]
 
 
-def test_items_come_by_due_time() -> None:
+def test_items_come_by_due_time():
     queue = EventQueue()
     for due, client, item in [(2.0, 0, "late"), (0.5, 2, "first"), (1.0, 1, "then")]:
         queue.push(due, client, item)
@@ -25,7 +25,7 @@ def test_items_come_by_due_time() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_equal_due_times_come_in_client_order_whatever_the_order_of_pushing(seed: int) -> None:
+def test_equal_due_times_come_in_client_order_whatever_the_order_of_pushing(seed):
     # .1 + .2 is a bit more than .3; half a nanosecond is equal too, two nanoseconds aren't.
     entries = [(0.3, 3), (0.1 + 0.2, 1), (0.3 + 5e-10, 0), (0.3, 2), (0.3 + 2e-9, 4), (0.3 - 2e-9, 5)]
     random.Random(seed).shuffle(entries)
@@ -35,7 +35,7 @@ def test_equal_due_times_come_in_client_order_whatever_the_order_of_pushing(seed
     assert [client for _, client in drain(queue)] == [5, 0, 1, 2, 3, 4]
 
 
-def test_two_items_of_one_client_that_are_due_at_once_come_first_in_first_out() -> None:
+def test_two_items_of_one_client_that_are_due_at_once_come_first_in_first_out():
     queue = EventQueue()
     for item in "abc":
         queue.push(1.0, 7, item)
@@ -47,9 +47,7 @@ ENTRIES = st.lists(st.tuples(st.integers(0, 8).map(lambda k: 1 + k * 5e-10), st.
 
 
 @given(entries=ENTRIES, wait=st.lists(st.integers(0, 3), max_size=15), data=st.data())
-def test_no_item_is_ever_lost_or_given_twice(
-    entries: list[tuple[float, int]], wait: list[int], data: st.DataObject
-) -> None:
+def test_no_item_is_ever_lost_or_given_twice(entries, wait, data):
     queue, given_out = EventQueue(), []
     for number, (due, client) in enumerate(entries):
         queue.push(due, client, number)
@@ -64,9 +62,7 @@ def test_no_item_is_ever_lost_or_given_twice(
     entries=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), unique_by=lambda e: e[1]),
     data=st.data(),
 )
-def test_the_order_is_by_time_then_client_and_does_not_depend_on_pushing(
-    entries: list[tuple[int, int]], data: st.DataObject
-) -> None:
+def test_the_order_is_by_time_then_client_and_does_not_depend_on_pushing(entries, data):
     shuffled = data.draw(st.permutations(entries))
     orders = []
     for some in (entries, shuffled):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from tests.selection import only, spread
-from tests.strategies.events.runs import ASYNC_F80, CENTRES, SIZES, SUM, TAU, Make, P, Start, bits, replay
+from tests.strategies.events.runs import ASYNC_F80, CENTRES, SIZES, SUM, TAU, P, bits, replay
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_example_1_of_the_paper(federation: Make, start: Start) -> None:
+def test_example_1_of_the_paper(federation, start):
     """Odd and even clients take turns, each pair with both kinds of data: eq. 22 holds, and it converges to θ*."""
     # F0, m = 2: clients 0 and 1 are in aggregations 1, 3, …; 2 and 3 in 2, 4, …; kinds of data at 1 and 4: θ* = 2.5.
     run = start(
@@ -39,14 +39,7 @@ def test_example_1_of_the_paper(federation: Make, start: Start) -> None:
         ("F50", "time-based", 3.0),
     ],
 )
-def test_example_2_of_the_paper(
-    federation: Make,
-    start: Start,
-    caplog: pytest.LogCaptureFixture,
-    scenario: str,
-    weights: str,
-    limit: float,
-) -> None:
+def test_example_2_of_the_paper(federation, start, caplog, scenario, weights, limit):
     run = start(
         "async",
         federation([0.0, 6.0], [1, 1]),
@@ -76,8 +69,8 @@ def test_example_2_of_the_paper(
 )
 @pytest.mark.parametrize("sizes", only([SIZES, (1, 1, 1, 1)], 1))
 def test_quadratics_converge_to_the_optimum_of_the_expected_shares(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture, scheme: str, weights: str, sizes: Any
-) -> None:
+    federation, start, caplog, scheme, weights, sizes
+):
     rounds, centres = 500 if scheme == "async" else 300, [8.0, 3.0, 0.0, -9.0]
     run = start(
         scheme, federation(centres, sizes), rounds, lr=0.02, eval_every=rounds, aggregation_weights=weights
@@ -115,9 +108,7 @@ def test_quadratics_converge_to_the_optimum_of_the_expected_shares(
         4,
     ),
 )
-def test_expected_shares_are_those_observed_in_the_long_run(
-    federation: Make, start: Start, tmp_path: Any, scheme: str, scenario: str
-) -> None:
+def test_expected_shares_are_those_observed_in_the_long_run(federation, start, tmp_path, scheme, scenario):
     if scenario == "trace":
         # Client 0: τ = 1 s, mostly .25 s. With Δt = .5: (1 + 1 + 1 + 7)/4 = 2.5 intervals a task, and not ⌈1/.5⌉ = 2;
         # client 1: 1.1 s is 3 intervals.
@@ -133,18 +124,18 @@ def test_expected_shares_are_those_observed_in_the_long_run(
 # ---- Server optimizers in the loop ------------------------------------------------------------
 
 
-def test_sgd_with_rate_one_is_the_plain_sum(federation: Make, start: Start) -> None:
+def test_sgd_with_rate_one_is_the_plain_sum(federation, start):
     one = start("async", federation(CENTRES, SIZES), 8, lr=0.25)
     two = start("async", federation(CENTRES, SIZES), 8, lr=0.25, server_lr=1.0, server_optimizer="sgd")
     assert bits(one) == bits(two)
 
 
-def test_the_server_rate_scales_every_move(federation: Make, start: Start) -> None:
+def test_the_server_rate_scales_every_move(federation, start):
     run = start("async", federation(CENTRES, SIZES), 14, lr=0.25, server_lr=0.3)
     assert run.values == pytest.approx(replay(ASYNC_F80, SUM * TAU * P, server_lr=0.3), rel=1e-11)
 
 
-def test_momentum_and_adam_take_the_place_of_the_server_rate(federation: Make, start: Start) -> None:
+def test_momentum_and_adam_take_the_place_of_the_server_rate(federation, start):
     # F0, all four in each: Σ p c = .4 − .6 + 2.4 = 2.2. Update 1: .25 (2.2 − 1) = .3.
     common: dict[str, Any] = {"lr": 0.25, "buffer_size": 4, "time_scenario": "F0", "server_lr": 0.1}
     run = start("fedbuff", federation(CENTRES, SIZES), 2, server_optimizer="momentum", **common)
@@ -158,7 +149,7 @@ def test_momentum_and_adam_take_the_place_of_the_server_rate(federation: Make, s
     assert run.values == pytest.approx([1.0, first, first + 0.1 * m / (v**0.5 + 0.001)], rel=1e-12)
 
 
-def test_an_interval_without_arrivals_leaves_model_and_momentum_alone(federation: Make, start: Start) -> None:
+def test_an_interval_without_arrivals_leaves_model_and_momentum_alone(federation, start):
     # Δt = .1, τ = 1 s each (F0): only every tenth interval has something in it, and is an aggregation.
     run = start(
         "fedfix",

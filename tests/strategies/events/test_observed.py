@@ -13,7 +13,7 @@ from strategies import Contribution, Progress
 from strategies.core.population import Population
 from strategies.events import observed_periods as observed
 from tests.selection import covering
-from tests.strategies.events.runs import CENTRES, KINDS, SIZES, Make, Start
+from tests.strategies.events.runs import CENTRES, KINDS, SIZES
 
 
 @dataclass
@@ -34,9 +34,7 @@ STORY = st.lists(
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), STORY)
-def test_a_period_is_that_of_the_formula_over_all_clients(
-    begun: list[int], story: list[tuple[str, int]]
-) -> None:
+def test_a_period_is_that_of_the_formula_over_all_clients(begun, story):
     members, aggregations = [Seen(count, 0) for count in begun], 0
     kept = observed.Observed(members)
     for what, number in story:
@@ -82,9 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("scheme", "case"), covering(KINDS, OPTIONS, together=1))
-def test_a_run_weighs_as_the_formulas_say_of_all_clients(
-    federation: Make, start: Start, monkeypatch: pytest.MonkeyPatch, scheme: str, case: str
-) -> None:
+def test_a_run_weighs_as_the_formulas_say_of_all_clients(federation, start, monkeypatch, scheme, case):
     told, options = list[tuple[float, ...]](), OPTIONS[case]
     monkeypatch.setitem(KINDS, scheme, checked(KINDS[scheme], told))
     grid = federation(CENTRES, SIZES)
@@ -104,9 +100,7 @@ def test_a_run_weighs_as_the_formulas_say_of_all_clients(
     assert ("safeguards" in options) == (max(map(max, told)) == 1.5)
 
 
-def test_arrivals_look_at_all_clients_only_where_the_model_is_evaluated(
-    federation: Make, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrivals_look_at_all_clients_only_where_the_model_is_evaluated(federation, start, monkeypatch):
     formula, looks = observed.periods, []
     monkeypatch.setattr(observed, "periods", lambda *given: looks.append(1) or formula(*given))
     importances = Population.importances

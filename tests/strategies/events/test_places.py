@@ -4,16 +4,14 @@ from typing import Any
 
 import pytest
 
-from tests.strategies.events.runs import CENTRES, KINDS, SIZES, TAU, Make, Start, text_of
+from tests.strategies.events.runs import CENTRES, KINDS, SIZES, TAU, text_of
 
 FOUR = {"centres": CENTRES, "sizes": SIZES}
 
 
 @pytest.mark.parametrize("scheme", KINDS)
 @pytest.mark.parametrize("failing", [(0,), (3,), (0, 1, 2)])
-def test_the_place_of_a_dropped_client_is_anothers_at_once(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture, scheme: str, failing: tuple[int, ...]
-) -> None:
+def test_the_place_of_a_dropped_client_is_anothers_at_once(federation, start, caplog, scheme, failing):
     grid = federation(**FOUR)
     for client in failing:
         grid.spoil(client, "raise")
@@ -29,9 +27,7 @@ def test_the_place_of_a_dropped_client_is_anothers_at_once(
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_a_dropped_client_gets_a_place_again_and_counts_again(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture, scheme: str
-) -> None:
+def test_a_dropped_client_gets_a_place_again_and_counts_again(federation, start, caplog, scheme):
     grid = federation(**FOUR)
     grid.spoil(2, "raise")
     dropped: list[float] = []
@@ -52,7 +48,7 @@ def test_a_dropped_client_gets_a_place_again_and_counts_again(
     assert member.contributions > rest / 11
 
 
-def test_work_that_is_held_back_takes_no_place(federation: Make, start: Start) -> None:
+def test_work_that_is_held_back_takes_no_place(federation, start):
     # Which norms are usual is known of three clients; their work waits until then.
     run = start("async", federation(**FOUR), 20, lr=0.05, concurrency=1, safeguards="on")
     assert run.seen[-1].aggregation == 20

@@ -12,13 +12,13 @@ from strategies import Progress
 from strategies.clock import RESOLUTION, VirtualClock, WallClock
 from strategies.events.tasks import Task
 from strategies.flower import messages
-from tests.strategies.events.runs import BAD, KINDS, Make, Start, check_accounts, delayed, text_of
+from tests.strategies.events.runs import BAD, KINDS, check_accounts, delayed, text_of
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_wall_time_without_faults(federation: Make, start: Start, quick: None, scheme: str) -> None:
+def test_wall_time_without_faults(federation, start, quick, scheme):
     grid = delayed(federation(), 0.02, 0.04, 0.06)
     run = (
         start(scheme, grid, 12, lr=0.1, clock=WallClock(), fedfix_interval=0.05)
@@ -33,9 +33,7 @@ def test_wall_time_without_faults(federation: Make, start: Start, quick: None, s
     assert run.events()[-1][1] is not None  # staleness as reported, checked inside
 
 
-def test_task_times_are_running_means_of_what_was_observed(
-    federation: Make, start: Start, quick: None
-) -> None:
+def test_task_times_are_running_means_of_what_was_observed(federation, start, quick):
     grid, sent, observed = delayed(federation(), 0.03, 0.08, 30.0), {}, {0: [], 1: []}
     push, pull = grid.push_messages, grid.pull_messages
 
@@ -77,9 +75,7 @@ def test_task_times_are_running_means_of_what_was_observed(
     assert first == pytest.approx([first[0]] * 3)  # when only one has answered, all are like it
 
 
-def test_fedfix_never_aggregates_before_an_interval_is_over(
-    federation: Make, start: Start, quick: None
-) -> None:
+def test_fedfix_never_aggregates_before_an_interval_is_over(federation, start, quick):
     run = start(
         "fedfix", delayed(federation(), 0.01, 0.12, 0.25), 8, lr=0.1, clock=WallClock(), fedfix_interval=0.1
     )
@@ -89,7 +85,7 @@ def test_fedfix_never_aggregates_before_an_interval_is_over(
     check_accounts(run)
 
 
-def test_fedfix_counts_its_intervals_from_the_first_task(federation: Make, start: Start, quick: None) -> None:
+def test_fedfix_counts_its_intervals_from_the_first_task(federation, start, quick):
     """The clock has run for a while, as through Ray's start and the handshake: no burst of empty intervals."""
     clock = WallClock()
     time.sleep(0.6)
@@ -100,7 +96,7 @@ def test_fedfix_counts_its_intervals_from_the_first_task(federation: Make, start
     assert all(run.metric("contributions"))
 
 
-def test_fedfix_does_not_make_up_for_missed_intervals(federation: Make, start: Start, quick: None) -> None:
+def test_fedfix_does_not_make_up_for_missed_intervals(federation, start, quick):
     def evaluate(aggregation: int, arrays: ArrayRecord) -> MetricRecord:
         time.sleep(0.5 if aggregation == 2 else 0.0)
         return MetricRecord({"loss": 1.0})
@@ -118,7 +114,7 @@ def test_fedfix_does_not_make_up_for_missed_intervals(federation: Make, start: S
 
 
 @pytest.mark.parametrize("scheme", ["async", "fedfix"])
-def test_no_busy_waiting(federation: Make, start: Start, scheme: str) -> None:
+def test_no_busy_waiting(federation, start, scheme):
     grid, pulls = delayed(federation(), 1.0, 1.0, 1.0), [0]
     pull = grid.pull_messages
 
@@ -141,9 +137,7 @@ def test_no_busy_waiting(federation: Make, start: Start, scheme: str) -> None:
     [("async", fault) for fault in [*BAD, "unavailable", "unstorable", "drop", "twice"]]
     + [("fedbuff", fault) for fault in ("raise", "unstorable", "drop", "twice")],
 )
-def test_wall_faults_do_not_stall_the_loop(
-    federation: Make, start: Start, quick: None, caplog: pytest.LogCaptureFixture, scheme: str, fault: str
-) -> None:
+def test_wall_faults_do_not_stall_the_loop(federation, start, quick, caplog, scheme, fault):
     grid = delayed(federation(), 0.01, 0.02, 0.02)
     if fault in BAD:
         grid.spoil(2, fault)
@@ -177,9 +171,7 @@ def test_wall_faults_do_not_stall_the_loop(
     assert text_of(caplog).count("client 2 is dropped after 3 misses in a row") == 1
 
 
-def test_a_late_reply_to_an_abandoned_task_is_never_counted(
-    federation: Make, start: Start, quick: None
-) -> None:
+def test_a_late_reply_to_an_abandoned_task_is_never_counted(federation, start, quick):
     grid = delayed(federation(), 0.02, 0.02, 0.25)  # given up after .15 s; its replies come later
     run = start("async", grid, 100_000, lr=0.01, clock=WallClock(), timeout=0.15, limit=50, time_budget=0.8)
     check_accounts(run)
@@ -187,14 +179,7 @@ def test_a_late_reply_to_an_abandoned_task_is_never_counted(
     assert sum(p.metrics.get("failures", 0) for p in run.seen) >= 3
 
 
-def test_a_node_that_comes_back_under_another_id(
-    federation: Make,
-    start: Start,
-    add_node: Make,
-    quick: None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_node_that_comes_back_under_another_id(federation, start, add_node, quick, monkeypatch, caplog):
     """It is dropped, comes back, and is then asked once at a time: not for its retry on top."""
     monkeypatch.setattr("strategies.timing.scheduler.SHORTEST_DEADLINE", 5.0)  # no task is given up
     grid = delayed(federation(), 0.02, 0.03, 0.02)
@@ -218,9 +203,7 @@ def test_a_node_that_comes_back_under_another_id(
     assert all(count <= 1 for count in grid.under_way().values())
 
 
-def test_a_stale_retry_does_not_double_work_that_waits_in_the_buffer(
-    federation: Make, start: Start, add_node: Make, quick: None
-) -> None:
+def test_a_stale_retry_does_not_double_work_that_waits_in_the_buffer(federation, start, add_node, quick):
     """FedFix: dropped, back as another node, and its work waits for the interval's end when the retry is due."""
     grid = delayed(federation(), 0.02, 0.02, 0.02)
     grid.spoil(2, "raise")
@@ -242,9 +225,7 @@ def test_a_stale_retry_does_not_double_work_that_waits_in_the_buffer(
     assert np.diff([p.clients["participation"][2] for p in run.seen[1:]]).max() == 1
 
 
-def test_a_node_that_is_replaced_while_its_work_waits_in_the_buffer(
-    federation: Make, start: Start, add_node: Make, quick: None
-) -> None:
+def test_a_node_that_is_replaced_while_its_work_waits_in_the_buffer(federation, start, add_node, quick):
     """FedFix with a long interval: client 0's work has arrived, then its node comes back under another id."""
     grid = delayed(federation(), 0.01, 0.4, 0.4)
     pull, began = grid.pull_messages, time.monotonic()
@@ -266,8 +247,8 @@ def test_a_node_that_is_replaced_while_its_work_waits_in_the_buffer(
 
 
 def test_a_node_that_is_replaced_and_fails_while_its_work_waits_in_the_buffer(
-    federation: Make, start: Start, add_node: Make, quick: None
-) -> None:
+    federation, start, add_node, quick
+):
     """Its client is dropped while a good contribution of it waits: that one counts or not, but nothing breaks."""
     grid = delayed(federation(), 0.01, 0.1, 0.1)
     pull, began = grid.pull_messages, time.monotonic()
@@ -284,12 +265,8 @@ def test_a_node_that_is_replaced_and_fails_while_its_work_waits_in_the_buffer(
 
 
 def test_with_all_nodes_away_the_run_waits_and_asks_who_is_back_at_once(
-    federation: Make,
-    start: Start,
-    quick: None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    federation, start, quick, monkeypatch, caplog
+):
     """Each is dropped, as it misses three tasks, and comes back under its own id, long before its retry."""
     monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 1e6)
     grid = delayed(federation(), 0.02, 0.02, 0.02)
@@ -322,7 +299,7 @@ def test_with_all_nodes_away_the_run_waits_and_asks_who_is_back_at_once(
     assert run.evaluations[-1].clients["importance"] == [1 / 7, 2 / 7, 4 / 7]
 
 
-def test_a_late_joiner_takes_part(federation: Make, start: Start, add_node: Make, quick: None) -> None:
+def test_a_late_joiner_takes_part(federation, start, add_node, quick):
     grid = delayed(federation(), 0.02, 0.03, 0.02)
 
     def observe(progress: Progress) -> None:
@@ -340,9 +317,7 @@ def test_a_late_joiner_takes_part(federation: Make, start: Start, add_node: Make
 
 
 @pytest.mark.parametrize("how", ["drop", "slow"])
-def test_a_newcomer_that_does_not_describe_itself_stalls_nobody(
-    federation: Make, start: Start, add_node: Make, quick: None, how: str
-) -> None:
+def test_a_newcomer_that_does_not_describe_itself_stalls_nobody(federation, start, add_node, quick, how):
     grid = delayed(federation(), 0.02, 0.03, 0.02)
 
     def observe(progress: Progress) -> None:
@@ -363,9 +338,7 @@ def test_a_newcomer_that_does_not_describe_itself_stalls_nobody(
     assert np.diff([p.time for p in run.seen]).max() < 2.5
 
 
-def test_all_clients_fail_in_wall_time_until_they_are_well_again(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_clients_fail_in_wall_time_until_they_are_well_again(federation, start, caplog, monkeypatch):
     # None has been observed: τ is taken as 1 s, and 0.1 s pass until they are asked again. Deadlines are long:
     # no answer is late, however busy the machine is.
     monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.1)
@@ -388,9 +361,7 @@ def test_all_clients_fail_in_wall_time_until_they_are_well_again(
     check_accounts(run)
 
 
-def test_in_wall_time_a_run_without_anybody_can_be_stopped(
-    federation: Make, start: Start, quick: None
-) -> None:
+def test_in_wall_time_a_run_without_anybody_can_be_stopped(federation, start, quick):
     grid, began = federation(), time.monotonic()
     for client in range(3):
         grid.spoil(client, "raise")
@@ -398,7 +369,7 @@ def test_in_wall_time_a_run_without_anybody_can_be_stopped(
     assert run.values[-1] == 1.0
 
 
-def test_a_wall_run_stops_with_its_time_budget(federation: Make, start: Start, quick: None) -> None:
+def test_a_wall_run_stops_with_its_time_budget(federation, start, quick):
     run = start(
         "async",
         delayed(federation(), 0.02, 0.02, 0.02),
@@ -416,7 +387,7 @@ def test_a_wall_run_stops_with_its_time_budget(federation: Make, start: Start, q
     check_accounts(run)
 
 
-def test_models_of_answered_tasks_are_not_kept(federation: Make, start: Start, quick: None) -> None:
+def test_models_of_answered_tasks_are_not_kept(federation, start, quick):
     """In wall time a deadline is minutes away: what a finished task started from must not wait for it."""
     run = start(
         "async", delayed(federation(), 0.001, 0.001, 0.001), 60, clock=WallClock(), timeout=600, lr=0.01
@@ -429,5 +400,5 @@ def test_models_of_answered_tasks_are_not_kept(federation: Make, start: Start, q
     assert len(known) <= 3
 
 
-def test_virtual_clock_is_the_default(federation: Make, start: Start) -> None:
+def test_virtual_clock_is_the_default(federation, start):
     assert isinstance(start("async", federation(), 1).strategy.clock, VirtualClock)

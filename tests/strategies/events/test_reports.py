@@ -8,12 +8,12 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from strategies import Progress
 from strategies.flower import messages
-from tests.strategies.events.runs import KINDS, Make, Model, Start, losses
+from tests.strategies.events.runs import KINDS, losses
 
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_every_diagnostic_of_a_small_run_by_hand(federation: Make, start: Start, model: Model) -> None:
+def test_every_diagnostic_of_a_small_run_by_hand(federation, start, model):
     # p = (1, 2, 5)/8, τ = (.2, .6, 1): 0@.2 0@.4 0@.6 1@.6 | 0@.8 0@1. d = 23/3 τ p = (.575/3, 1.15, 14.375/3).
     run = start("async", federation(), 6, eval_every=4, evaluate=losses)
     assert [p.evaluated for p in run.seen] == [True, False, False, False, True, False, True]
@@ -61,7 +61,7 @@ def test_every_diagnostic_of_a_small_run_by_hand(federation: Make, start: Start,
     assert four.metrics["train-loss"] == pytest.approx(np.mean(expected))
 
 
-def test_the_surrogate_loss_is_that_of_the_expected_shares(federation: Make, start: Start) -> None:
+def test_the_surrogate_loss_is_that_of_the_expected_shares(federation, start):
     run = start("async", federation(), 1, evaluate=losses, aggregation_weights="identical", lr=0.1)
     # q̃ = (15, 5, 3)/23: (120 + 20)/23; Σ q̃ f² = (960 + 80)/23.
     mean = 140 / 23
@@ -72,7 +72,7 @@ def test_the_surrogate_loss_is_that_of_the_expected_shares(federation: Make, sta
     assert run.seen[1].metrics["weights-distance"] == pytest.approx(15 / 23 - 1 / 8)
 
 
-def test_client_evaluation_is_the_federated_objective(federation: Make, start: Start) -> None:
+def test_client_evaluation_is_the_federated_objective(federation, start):
     run = start("async", federation(), 2, fraction_evaluate=1.0, aggregation_weights="identical")
     # 0@.2: 1 + .5·2 = 2, 0@.4: 2.5. f = ½ Σ p (w − c)²: ½ (1/8 + 0 + 5·9/8), ½ (1/32 + 1/16 + 5·12.25/8).
     assert run.values == [1.0, 2.0, 2.5]
@@ -81,8 +81,8 @@ def test_client_evaluation_is_the_federated_objective(federation: Make, start: S
 
 @pytest.mark.parametrize(("scheme", "expected"), [("async", [0, 3, 6, 7]), ("fedbuff", [0, 2, 4, 6, 7])])
 def test_by_default_a_model_is_evaluated_after_as_many_contributions_as_clients(
-    federation: Make, start: Start, scheme: str, expected: list[int]
-) -> None:
+    federation, start, scheme, expected
+):
     run = start(scheme, federation(), 7, eval_every=0, lr=0.1)  # of three clients; fedbuff waits for two
     assert [p.aggregation for p in run.evaluations] == expected
 
@@ -92,15 +92,7 @@ def test_by_default_a_model_is_evaluated_after_as_many_contributions_as_clients(
     ("eval_every", "rounds", "expected"),
     [(1, 3, [0, 1, 2, 3]), (2, 4, [0, 2, 4]), (2, 5, [0, 2, 4, 5]), (10, 3, [0, 3]), (1, 0, [0])],
 )
-def test_rounds_and_evaluations(
-    federation: Make,
-    start: Start,
-    recwarn: pytest.WarningsRecorder,
-    scheme: str,
-    eval_every: int,
-    rounds: int,
-    expected: list[int],
-) -> None:
+def test_rounds_and_evaluations(federation, start, recwarn, scheme, eval_every, rounds, expected):
     evaluated = []
 
     def evaluate(aggregation: int, arrays: ArrayRecord) -> MetricRecord:
@@ -130,7 +122,7 @@ def test_rounds_and_evaluations(
         ("fedbuff", 1.0, [0, 0.6, 1.0]),  # 0@.2 1@.6, 0@.8 2@1
     ],
 )
-def test_time_budget(federation: Make, start: Start, scheme: str, budget: float, times: list[float]) -> None:
+def test_time_budget(federation, start, scheme, budget, times):
     evaluated: list[int] = []
     run = start(
         scheme,
@@ -149,7 +141,7 @@ def test_time_budget(federation: Make, start: Start, scheme: str, budget: float,
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_stopped_in_the_middle(federation: Make, start: Start, scheme: str) -> None:
+def test_stopped_in_the_middle(federation, start, scheme):
     count = [0]
 
     def observe(progress: Progress) -> None:
@@ -163,24 +155,20 @@ def test_stopped_in_the_middle(federation: Make, start: Start, scheme: str) -> N
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_stopped_before_any_client_answered(
-    federation: Make, start: Start, scheme: str, model: Model
-) -> None:
+def test_stopped_before_any_client_answered(federation, start, scheme, model):
     run = start(scheme, federation(), 5, stopped=lambda: True)
     assert run.arrays is not None
     assert run.arrays["w"].data == model(1.0)["w"].data
 
 
-def test_stopped_while_waiting_for_a_reply(federation: Make, start: Start) -> None:
+def test_stopped_while_waiting_for_a_reply(federation, start):
     grid, began = federation(), time.monotonic()
     grid.node(0).delay = 30.0
     start("async", grid, 5, stopped=lambda: time.monotonic() - began > 0.3)
     assert time.monotonic() - began < 20.0
 
 
-def test_clients_without_a_description_are_weighted_by_the_sizes_in_their_replies(
-    federation: Make, start: Start
-) -> None:
+def test_clients_without_a_description_are_weighted_by_the_sizes_in_their_replies(federation, start):
     # As strategies/clients/roster.py promises; the order is by node id, so only the set of weights is known.
     run = start("fedfix", federation(describes=False, node_ids=[5, 6, 7]), 4, fedfix_interval=1.0, lr=0.1)
     assert sorted(run.seen[-1].clients["importance"]) == [0.125, 0.25, 0.625]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 
 from strategies.timing.time_scenario import TimeScenario
 from tests.strategies.events.runs import (
@@ -17,10 +17,7 @@ from tests.strategies.events.runs import (
     SUM,
     TAU,
     Event,
-    Make,
-    Model,
     P,
-    Start,
     bits,
     make,
     replay,
@@ -101,17 +98,7 @@ ROWS = [
     ROWS,
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_schedule_by_hand(
-    federation: Make,
-    start: Start,
-    tmp_path: Any,
-    scheme: str,
-    options: dict[str, Any],
-    scenario: str,
-    unit: float,
-    schedule: list[Event],
-    weights: Any,
-) -> None:
+def test_schedule_by_hand(federation, start, tmp_path, scheme, options, scenario, unit, schedule, weights):
     if scenario == "trace":
         (tmp_path / "times.csv").write_text(TRACE)
         scenario = f"trace:{tmp_path / 'times.csv'}"
@@ -155,9 +142,7 @@ def simulate(scheme: str, times: TimeScenario, rounds: int, m: int = 2, interval
 
 @pytest.mark.parametrize("scheme", KINDS)
 @pytest.mark.parametrize(("scenario", "seed"), [("exponential", 0), ("exponential:F0", 5)])
-def test_schedule_of_exponential_times(
-    federation: Make, start: Start, scheme: str, scenario: str, seed: int
-) -> None:
+def test_schedule_of_exponential_times(federation, start, scheme, scenario, seed):
     expected = simulate(scheme, TimeScenario(scenario, 4, seed), 25)
     run = start(scheme, federation(CENTRES, SIZES), 25, lr=0.05, time_scenario=scenario, seed=seed)
     assert [staleness for _, staleness in run.events()] == [staleness for _, staleness in expected]
@@ -172,8 +157,8 @@ def test_schedule_of_exponential_times(
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("interval", [1.0, 1.7])
 def test_fedfix_with_a_long_interval_is_synchronous_fedavg_bit_for_bit(
-    federation: Make, start: Start, small: ArrayRecord, weights: str, interval: float
-) -> None:
+    federation, start, small, weights, interval
+):
     common: dict[str, Any] = {"arrays": small, "steps": 7, "lr": 0.03, "client_weights": weights}
     sizes = [3, 1, 7, 13, 5]
     sync = start("fedavg", federation([1.0, -2.0, 0.3, 5.0, 0.9], sizes), 8, **common)
@@ -188,8 +173,8 @@ def test_fedfix_with_a_long_interval_is_synchronous_fedavg_bit_for_bit(
 
 @pytest.mark.parametrize("scheme", ["fedfix", "fedbuff"])
 def test_contributions_are_added_in_client_order_whoever_arrives_first(
-    federation: Make, start: Start, model: Model, tmp_path: Any, scheme: str
-) -> None:
+    federation, start, model, tmp_path, scheme
+):
     # The last client is the fastest; in float64 the order of a sum shows: 1e16 + 1 − 1e16 is 0, 1e16 − 1e16 + 1 is 1.
     (tmp_path / "times.csv").write_text("0,1\n1,0.8\n2,0.6\n3,0.4\n")
     centres, sizes = [1e16, 3.0, -1e16, 5.0], [1, 1, 1, 1]
@@ -202,9 +187,7 @@ def test_contributions_are_added_in_client_order_whoever_arrives_first(
 
 
 @pytest.mark.parametrize("weights", ["time-based", "identical"])
-def test_fedbuff_that_waits_for_all_is_synchronous_fedavg_bit_for_bit(
-    federation: Make, start: Start, small: ArrayRecord, weights: str
-) -> None:
+def test_fedbuff_that_waits_for_all_is_synchronous_fedavg_bit_for_bit(federation, start, small, weights):
     # `identical` has d = 1/m: equal to p for four clients of equal weight.
     common: dict[str, Any] = {"arrays": small, "steps": 7, "lr": 0.03, "time_scenario": "F0"}
     sizes = [3, 1, 7, 13] if weights == "time-based" else [5, 5, 5, 5]
@@ -225,8 +208,8 @@ def test_fedbuff_that_waits_for_all_is_synchronous_fedavg_bit_for_bit(
 @pytest.mark.parametrize("weights", ["time-based", "identical"])
 @pytest.mark.parametrize("scenario", ["F80", "exponential"])
 def test_async_fedavg_with_one_client_is_local_descent_bit_for_bit(
-    federation: Make, start: Start, small: ArrayRecord, weights: str, scenario: str
-) -> None:
+    federation, start, small, weights, scenario
+):
     run = start(
         "async",
         federation([0.3], [5], [1.9]),
@@ -252,9 +235,7 @@ def test_async_fedavg_with_one_client_is_local_descent_bit_for_bit(
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_real_speed_and_order_change_nothing_in_virtual_time(
-    federation: Make, start: Start, model: Model, scheme: str
-) -> None:
+def test_real_speed_and_order_change_nothing_in_virtual_time(federation, start, model, scheme):
     runs = []
     for seed in (0, 1, 2):
         grid = federation([1.0, -2.0, 0.3, 5.0, 0.9, 4.0], [3, 1, 7, 13, 5, 2], seed=seed)
@@ -280,7 +261,7 @@ def test_real_speed_and_order_change_nothing_in_virtual_time(
         ]
 
 
-def test_work_is_handed_out_ahead_of_its_due_time(federation: Make, start: Start) -> None:
+def test_work_is_handed_out_ahead_of_its_due_time(federation, start):
     # All workers busy: whenever the loop waits for one reply, every other client has its task already.
     grid, waiting = federation(CENTRES, SIZES), []
     pull = grid.pull_messages
@@ -297,9 +278,7 @@ def test_work_is_handed_out_ahead_of_its_due_time(federation: Make, start: Start
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_the_same_object_can_be_started_again(
-    federation: Make, model: Model, train_config: Make, scheme: str
-) -> None:
+def test_the_same_object_can_be_started_again(federation, model, train_config, scheme):
     strategy = KINDS[scheme](make(scheme))
     one, two = (
         strategy.start(federation(), model(1.0), num_rounds=5, train_config=train_config(1, 0.1))

@@ -21,7 +21,7 @@ def filled() -> Tally:
     return tally
 
 
-def test_means_are_plain_over_contributions_and_bytes_count_what_was_discarded() -> None:
+def test_means_are_plain_over_contributions_and_bytes_count_what_was_discarded():
     metrics = filled().metrics()
     assert metrics["contributions"] == 2
     assert (metrics["staleness-mean"], metrics["staleness-max"]) == (2.5, 4)
@@ -31,7 +31,7 @@ def test_means_are_plain_over_contributions_and_bytes_count_what_was_discarded()
     assert metrics[messages.DISCARDED] == 1
 
 
-def test_what_is_zero_is_left_out_but_for_failures() -> None:
+def test_what_is_zero_is_left_out_but_for_failures():
     assert dict(Tally().metrics()) == {
         "contributions": 0,
         messages.FAILURES: 0,
@@ -40,7 +40,7 @@ def test_what_is_zero_is_left_out_but_for_failures() -> None:
     }
 
 
-def test_it_comes_back_from_json() -> None:
+def test_it_comes_back_from_json():
     tally = filled()
     again = Tally.restored(json.loads(json.dumps(tally.state())))
     assert dict(again.metrics()) == dict(tally.metrics())

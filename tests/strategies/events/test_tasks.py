@@ -9,7 +9,7 @@ from tests.strategies.parts import client, contribution, run_of
 
 
 @pytest.fixture
-def ledger() -> TaskLedger:
+def ledger():
     made = TaskLedger(run_of(), works_on=False)
     made.members = {index: Member(client(index)) for index in (2, 0, 1)}
     made.changed()
@@ -20,7 +20,7 @@ def task(ledger: TaskLedger, index: int, lost: bool = False) -> Task:
     return Task(ledger.members[index], 3, np.array([1.0, 2.0]), f"task-{index}", 0.5, lost)
 
 
-def test_who_has_a_task_is_not_free_until_it_is_closed(ledger: TaskLedger) -> None:
+def test_who_has_a_task_is_not_free_until_it_is_closed(ledger):
     assert ledger.free == [0, 1, 2]
     ledger.open(task(ledger, 1), due=4.0)
     ledger.open(task(ledger, 2, lost=True), due=2.0)
@@ -30,7 +30,7 @@ def test_who_has_a_task_is_not_free_until_it_is_closed(ledger: TaskLedger) -> No
     assert ledger.free == [0, 1]
 
 
-def test_who_waits_for_an_aggregation_is_free_after_it_or_where_clients_work_on(ledger: TaskLedger) -> None:
+def test_who_waits_for_an_aggregation_is_free_after_it_or_where_clients_work_on(ledger):
     for index in (2, 0, 2):
         ledger.keep(contribution(index))
     assert (ledger.free, ledger.members[2].waiting) == ([1], 2)
@@ -42,7 +42,7 @@ def test_who_waits_for_an_aggregation_is_free_after_it_or_where_clients_work_on(
     assert on.free == [0]
 
 
-def test_a_dropped_member_counts_no_longer_and_is_free_only_if_it_is_asked_again(ledger: TaskLedger) -> None:
+def test_a_dropped_member_counts_no_longer_and_is_free_only_if_it_is_asked_again(ledger):
     changes = ledger.changes
     ledger.members[1].drop(4)
     ledger.changed()
@@ -55,13 +55,13 @@ def test_a_dropped_member_counts_no_longer_and_is_free_only_if_it_is_asked_again
     assert ledger.free == [1, 2]
 
 
-def test_contributions_and_their_weights_add_up(ledger: TaskLedger) -> None:
+def test_contributions_and_their_weights_add_up(ledger):
     ledger.count(ledger.members[0], 0.25)
     ledger.count(ledger.members[0], 0.5)
     assert (ledger.members[0].contributions, ledger.members[0].weight) == (2, 0.75)
 
 
-def test_a_state_gives_the_members_back_and_drops_those_that_are_gone(ledger: TaskLedger) -> None:
+def test_a_state_gives_the_members_back_and_drops_those_that_are_gone(ledger):
     ledger.count(ledger.members[2], 0.5)
     ledger.members[0].tasks, ledger.members[1].tasks = 2, 1
     ledger.open(task(ledger, 1), due=4.0)

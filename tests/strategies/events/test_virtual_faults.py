@@ -7,16 +7,14 @@ from flwr.app import Message
 
 from strategies import RunError
 from strategies.flower import messages
-from tests.strategies.events.runs import BAD, KINDS, Make, Start, bits, losses, text_of
+from tests.strategies.events.runs import BAD, KINDS, bits, losses, text_of
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("fault", [*BAD, "unavailable", "unstorable", "drop"])
-def test_a_client_that_never_answers_well_is_dropped_in_virtual_time(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture, fault: str
-) -> None:
-    # p = (1, 2, 5)/8, τ = (.2, .6, 1). Client 2 misses at 1, 2 and 3 s and is dropped; then p = (1/3, 2/3),
+def test_a_client_that_never_answers_well_is_dropped_in_virtual_time(federation, start, caplog, fault):
+    # p = (1, 2, 5)/8, τ = (.2, .6, 1). Client 2 misses at 1, 2 and 3 s and is dropped; then p = (1/3, 2/3)
     # Σ 1/τ = 20/3, d = 20/3 τ p = (4/9, 8/3).
     grid = federation()
     if fault in BAD:
@@ -40,9 +38,7 @@ def test_a_client_that_never_answers_well_is_dropped_in_virtual_time(
     assert f"client 2 (node {grid.node(2).node_id}), task 1: " in text_of(caplog)
 
 
-def test_a_dropped_client_is_asked_again_and_counts_again(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dropped_client_is_asked_again_and_counts_again(federation, start, caplog):
     # Dropped at 3 s, asked again at 3 + 10·1 s, due at 14 s. Until then 70 of client 0, 23 of client 1.
     grid = federation()
     grid.spoil(2, "raise")
@@ -58,7 +54,7 @@ def test_a_dropped_client_is_asked_again_and_counts_again(
     assert text_of(caplog).count("client 2 answers again and counts again") == 1
 
 
-def test_a_dropped_client_is_asked_again_after_ten_of_its_task_times(federation: Make, start: Start) -> None:
+def test_a_dropped_client_is_asked_again_after_ten_of_its_task_times(federation, start):
     grid = federation()
     grid.spoil(2, "raise")  # its tasks take 1 s
     run = start("async", grid, 200, lr=0.01, time_budget=13.5)
@@ -67,9 +63,7 @@ def test_a_dropped_client_is_asked_again_after_ten_of_its_task_times(federation:
     assert began == pytest.approx([0.0, 1.0, 2.0, 13.0])
 
 
-def test_single_misses_do_not_add_up(
-    federation: Make, start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_single_misses_do_not_add_up(federation, start, caplog):
     grid = federation()
     push = grid.push_messages
 
@@ -88,7 +82,7 @@ def test_single_misses_do_not_add_up(
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_a_doubled_reply_counts_once(federation: Make, start: Start, scheme: str) -> None:
+def test_a_doubled_reply_counts_once(federation, start, scheme):
     plain = start(scheme, federation(), 12, lr=0.1)
     grid = federation()
     for client in range(3):
@@ -99,7 +93,7 @@ def test_a_doubled_reply_counts_once(federation: Make, start: Start, scheme: str
 
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "unavailable"])
-def test_fedbuff_does_not_wait_for_a_dropped_client(federation: Make, start: Start, fault: str) -> None:
+def test_fedbuff_does_not_wait_for_a_dropped_client(federation, start, fault):
     """m = C: two contributions wait in the buffer when the third client is dropped."""
     grid = federation()
     grid.spoil(2, fault) if fault in BAD else grid.lose(2, fault)
@@ -111,9 +105,7 @@ def test_fedbuff_does_not_wait_for_a_dropped_client(federation: Make, start: Sta
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_when_all_clients_fail_for_good_the_run_ends_with_an_error_that_says_so(
-    federation: Make, start: Start, scheme: str
-) -> None:
+def test_when_all_clients_fail_for_good_the_run_ends_with_an_error_that_says_so(federation, start, scheme):
     grid = federation()
     for client in range(3):
         grid.spoil(client, "raise")
@@ -122,7 +114,7 @@ def test_when_all_clients_fail_for_good_the_run_ends_with_an_error_that_says_so(
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_a_time_budget_ends_a_run_whose_clients_all_fail(federation: Make, start: Start, scheme: str) -> None:
+def test_a_time_budget_ends_a_run_whose_clients_all_fail(federation, start, scheme):
     grid = federation()
     for client in range(3):
         grid.spoil(client, "raise")
@@ -131,9 +123,7 @@ def test_a_time_budget_ends_a_run_whose_clients_all_fail(federation: Make, start
         start(scheme, grid, 3, limit=30, timeout=3600.0, time_budget=2.5)
 
 
-def test_after_a_fault_the_losses_are_weighed_by_the_same_p_as_all_else(
-    federation: Make, start: Start
-) -> None:
+def test_after_a_fault_the_losses_are_weighed_by_the_same_p_as_all_else(federation, start):
     grid = federation()
     grid.spoil(2, "raise")
     last = start("async", grid, 30, lr=0.1, evaluate=losses).seen[-1]

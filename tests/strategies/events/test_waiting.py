@@ -1,7 +1,6 @@
 """A scheme that waits for more contributions than there are says so, and doesn't wait for ever."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from strategies import (
     WallClock,
 )
 from strategies.clock import Clock
-from tests.strategies.events.runs import Make, text_of
+from tests.strategies.events.runs import text_of
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,11 +39,8 @@ class Many(AsynchronousStrategy):
         return arrived >= self.config.many
 
 
-Go = Callable[..., Any]
-
-
 @pytest.fixture
-def go(model: Make, train_config: Make) -> Go:
+def go(model, train_config):
     def run(
         kind: Any, grid: Any, clock: Clock, seconds: float = 20.0, rounds: int = 3, **options: Any
     ) -> Any:
@@ -64,14 +60,12 @@ IN_VAIN = (
 
 
 @pytest.mark.parametrize("availability", ["always", "diurnal:0.5,4", "bernoulli:0.5"])
-def test_in_virtual_time_the_run_ends(go: Go, federation: Make, availability: str) -> None:
+def test_in_virtual_time_the_run_ends(go, federation, availability):
     with pytest.raises(RunError, match=f"^{IN_VAIN.format(n=3)}$"):
         go(Many, federation(), VirtualClock(), availability=availability)
 
 
-def test_so_it_does_when_clients_are_dropped_and_fail_again(
-    go: Go, federation: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_so_it_does_when_clients_are_dropped_and_fail_again(go, federation, caplog):
     grid = federation()
     grid.spoil(2, "raise")
     with pytest.raises(RunError, match=f"^{IN_VAIN.format(n=2)}$"):
@@ -79,7 +73,7 @@ def test_so_it_does_when_clients_are_dropped_and_fail_again(
     assert grid.asked().count(2) == 4  # three times, and once more when it was dropped
 
 
-def test_a_dropped_client_that_is_well_again_is_waited_for(go: Go, federation: Make) -> None:
+def test_a_dropped_client_that_is_well_again_is_waited_for(go, federation):
     grid = federation()
     grid.spoil(2, "raise")
     pull = grid.pull_messages
@@ -93,20 +87,14 @@ def test_a_dropped_client_that_is_well_again_is_waited_for(go: Go, federation: M
     assert go(Many, grid, VirtualClock(), many=3).aggregations == 3
 
 
-def test_a_time_budget_ends_it_as_ever(go: Go, federation: Make) -> None:
+def test_a_time_budget_ends_it_as_ever(go, federation):
     assert (
         go(Many, federation(), VirtualClock(), availability="diurnal:0.9,4", time_budget=9.0).aggregations
         == 0
     )
 
 
-def test_in_real_time_it_is_said_once_and_another_client_helps(
-    go: Go,
-    federation: Make,
-    add_node: Make,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_real_time_it_is_said_once_and_another_client_helps(go, federation, add_node, caplog, monkeypatch):
     monkeypatch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.02)
     grid = federation()
     pull = grid.pull_messages
@@ -122,9 +110,7 @@ def test_in_real_time_it_is_said_once_and_another_client_helps(
     assert text_of(caplog).count("The run waits for another client") == 1
 
 
-def test_when_all_are_away_it_is_not_the_scheme_that_waits_in_vain(
-    go: Go, federation: Make, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_when_all_are_away_it_is_not_the_scheme_that_waits_in_vain(go, federation, quick, caplog):
     """Three of Rennala's five contributions are there when all clients go; those who come back bring the others."""
     grid = federation()
     pull, state = grid.pull_messages, {"there": True, "gone": False}
@@ -150,9 +136,7 @@ def test_when_all_are_away_it_is_not_the_scheme_that_waits_in_vain(
 
 
 @pytest.mark.parametrize("clock", [VirtualClock, WallClock])
-def test_the_example_is_content_with_those_who_are_left(
-    go: Go, federation: Make, clock: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_example_is_content_with_those_who_are_left(go, federation, clock, caplog):
     grid = federation()
     grid.spoil(2, "raise")
     assert go(Every, grid, clock(), every=3).aggregations == 3
@@ -160,7 +144,7 @@ def test_the_example_is_content_with_those_who_are_left(
     assert "nobody is at work" not in text_of(caplog)
 
 
-def test_a_scheme_that_never_makes_a_model_is_refused(go: Go, federation: Make) -> None:
+def test_a_scheme_that_never_makes_a_model_is_refused(go, federation):
     class Neither(AsynchronousStrategy):
         """Says nothing."""
 

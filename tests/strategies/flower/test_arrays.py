@@ -1,6 +1,5 @@
 """Records to vectors and back, and what is refused."""
 
-from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -28,7 +27,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 
 
 @given(st.lists(arrays(), max_size=4))
-def test_record_to_vector_and_back_is_the_same_bit_for_bit(values: list[np.ndarray]) -> None:
+def test_record_to_vector_and_back_is_the_same_bit_for_bit(values):
     record = ArrayRecord({f"layer.{i}": Array(array) for i, array in enumerate(values)})
     layout = Layout.of(record)
     vector = layout.to_vector(record)
@@ -41,20 +40,20 @@ def test_record_to_vector_and_back_is_the_same_bit_for_bit(values: list[np.ndarr
         assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-def test_vector_holds_the_arrays_in_order() -> None:
+def test_vector_holds_the_arrays_in_order():
     record = ArrayRecord(
         {"z": Array(np.array([[1.0, 2.0], [3.0, 4.0]])), "a": Array(np.array(5, dtype=np.int64))}
     )
     assert Layout.of(record).to_vector(record).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_column_major_arrays_read_as_row_major_ones() -> None:
+def test_column_major_arrays_read_as_row_major_ones():
     values = np.asfortranarray([[1.0, 2.0], [3.0, 4.0]])
     record = ArrayRecord({"w": Array(values)})
     assert Layout.of(record).to_vector(record).tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_values_of_integer_arrays_are_rounded_to_the_nearest() -> None:
+def test_values_of_integer_arrays_are_rounded_to_the_nearest():
     # Truncation would turn the mean 2.9 of counters into 2, and −2.9 into −2.
     layout = Layout(("n",), ((4,),), (np.dtype(np.int64),))
     record = layout.to_record(np.array([2.9, -2.9, 3.2, 7.0]))
@@ -62,13 +61,13 @@ def test_values_of_integer_arrays_are_rounded_to_the_nearest() -> None:
     assert record["n"].dtype == "int64"
 
 
-def test_float32_values_are_the_nearest_ones() -> None:
+def test_float32_values_are_the_nearest_ones():
     layout = Layout(("w",), ((1,),), (np.dtype(np.float32),))
     assert layout.to_record(np.array([0.1]))["w"].numpy()[0] == np.float32(0.1)
 
 
 @pytest.fixture
-def layout() -> Layout:
+def layout():
     """The layout of the model that the replies below should have."""
     return Layout.of(_record())
 
@@ -131,14 +130,12 @@ def _pickled() -> bytes:
         ),
     ],
 )
-def test_arrays_that_are_not_the_models_are_refused(
-    layout: Layout, make: Callable[[], ArrayRecord], text: str
-) -> None:
+def test_arrays_that_are_not_the_models_are_refused(layout, make, text):
     with pytest.raises(ArraysMismatchError, match=text):
         layout.to_vector(make())
 
 
-def test_arrays_of_another_order_or_byte_order_are_converted(layout: Layout) -> None:
+def test_arrays_of_another_order_or_byte_order_are_converted(layout):
     arrays = {"w": np.array([[1, 2, 3], [4, 5, 6]], ">f4"), "b": np.float64([7, 8])}
     for names in (["w", "b"], ["b", "w"]):
         record = ArrayRecord({name: Array(arrays[name]) for name in names})
@@ -146,7 +143,7 @@ def test_arrays_of_another_order_or_byte_order_are_converted(layout: Layout) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "int64", "bool"])
-def test_arrays_of_another_dtype_are_refused_with_one_line(layout: Layout, dtype: str) -> None:
+def test_arrays_of_another_dtype_are_refused_with_one_line(layout, dtype):
     arrays = {"w": np.array([[1, 2, 3], [4, 5, 6]], dtype), "b": np.float64([7, 8])}
     record = ArrayRecord({name: Array(values) for name, values in arrays.items()})
     said = rf"^array 'w' is {dtype}\[2, 3\], the model's is float32\[2, 3\]$"
@@ -155,7 +152,7 @@ def test_arrays_of_another_dtype_are_refused_with_one_line(layout: Layout, dtype
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "S3", "no-such-dtype"])
-def test_a_dtype_that_is_no_real_number_is_refused_by_name(dtype: str) -> None:
+def test_a_dtype_that_is_no_real_number_is_refused_by_name(dtype):
     record = ArrayRecord({"w": Array(np.zeros(2)), "b": Array(dtype, (2,), "numpy.ndarray", b"")})
     with pytest.raises(
         ArraysMismatchError, match=rf"^array 'b' is {dtype}; allowed are real numbers of NumPy's"
@@ -163,34 +160,34 @@ def test_a_dtype_that_is_no_real_number_is_refused_by_name(dtype: str) -> None:
         Layout.of(record)
 
 
-def test_bfloat16_is_refused_by_name() -> None:
+def test_bfloat16_is_refused_by_name():
     bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)  # NumPy takes it for raw bytes
     with pytest.raises(ArraysMismatchError, match=r"^array 'w' is bfloat16; allowed are"):
         Layout.of(ArrayRecord({"w": Array(np.zeros(2, bfloat16))}))
 
 
 @pytest.mark.parametrize(("value", "too_large"), [(65519.0, False), (65520.0, True), (-7e4, True)])
-def test_what_overflows_a_float16_array_is_seen(value: float, *, too_large: bool) -> None:
+def test_what_overflows_a_float16_array_is_seen(value, *, too_large):
     arrays = {"w": np.zeros(2, np.float32), "h": np.zeros((1, 2), np.float16), "b": np.zeros(1, np.float32)}
     layout = Layout.of(ArrayRecord({name: Array(values) for name, values in arrays.items()}))
     assert layout.overflows(np.array([0, 0, 0, value, 0])) is too_large
     assert not layout.overflows(np.array([value, value, 0, 0, value]))
 
 
-def test_declared_shape_and_dtype_are_not_believed(layout: Layout) -> None:
+def test_declared_shape_and_dtype_are_not_believed(layout):
     # The record says float32 (2, 3); its bytes are five doubles.
     with pytest.raises(ArraysMismatchError, match=r"'w' is float64\[5\]"):
         layout.to_vector(_with_bytes(Array(np.zeros(5)).data))
 
 
-def test_other_serialisations_are_refused(layout: Layout) -> None:
+def test_other_serialisations_are_refused(layout):
     record = _record()
     record["w"] = Array("float32", (2, 3), "pickle", record["w"].data)
     with pytest.raises(ArraysMismatchError, match="can't be read"):
         layout.to_vector(record)
 
 
-def test_the_text_stays_short_for_models_of_many_arrays() -> None:
+def test_the_text_stays_short_for_models_of_many_arrays():
     record = ArrayRecord({f"layer{i}": Array(np.zeros(1)) for i in range(100)})
     with pytest.raises(ArraysMismatchError, match=r"\['layer0', …, 'layer99'\] \(100\)") as error:
         Layout.of(record).to_vector(ArrayRecord())

@@ -55,19 +55,19 @@ def assert_same(values: np.ndarray, expected: np.ndarray) -> None:
 
 
 @given(arrays())
-def test_packed_arrays_are_flowers_byte_for_byte(values: np.ndarray) -> None:
+def test_packed_arrays_are_flowers_byte_for_byte(values):
     assert fields(pack(values)) == fields(Array(values))
 
 
 @given(arrays())
-def test_unpacked_values_are_flowers(values: np.ndarray) -> None:
+def test_unpacked_values_are_flowers(values):
     for array in (pack(values), Array(values), Array(np.array(values, order="F"))):
         assert_same(unpack(array), array.numpy())
         assert_same(unpack(array), values)
 
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "<i8"])
-def test_any_layout_in_memory_is_packed_in_c_order(dtype: str) -> None:
+def test_any_layout_in_memory_is_packed_in_c_order(dtype):
     base = np.arange(24, dtype=dtype).reshape(2, 3, 4)
     views = [np.asfortranarray(base), base.T, base[:, ::2], base[..., ::-1], base[:, :1], base[1:1]]
     for view in views:
@@ -75,7 +75,7 @@ def test_any_layout_in_memory_is_packed_in_c_order(dtype: str) -> None:
         assert_same(unpack(pack(view)), np.array(view, order="C"))
 
 
-def test_a_packed_array_is_a_copy() -> None:
+def test_a_packed_array_is_a_copy():
     values = np.zeros(3)
     array = pack(values)
     values += 1
@@ -108,7 +108,7 @@ W = np.arange(6, dtype=np.float32).reshape(2, 3)
         (Array("float32", (2, 3), "numpy.ndarray", saved(W) + b"more"), W),
     ],
 )
-def test_bytes_that_are_not_ours_are_read_as_flower_reads_them(array: Array, expected: np.ndarray) -> None:
+def test_bytes_that_are_not_ours_are_read_as_flower_reads_them(array, expected):
     assert_same(array.numpy(), expected)
     assert_same(unpack(array), expected)
 
@@ -152,7 +152,7 @@ def header(dtype: str, shape: str) -> bytes:
         "huge shape",
     ],
 )
-def test_what_is_no_array_raises_with_flower_and_here(array: Array) -> None:
+def test_what_is_no_array_raises_with_flower_and_here(array):
     for read in (Array.numpy, unpack):
         with pytest.raises(Exception):  # noqa: B017, PT011  # whatever NumPy raises
             read(array)

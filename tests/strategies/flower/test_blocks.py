@@ -20,7 +20,7 @@ SIZES = [0, 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_weighted_update_is_added_to_the_same_bits(size: int) -> None:
+def test_a_weighted_update_is_added_to_the_same_bits(size):
     rng = np.random.default_rng(size)
     total, update = rng.normal(size=size), rng.normal(size=size)
     expected = total + 0.3 * update
@@ -30,7 +30,7 @@ def test_a_weighted_update_is_added_to_the_same_bits(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_a_distance_is_that_of_the_exact_sum(size: int, dtype: type) -> None:
+def test_a_distance_is_that_of_the_exact_sum(size, dtype):
     rng = np.random.default_rng(size)
     model, base = rng.normal(size=size), rng.normal(size=size).astype(dtype)
     exact = math.sqrt(math.fsum((model - base) ** 2))
@@ -39,7 +39,7 @@ def test_a_distance_is_that_of_the_exact_sum(size: int, dtype: type) -> None:
         assert distance(model, base) == float(np.linalg.norm(model - base))
 
 
-def test_an_update_of_several_blocks_is_shortened_to_the_bound() -> None:
+def test_an_update_of_several_blocks_is_shortened_to_the_bound():
     rng = np.random.default_rng(0)
     base, update = rng.normal(size=2 * BLOCK + 3), rng.normal(size=2 * BLOCK + 3)
     model = base + update
@@ -50,7 +50,7 @@ def test_an_update_of_several_blocks_is_shortened_to_the_bound() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30, 1e200])
 @pytest.mark.parametrize("at", [0, BLOCK - 1, BLOCK, 2 * BLOCK + 6])
-def test_a_wrong_value_is_seen_in_any_block(at: int, value: float) -> None:
+def test_a_wrong_value_is_seen_in_any_block(at, value):
     values = np.ones(2 * BLOCK + 7, dtype=np.float64)
     record = ArrayRecord({"w": Array(values)})
     assert np.array_equal(Layout.of(record).to_vector(record), values.astype(np.float64))

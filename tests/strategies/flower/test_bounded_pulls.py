@@ -74,14 +74,14 @@ MOST = Layout.of(model()).most_bytes + messages.MOST_BESIDE
 
 
 @pytest.mark.parametrize("more", [0, 1 << 18])
-def test_a_reply_within_the_bound_is_read_whole(more: int) -> None:
+def test_a_reply_within_the_bound_is_read_whole(more):
     (found,), link = pulled([reply(more)], MOST)
     assert messages.num_bytes(found.content.array_records["arrays"]) == messages.num_bytes(model())
     assert link.received == [found.metadata.message_id]
     assert link.bytes_read == sum(map(len, link.objects.values()))
 
 
-def test_a_larger_reply_is_read_up_to_the_bound_and_dropped() -> None:
+def test_a_larger_reply_is_read_up_to_the_bound_and_dropped():
     large = reply(MORE)
     (found,), link = pulled([large], MOST)
     assert found.has_error()
@@ -95,7 +95,7 @@ def test_a_larger_reply_is_read_up_to_the_bound_and_dropped() -> None:
     assert link.received == [large.metadata.message_id]  # the SuperLink keeps none of it
 
 
-def test_one_large_reply_leaves_the_others_as_they_are() -> None:
+def test_one_large_reply_leaves_the_others_as_they_are():
     found, link = pulled([reply(), reply(MORE), reply(1000)], MOST)
     assert [each.has_error() for each in found] == [False, True, False]
     assert len(link.received) == 3

@@ -1,20 +1,17 @@
 """Sending messages and waiting for replies, over a grid that loses, doubles and delays them."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ConfigRecord, Message
 
 from strategies.flower import messages
 from strategies.flower.exchange import exchange
 
-Requests = Callable[..., list[Message]]
-
 
 @pytest.fixture
-def requests(model: Callable[..., ArrayRecord]) -> Requests:
+def requests(model):
     """Make a training request to every node of a grid."""
 
     def make(grid: Any) -> list[Message]:
@@ -26,7 +23,7 @@ def requests(model: Callable[..., ArrayRecord]) -> Requests:
     return make
 
 
-def test_all_replies_come_by_node_id(federation: Callable[..., Any], requests: Requests) -> None:
+def test_all_replies_come_by_node_id(federation, requests):
     grid = federation()
     replies = exchange(grid, requests(grid), timeout=10.0)
     assert replies.keys() == grid.nodes.keys()
@@ -39,20 +36,18 @@ def test_all_replies_come_by_node_id(federation: Callable[..., Any], requests: R
         )
 
 
-def test_no_messages_no_wait(federation: Callable[..., Any]) -> None:
+def test_no_messages_no_wait(federation):
     began = time.monotonic()
     assert exchange(federation(), [], timeout=10.0) == {}
     assert time.monotonic() - began < 9.0
 
 
-def test_messages_may_come_from_a_generator(federation: Callable[..., Any], requests: Requests) -> None:
+def test_messages_may_come_from_a_generator(federation, requests):
     grid = federation()
     assert len(exchange(grid, (m for m in requests(grid)), timeout=10.0)) == 3
 
 
-def test_a_reply_missing_at_the_deadline_is_given_up(
-    federation: Callable[..., Any], requests: Requests
-) -> None:
+def test_a_reply_missing_at_the_deadline_is_given_up(federation, requests):
     grid, began = federation(), time.monotonic()
     grid.lose(1, "drop")
     replies = exchange(grid, requests(grid), timeout=0.1)
@@ -60,9 +55,7 @@ def test_a_reply_missing_at_the_deadline_is_given_up(
     assert 0.1 <= time.monotonic() - began < 9.0
 
 
-def test_a_reply_that_needs_some_polls_is_waited_for(
-    federation: Callable[..., Any], requests: Requests
-) -> None:
+def test_a_reply_that_needs_some_polls_is_waited_for(federation, requests):
     grid = federation()
     grid.node(2).delay = 0.05
     began = time.monotonic()
@@ -70,9 +63,7 @@ def test_a_reply_that_needs_some_polls_is_waited_for(
     assert 0.05 <= time.monotonic() - began < 9.0
 
 
-def test_a_reply_that_came_before_the_deadline_counts(
-    federation: Callable[..., Any], requests: Requests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reply_that_came_before_the_deadline_counts(federation, requests, monkeypatch):
     # One poll at the start, the next at the deadline: the reply of 0.05 s is there by then.
     monkeypatch.setattr("strategies.flower.exchange.SHORTEST_POLL", 0.2)
     monkeypatch.setattr("strategies.flower.exchange.LONGEST_POLL", 0.2)
@@ -81,7 +72,7 @@ def test_a_reply_that_came_before_the_deadline_counts(
     assert len(exchange(grid, requests(grid), timeout=0.2)) == 3
 
 
-def test_a_second_reply_is_ignored(federation: Callable[..., Any], requests: Requests) -> None:
+def test_a_second_reply_is_ignored(federation, requests):
     grid = federation()
     grid.lose(0, "twice")
     replies = exchange(grid, requests(grid), timeout=10.0)
@@ -89,9 +80,7 @@ def test_a_second_reply_is_ignored(federation: Callable[..., Any], requests: Req
     assert grid.pull_messages([m.metadata.message_id for m in grid.sent]) == []
 
 
-def test_a_message_the_grid_could_not_store_counts_as_missing(
-    federation: Callable[..., Any], requests: Requests
-) -> None:
+def test_a_message_the_grid_could_not_store_counts_as_missing(federation, requests):
     grid, began = federation(), time.monotonic()
     grid.lose(1, "unstorable")
     replies = exchange(grid, requests(grid), timeout=10.0)
@@ -99,9 +88,7 @@ def test_a_message_the_grid_could_not_store_counts_as_missing(
     assert time.monotonic() - began < 9.0  # and isn't waited for
 
 
-def test_a_grid_that_marks_unstorable_messages_with_none_is_understood(
-    federation: Callable[..., Any], requests: Requests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_that_marks_unstorable_messages_with_none_is_understood(federation, requests, monkeypatch):
     # Flower's HttpGrid keeps the order and puts None where a message wasn't stored.
     grid = federation()
     grid.lose(1, "unstorable")
@@ -110,9 +97,7 @@ def test_a_grid_that_marks_unstorable_messages_with_none_is_understood(
     assert len(exchange(grid, requests(grid), timeout=10.0)) == 2
 
 
-def test_an_error_from_the_superlink_is_the_reply_of_the_node_that_was_asked(
-    federation: Callable[..., Any], requests: Requests
-) -> None:
+def test_an_error_from_the_superlink_is_the_reply_of_the_node_that_was_asked(federation, requests):
     # Such a reply says that it comes from the SuperLink (node 1).
     grid = federation()
     grid.lose(1, "unavailable")
@@ -121,9 +106,7 @@ def test_an_error_from_the_superlink_is_the_reply_of_the_node_that_was_asked(
     assert "Node Unavailable" in messages.reason_of(replies[grid.node(1).node_id])
 
 
-def test_while_replies_come_there_is_no_wait_between_polls(
-    federation: Callable[..., Any], requests: Requests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_replies_come_there_is_no_wait_between_polls(federation, requests, monkeypatch):
     # A grid in this process works while it is polled, and hands its replies out a few at a time.
     grid, asked = federation(), [0]
     pull = grid.pull_messages
@@ -141,7 +124,7 @@ def test_while_replies_come_there_is_no_wait_between_polls(
     assert time.monotonic() - began < 50.0
 
 
-def test_stopped_ends_the_wait_at_once(federation: Callable[..., Any], requests: Requests) -> None:
+def test_stopped_ends_the_wait_at_once(federation, requests):
     grid, began = federation(), time.monotonic()
     grid.lose(1, "drop")
     asked: list[float] = []

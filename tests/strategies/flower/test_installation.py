@@ -44,7 +44,7 @@ def imported(code: str, *folders: Path) -> str:
         ),
     ],
 )
-def test_an_import_names_what_flower_lacks(module: str, name: str, gone: str, what: str) -> None:
+def test_an_import_names_what_flower_lacks(module, name, gone, what):
     code = LACKING.format(module=module, name=name)
     if name.startswith("ErrorCode"):  # Flower uses it too, when it is imported
         code = code.replace("import strategies", "from strategies.flower import internals")
@@ -55,7 +55,7 @@ def test_an_import_names_what_flower_lacks(module: str, name: str, gone: str, wh
     )
 
 
-def test_classes_that_are_known_by_their_names_are_there() -> None:
+def test_classes_that_are_known_by_their_names_are_there():
     for module, name in (
         ("flwr.superlink.grid.inmemory_grid", "InMemoryGrid"),
         ("flwr.compat.client.run_info_store", "DeprecatedRunInfoStore"),
@@ -64,7 +64,7 @@ def test_classes_that_are_known_by_their_names_are_there() -> None:
     assert internals.is_simulation(type("InMemoryGrid", (), {})())  # type: ignore[arg-type]
 
 
-def test_another_module_of_the_name_is_named_and_the_library_itself_is_not(tmp_path: Path) -> None:
+def test_another_module_of_the_name_is_named_and_the_library_itself_is_not(tmp_path):
     library = Path(strategies.__file__).parent
     assert namesakes([str(library.parent), str(tmp_path)]) == []
     (tmp_path / "strategies.py").write_text("", "utf-8")
@@ -74,7 +74,7 @@ def test_another_module_of_the_name_is_named_and_the_library_itself_is_not(tmp_p
     assert found == [tmp_path / "strategies.py", tmp_path / "deep" / "strategies" / "__init__.py"]
 
 
-def test_a_clash_is_one_line_at_import(tmp_path: Path) -> None:
+def test_a_clash_is_one_line_at_import(tmp_path):
     (tmp_path / "strategies.py").write_text("", "utf-8")
     library = Path(strategies.__file__).parent
     line = imported("import strategies", library.parent, tmp_path)

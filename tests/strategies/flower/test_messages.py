@@ -15,7 +15,7 @@ def request(arrays: ArrayRecord | None = None, **companions: ArrayRecord) -> Mes
     return messages.request(messages.TRAIN, 7, config, ttl=60.0, arrays=arrays, companions=companions)
 
 
-def test_arrays_by_key() -> None:
+def test_arrays_by_key():
     model, neighbours = record(3), record(4)
     message = request(arrays=model, neighbours=neighbours)
     assert messages.arrays_of(message) is model
@@ -24,13 +24,13 @@ def test_arrays_by_key() -> None:
     assert messages.arrays_of(request()) is None
 
 
-def test_a_record_of_another_type_under_the_key_is_none() -> None:
+def test_a_record_of_another_type_under_the_key_is_none():
     content = RecordDict({messages.ARRAYS: MetricRecord({"loss": 1.0}), "other": record(1)})
     message = Message(content=content, dst_node_id=7, message_type=messages.TRAIN, ttl=60.0)
     assert messages.arrays_of(message) is None
 
 
-def test_bytes_are_those_of_all_arrays() -> None:
+def test_bytes_are_those_of_all_arrays():
     # .npy: a header of 128 bytes, then 4 bytes a value
     assert messages.num_bytes(record(3, 5)) == 2 * 128 + 4 * (3 + 5)
     assert messages.total_bytes(request(arrays=record(3, 5))) == 2 * 128 + 4 * 8

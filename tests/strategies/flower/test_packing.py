@@ -59,7 +59,7 @@ def records(draw: st.DrawFn, dtypes: list[str] = DTYPES) -> ArrayRecord:
 
 
 @given(records())
-def test_what_is_packed_comes_back_to_the_last_byte(record: ArrayRecord) -> None:
+def test_what_is_packed_comes_back_to_the_last_byte(record):
     packed = pack_record(record)
     assert is_packed(packed) == (len(record) > 1)
     if is_packed(packed):
@@ -69,7 +69,7 @@ def test_what_is_packed_comes_back_to_the_last_byte(record: ArrayRecord) -> None
 
 
 @given(records(KEPT), records())
-def test_what_would_not_come_back_is_not_packed(strange: ArrayRecord, others: ArrayRecord) -> None:
+def test_what_would_not_come_back_is_not_packed(strange, others):
     both = ArrayRecord({**others, **strange})
     assert pack_record(both) is both or not strange
     transposed = Array(np.asfortranarray(np.arange(6.0).reshape(2, 3)))
@@ -87,7 +87,7 @@ def packed_bytes(head: Any, body: bytes, length: int | None = None) -> ArrayReco
 @example(b"")
 @example(b"\0" * 8)
 @example((2**63).to_bytes(8, "big"))
-def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+def test_no_bytes_do_more_than_be_refused(data):
     with pytest.raises(ArraysMismatchError, match=r"^its packed arrays ") as caught:
         unpack_record(ArrayRecord({PACKED: Array("uint8", (len(data),), PACKED, data)}))
     assert "\n" not in str(caught.value)
@@ -106,7 +106,7 @@ JSON = st.recursive(
 
 
 @given(st.lists(st.tuples(JSON, JSON, JSON) | JSON, min_size=1, max_size=3), st.binary(max_size=16))
-def test_no_head_does_more_than_be_refused_or_say_what_is_there(head: Any, body: bytes) -> None:
+def test_no_head_does_more_than_be_refused_or_say_what_is_there(head, body):
     with suppress(ArraysMismatchError):
         record = unpack_record(packed_bytes(head, body))
         assert sum(array.numpy().nbytes for array in record.values()) == len(body)
@@ -131,7 +131,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("case", HEADS)
-def test_a_head_that_lies_is_refused(case: str) -> None:
+def test_a_head_that_lies_is_refused(case):
     head, body, reason = HEADS[case]
     with pytest.raises(ArraysMismatchError) as caught:
         unpack_record(packed_bytes(head, body))
@@ -148,13 +148,13 @@ def test_a_head_that_lies_is_refused(case: str) -> None:
         (2**64 - 1, f"take {packing.MOST_HEAD + 12} bytes, too few for their head"),
     ],
 )
-def test_a_head_longer_than_any_model_s_is_not_even_parsed(length: int, reason: str) -> None:
+def test_a_head_longer_than_any_model_s_is_not_even_parsed(length, reason):
     body = b" " * (packing.MOST_HEAD + 2)
     with pytest.raises(ArraysMismatchError, match=reason):
         unpack_record(packed_bytes(b"[]", body, length))
 
 
-def test_a_model_of_sixty_arrays_is_six_objects_instead_of_124() -> None:
+def test_a_model_of_sixty_arrays_is_six_objects_instead_of_124():
     rng = np.random.default_rng(0)
     model = ArrayRecord({f"layer{i}.weight": Array(rng.normal(size=(3, i + 1))) for i in range(60)})
     counts = []
@@ -174,7 +174,7 @@ def test_a_model_of_sixty_arrays_is_six_objects_instead_of_124() -> None:
 
 
 @pytest.fixture
-def devices(federation: Make) -> Make:
+def devices(federation):
     """Make a grid whose nodes are devices, by default such as read packed models."""
 
     def make(centres: Any = (0.0, 1.0, -2.0), mods: Any = (reads_packed,), **options: Any) -> Any:
@@ -202,9 +202,7 @@ def model_of_many_types() -> ArrayRecord:
 
 @pytest.mark.parametrize("model", [initial_model, model_of_many_types])
 @pytest.mark.parametrize("name", REGISTRY)
-def test_packing_changes_no_bit_of_any_strategy(
-    name: str, model: Callable[[], ArrayRecord], devices: Make, train_config: Make
-) -> None:
+def test_packing_changes_no_bit_of_any_strategy(name, model, devices, train_config):
     results, grids = [], []
     for mods in ((), (reads_packed,)):
         directions = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
@@ -224,7 +222,7 @@ def test_packing_changes_no_bit_of_any_strategy(
     assert len(records) > len(grids[1].requests()) or name != "spectral"  # the neighbours' average, too
 
 
-def test_a_simulation_is_not_even_asked(federation: Make) -> None:
+def test_a_simulation_is_not_even_asked(federation):
     grid = federation(mods=(reads_packed,))
     FedAvg().start(grid, initial_model(), num_rounds=1, timeout=10.0)
     assert not any(is_packed(record) for record in records_of(grid.requests()))
@@ -232,7 +230,7 @@ def test_a_simulation_is_not_even_asked(federation: Make) -> None:
         assert READS_PACKED not in request.content.config_records[messages.CONFIG]
 
 
-def test_each_node_is_sent_what_it_knows(devices: Make, federation: Make) -> None:
+def test_each_node_is_sent_what_it_knows(devices, federation):
     grid, stock = devices(), federation().app
     reader = grid.app
     grid.app = lambda message, context: (stock if context.node_config["partition-id"] == 1 else reader)(
@@ -248,7 +246,7 @@ def test_each_node_is_sent_what_it_knows(devices: Make, federation: Make) -> Non
     assert content(result.arrays) == content(expected.arrays)
 
 
-def test_nobody_can_claim_it_for_another_node(devices: Make) -> None:
+def test_nobody_can_claim_it_for_another_node(devices):
     grid = devices(node_ids=[10, 20, 30], mods=())
 
     def claims_to_be_20(message: Message, context: Any, call_next: Any) -> Message:
@@ -271,9 +269,7 @@ def test_nobody_can_claim_it_for_another_node(devices: Make) -> None:
 @pytest.mark.parametrize(
     "fault", ["nan", "inf", "shape", "dtype", "bytes", "npz", "stype", "name", "no-arrays"]
 )
-def test_a_bad_model_is_left_out_for_the_reason_it_has_without_packing(
-    fault: str, devices: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_model_is_left_out_for_the_reason_it_has_without_packing(fault, devices, caplog):
     lines, models = [], []
     for mods in ((), (reads_packed,)):
         grid = devices(mods=mods, node_ids=[10, 20, 30])
@@ -326,9 +322,7 @@ LIES = {
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
 @pytest.mark.parametrize("lie", LIES)
-def test_a_packed_reply_that_lies_is_left_out_in_one_line(
-    lie: str, name: str, devices: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_packed_reply_that_lies_is_left_out_in_one_line(lie, name, devices, caplog):
     change, reason = LIES[lie]
     grid = devices(mods=(answering(change), reads_packed), node_ids=[10, 20, 30])
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
@@ -340,9 +334,7 @@ def test_a_packed_reply_that_lies_is_left_out_in_one_line(
     assert content(result.arrays) != content(initial_model())  # the others' work counts
 
 
-def test_a_packed_reply_larger_than_the_model_is_refused_before_it_is_unpacked(
-    devices: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packed_reply_larger_than_the_model_is_refused_before_it_is_unpacked(devices, caplog, monkeypatch):
     unpacked: list[int] = []
 
     def watched(record: ArrayRecord) -> ArrayRecord:
@@ -364,7 +356,7 @@ def test_a_packed_reply_larger_than_the_model_is_refused_before_it_is_unpacked(
     assert max(unpacked) < packing.MOST_HEAD
 
 
-def test_a_mod_leaves_alone_what_it_was_not_asked_for() -> None:
+def test_a_mod_leaves_alone_what_it_was_not_asked_for():
     app = ClientApp(mods=[reads_packed])
 
     @app.query("describe")
@@ -381,7 +373,7 @@ def test_a_mod_leaves_alone_what_it_was_not_asked_for() -> None:
         assert not reply.content
 
 
-def test_what_comes_back_beside_the_model_may_be_larger_than_it(devices: Make) -> None:
+def test_what_comes_back_beside_the_model_may_be_larger_than_it(devices):
     """A strategy of one's own gets it as the client made it."""
     large = ArrayRecord({f"fisher-{i}": Array(np.full((300, 300), i, np.float64)) for i in range(2)})
 

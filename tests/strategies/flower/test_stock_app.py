@@ -101,7 +101,7 @@ PAIRS: list[tuple[Any, Any, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("theirs", "ours", "both", "own"), PAIRS, ids=lambda v: getattr(v, "__name__", ""))
-def test_it_is_flowers_arithmetic(theirs: Any, ours: Any, both: dict[str, Any], own: dict[str, Any]) -> None:
+def test_it_is_flowers_arithmetic(theirs, ours, both, own):
     more = {"beta": 0.34} if theirs is flower.FedTrimmedAvg else {}
     config = ConfigRecord({"local-steps": 2})
     expected = theirs(**both, **more).start(grid(), model(), num_rounds=3, train_config=config)
@@ -123,7 +123,7 @@ def test_it_is_flowers_arithmetic(theirs: Any, ours: Any, both: dict[str, Any], 
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_flowers_privacy_round_it_clips_alike(ours: bool) -> None:
+def test_flowers_privacy_round_it_clips_alike(ours):
     # Δ = 1, .5, −1 in both coordinates, clipped to norm .5: ±.5/√2; (1 + 2 − 5)/8 · .5/√2
     inner = FedAvg() if ours else flower.FedAvg()
     wrapped = flower.DifferentialPrivacyServerSideFixedClipping(
@@ -134,7 +134,7 @@ def test_flowers_privacy_round_it_clips_alike(ours: bool) -> None:
 
 
 @pytest.mark.parametrize("describes", [False, True])
-def test_a_fraction_is_drawn_and_weighed_as_flower_does(describes: bool) -> None:
+def test_a_fraction_is_drawn_and_weighed_as_flower_does(describes):
     app = stock()
     if describes:
 
@@ -154,14 +154,14 @@ def test_a_fraction_is_drawn_and_weighed_as_flower_does(describes: bool) -> None
     )
 
 
-def test_weights_that_rest_on_all_sizes_want_the_handler() -> None:
+def test_weights_that_rest_on_all_sizes_want_the_handler():
     with pytest.raises(
         RunError, match=r"^participation = 'uniform': its weights rest on the number of examples"
     ):
         FedAvg(participation="uniform", fraction_train=0.5).start(grid(), model(), num_rounds=1)
 
 
-def test_a_draw_of_ones_own_keeps_its_weights() -> None:
+def test_a_draw_of_ones_own_keeps_its_weights():
     class First(FedAvg):
         def select(self, clients: Any, rng: Any) -> Any:
             return clients[:1], [0.25]
@@ -175,7 +175,7 @@ def test_a_draw_of_ones_own_keeps_its_weights() -> None:
 
 
 @pytest.mark.parametrize("kind", REGISTRY.values())
-def test_a_wrong_keyword_is_a_type_error_at_once(kind: Any) -> None:
+def test_a_wrong_keyword_is_a_type_error_at_once(kind):
     with pytest.raises(TypeError, match=rf"^{kind.__name__}\(\) has no keyword 'fraction_trian': "):
         kind(fraction_trian=0.5)
     with pytest.raises(
@@ -188,7 +188,7 @@ def test_a_wrong_keyword_is_a_type_error_at_once(kind: Any) -> None:
         kind(fraction_evaluate=2.0)
 
 
-def test_the_least_number_of_clients_is_waited_for_and_draws_that_do_not_know_it_refuse_it() -> None:
+def test_the_least_number_of_clients_is_waited_for_and_draws_that_do_not_know_it_refuse_it():
     assert FedAvg(min_train_nodes=7).config.min_clients == 7
     assert AsyncFedAvg(min_evaluate_nodes=5).config.min_clients == 5
     assert FedAvg(FedAvg.Config(min_clients=1), fraction_evaluate=0.0).config.min_clients == 1
@@ -199,7 +199,7 @@ def test_the_least_number_of_clients_is_waited_for_and_draws_that_do_not_know_it
 
 
 @pytest.mark.parametrize("base", [FedAvg, AsyncFedAvg])
-def test_a_model_of_ones_own_that_is_none_is_an_error(base: Any) -> None:
+def test_a_model_of_ones_own_that_is_none_is_an_error(base):
     def aggregate(self: Any, model: Any, contributions: Any, weights: Any) -> Any:
         return model * np.nan
 
@@ -207,7 +207,7 @@ def test_a_model_of_ones_own_that_is_none_is_an_error(base: Any) -> None:
         type("Own", (base,), {"aggregate": aggregate})().start(grid(), model(), num_rounds=2)
 
 
-def test_a_robust_rule_wants_enough_of_those_that_are_drawn() -> None:
+def test_a_robust_rule_wants_enough_of_those_that_are_drawn():
     strategy = FedAvg(
         client_weights="uniform", aggregation_rule="median", faulty_clients=1, fraction_train=0.3
     )
@@ -215,7 +215,7 @@ def test_a_robust_rule_wants_enough_of_those_that_are_drawn() -> None:
         strategy.check(5)
 
 
-def test_keywords_change_a_config_and_have_flowers_names() -> None:
+def test_keywords_change_a_config_and_have_flowers_names():
     strategy = FedProx(
         FedProx.Config(proximal_mu=0.5, seed=3), seed=4, min_available_nodes=7, min_evaluate_nodes=1
     )
@@ -223,7 +223,7 @@ def test_keywords_change_a_config_and_have_flowers_names() -> None:
     assert strategy.run.flower.min_evaluate_nodes == 1
 
 
-def test_records_and_weights_under_names_of_ones_own() -> None:
+def test_records_and_weights_under_names_of_ones_own():
     plain, sent = stock(), []
 
     def app(message: Message, context: Context) -> Message:
@@ -258,7 +258,7 @@ def drop_size(*clients: int) -> Reply:
     return spoil
 
 
-def test_without_any_size_it_is_an_error_as_in_flower() -> None:
+def test_without_any_size_it_is_an_error_as_in_flower():
     with pytest.raises(InconsistentMessageReplies):
         flower.FedAvg().start(grid(drop_size(0, 1, 2)), model(), num_rounds=1)
     with pytest.raises(RunError, match=r"no client counts: its reply has no metric 'num-examples'"):
@@ -269,19 +269,19 @@ def test_without_any_size_it_is_an_error_as_in_flower() -> None:
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix])
-def test_without_rounds_too(kind: Any) -> None:
+def test_without_rounds_too(kind):
     with pytest.raises(RunError, match="no client is left"):
         kind().start(grid(drop_size(0, 1, 2)), model(), num_rounds=3)
 
 
-def test_who_does_not_say_its_size_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_does_not_say_its_size_is_left_out_and_named(caplog):
     result = FedAvg().start(grid(drop_size(0)), model(), num_rounds=1)
     assert value(result) == pytest.approx(1 + (2 * 0.5 - 5) / 7)
     assert "its reply has no metric 'num-examples', which says how much it counts" in caplog.text
 
 
 @pytest.mark.parametrize("said", [0, -1, float("nan"), float("inf"), [1, 2]])
-def test_a_weight_that_is_none_leaves_its_client_out(said: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_weight_that_is_none_leaves_its_client_out(said, caplog):
     def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
         if context.node_config["partition-id"] == 0:
             content.metric_records["metrics"]["num-examples"] = said
@@ -292,7 +292,7 @@ def test_a_weight_that_is_none_leaves_its_client_out(said: Any, caplog: pytest.L
     assert "must be a positive number" in caplog.text
 
 
-def test_fractions_count_as_they_are() -> None:
+def test_fractions_count_as_they_are():
     def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
         content.metric_records["metrics"]["num-examples"] = (0.5, 0.25, 0.25)[
             int(context.node_config["partition-id"])
@@ -305,7 +305,7 @@ def test_fractions_count_as_they_are() -> None:
 # ---- Replies that are meant well -----------------------------------------------------------------------------------
 
 
-def test_another_record_name_is_understood() -> None:
+def test_another_record_name_is_understood():
     def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
         return RecordDict({"weights": content["arrays"], "metrics": content["metrics"]})
 
@@ -313,7 +313,7 @@ def test_another_record_name_is_understood() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8"])
-def test_another_dtype_is_left_out_with_one_line(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_dtype_is_left_out_with_one_line(dtype, caplog):
     def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
         if context.node_config["partition-id"] == 0:
             w = content.array_records["arrays"]["w"].numpy().astype(dtype)
@@ -327,7 +327,7 @@ def test_another_dtype_is_left_out_with_one_line(dtype: str, caplog: pytest.LogC
     assert line.endswith(f"array 'w' is {dtype}[2], the model's is float32[2]")
 
 
-def test_an_override_is_given_a_list_of_replies() -> None:
+def test_an_override_is_given_a_list_of_replies():
     class Counting(FedAvg):
         seen: tuple[int, ...] = ()
 
@@ -340,7 +340,7 @@ def test_an_override_is_given_a_list_of_replies() -> None:
     assert strategy.seen == (3, 3)
 
 
-def test_an_override_may_send_messages_of_its_own() -> None:
+def test_an_override_may_send_messages_of_its_own():
     class Marked(FedAvg):
         def configure_train(self, *args: Any) -> Iterable[Message]:
             for request in super().configure_train(*args):
@@ -352,7 +352,7 @@ def test_an_override_may_send_messages_of_its_own() -> None:
 
 @pytest.mark.parametrize("hook", ["configure_train", "aggregate_train"])
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
-def test_without_rounds_flowers_hooks_are_refused_with_what_there_is_instead(kind: Any, hook: str) -> None:
+def test_without_rounds_flowers_hooks_are_refused_with_what_there_is_instead(kind, hook):
     own = type("Own", (kind,), {hook: lambda self, *args: None})
     with pytest.raises(
         TypeError, match=rf"^Own\.{hook} would never be called, as there are no rounds: override"
@@ -374,7 +374,7 @@ def looks_at_round(message: Message, context: Context, call_next: Any) -> Messag
     ids=["of one's own", "clipping", "local privacy"],
 )
 @pytest.mark.parametrize("kind", [FedAvg, FedFix])
-def test_a_mod_of_the_app_does_not_break_it(kind: Any, mod: Any) -> None:
+def test_a_mod_of_the_app_does_not_break_it(kind, mod):
     made = grid(mods=[mod])
     result = kind(fraction_evaluate=0.0).start(
         made, model(), num_rounds=1, train_config=ConfigRecord({"clipping_norm": 1e9})
@@ -382,13 +382,13 @@ def test_a_mod_of_the_app_does_not_break_it(kind: Any, mod: Any) -> None:
     assert value(result) != 1.0
 
 
-def test_in_a_simulation_one_traceback_tells_it_all() -> None:
+def test_in_a_simulation_one_traceback_tells_it_all():
     made = grid()
     FedAvg().start(made, model(), num_rounds=1)
     assert len(made.requests(messages.DESCRIBE)) == 1
 
 
-def test_a_fleet_in_which_only_some_have_the_handler(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fleet_in_which_only_some_have_the_handler(caplog):
     app, plain = stock(), stock()
 
     @app.query("describe")
@@ -407,7 +407,7 @@ def test_a_fleet_in_which_only_some_have_the_handler(caplog: pytest.LogCaptureFi
 # ---- What is sent, and what is done with it ------------------------------------------------------------------------
 
 
-def test_nothing_of_the_users_config_is_overwritten() -> None:
+def test_nothing_of_the_users_config_is_overwritten():
     made, mine = grid(), {"client": 7, "task": "mnist", "alpha": 0.1, "beta": 2}
     FedProx(proximal_mu=0.3).start(made, model(), num_rounds=1, train_config=ConfigRecord(dict(mine)))
     for request in made.requests():
@@ -421,7 +421,7 @@ def test_nothing_of_the_users_config_is_overwritten() -> None:
         }
 
 
-def test_metrics_by_functions_of_ones_own() -> None:
+def test_metrics_by_functions_of_ones_own():
     def count(contents: list[RecordDict], key: str) -> MetricRecord:
         assert all(key in content.metric_records["metrics"] for content in contents)
         return MetricRecord({"replies": len(contents)})
@@ -434,7 +434,7 @@ def test_metrics_by_functions_of_ones_own() -> None:
     assert [m["replies"] for m in result.train_metrics_clientapp.values()] == [3, 3]
 
 
-def test_without_rounds_a_function_of_metrics_holds_no_arrays() -> None:
+def test_without_rounds_a_function_of_metrics_holds_no_arrays():
     seen: list[list[str]] = []
 
     def names(contents: list[RecordDict], key: str) -> MetricRecord:
@@ -446,7 +446,7 @@ def test_without_rounds_a_function_of_metrics_holds_no_arrays() -> None:
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedFix, AsyncFedAvg, FedBuff])
-def test_a_run_that_nobody_watches_says_how_it_goes(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_nobody_watches_says_how_it_goes(kind, caplog):
     own = {"buffer_size": 2} if kind is FedBuff else {}
     with caplog.at_level(logging.INFO, "flwr.strategies"):
         kind(**own).start(grid(), model(), num_rounds=3)
@@ -461,9 +461,7 @@ def test_a_run_that_nobody_watches_says_how_it_goes(kind: Any, caplog: pytest.Lo
 
 @pytest.mark.parametrize("devices", [False, True])
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedAvg])
-def test_the_clock_follows_from_where_it_runs(
-    kind: Any, devices: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_clock_follows_from_where_it_runs(kind, devices, caplog):
     strategy = kind(fraction_evaluate=0.0, **({"fedfix_interval": 0.05} if kind is FedFix else {}))
     with caplog.at_level(logging.INFO, "flwr.strategies"):
         for _ in range(2):  # a second run begins anew
@@ -477,7 +475,7 @@ def test_the_clock_follows_from_where_it_runs(
 
 
 @pytest.mark.parametrize("clients", [4, 20])
-def test_asynchronous_fedavg_is_stable_at_its_defaults(clients: int) -> None:
+def test_asynchronous_fedavg_is_stable_at_its_defaults(clients):
     app = ClientApp()
 
     @app.train()
@@ -494,7 +492,7 @@ def test_asynchronous_fedavg_is_stable_at_its_defaults(clients: int) -> None:
     assert value(result) == pytest.approx(1.0, abs=0.05)
 
 
-def test_an_interval_with_nothing_in_it_is_no_aggregation_on_devices_either() -> None:
+def test_an_interval_with_nothing_in_it_is_no_aggregation_on_devices_either():
     made = grid(devices=True)
     for node in made.nodes.values():
         node.delay = 0.3
@@ -503,7 +501,7 @@ def test_an_interval_with_nothing_in_it_is_no_aggregation_on_devices_either() ->
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedFix])
-def test_a_run_in_which_nothing_was_accepted_is_an_error(kind: Any) -> None:
+def test_a_run_in_which_nothing_was_accepted_is_an_error(kind):
     def fail(message: Message, context: Context, content: RecordDict) -> RecordDict:
         raise RuntimeError("out of memory")
 
@@ -524,13 +522,13 @@ def wrappers(inner: Any) -> list[Any]:
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
-def test_without_rounds_a_wrapper_is_refused(kind: Any, place: int) -> None:
+def test_without_rounds_a_wrapper_is_refused(kind, place):
     with pytest.raises(RunError, match="has no rounds: call its own start"):
         wrappers(kind())[place].start(grid(), model(), num_rounds=1)
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_neighbours_do_not_slip_past_a_wrapper(place: int) -> None:
+def test_neighbours_do_not_slip_past_a_wrapper(place):
     made = grid()
     with pytest.raises(
         RunError,
@@ -544,7 +542,7 @@ def test_neighbours_do_not_slip_past_a_wrapper(place: int) -> None:
 # ---- Evaluation in real time ---------------------------------------------------------------------------------------
 
 
-def test_a_run_without_rounds_does_not_wait_for_clients_that_evaluate() -> None:
+def test_a_run_without_rounds_does_not_wait_for_clients_that_evaluate():
     made, seen = grid(devices=True), []
     slow = 0.03
 

@@ -1,18 +1,13 @@
 """What tests of several methods share."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-Make = Callable[..., Any]
-
 
 @pytest.fixture
-def go(
-    request: pytest.FixtureRequest, federation: Make, model: Make, train_config: Make
-) -> Callable[..., tuple[np.ndarray, Any, Any]]:
+def go(request, federation, model, train_config):
     """Run a method on quadratics from w = 1, of the module's centres, sizes and γ; return models, grid, strategy."""
     module = request.module
 

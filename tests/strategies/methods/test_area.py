@@ -1,7 +1,6 @@
 """AREA: the server's model is the mean of the last local models of all clients, whoever comes when."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 from strategies import AREA, Contribution
 from strategies.clock import WallClock
-
-Make = Callable[..., Any]
 
 CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P = np.array(SIZES) / 10
@@ -34,7 +31,7 @@ class Noted(AREA):
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Noted]:
+def go(federation, model, train_config):
     def run(rounds: int, *, grid: Any = None, clock: Any = None, **options: Any) -> Noted:
         strategy = Noted(
             AREA.Config(**{"min_clients": 1, "buffer_size": 1} | options),
@@ -60,16 +57,8 @@ def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Noted
     seed=st.integers(0, 99),
 )
 def test_the_model_is_the_mean_of_the_last_models_after_every_aggregation(
-    go: Make,
-    federation: Make,
-    buffer: int,
-    places: int,
-    scenario: str,
-    availability: str,
-    failure: float,
-    fails: bool,
-    seed: int,
-) -> None:
+    go, federation, buffer, places, scenario, availability, failure, fails, seed
+):
     grid = federation(CENTRES, SIZES)
     if fails:
         grid.spoil(2, "raise")  # dropped after its third failure: then the others share its weight
@@ -87,7 +76,7 @@ def test_the_model_is_the_mean_of_the_last_models_after_every_aggregation(
     assert len(run.models) == 20
 
 
-def test_two_clients_by_hand(go: Make, federation: Make, tmp_path: Path) -> None:
+def test_two_clients_by_hand(go, federation, tmp_path):
     # γ = ¼, p = (½, ½), c = (4, 0), W_0 = y = 1. Tasks of client 0 take 2 s, of client 1 take 3 s.
     #   0@2   w = 1 + ¼ (4 − 1) = 1.75        W_1 = (1.75 + 1) / 2 = 1.375
     #   1@3   w = 1 + ¼ (0 − 1) = 0.75        W_2 = (1.75 + 0.75) / 2 = 1.25
@@ -99,7 +88,7 @@ def test_two_clients_by_hand(go: Make, federation: Make, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.3])
-def test_all_count_by_their_importance_however_fast_they_are(go: Make, server_lr: float) -> None:
+def test_all_count_by_their_importance_however_fast_they_are(go, server_lr):
     run = go(400, time_scenario="F80", eval_every=400, server_lr=server_lr)
     # The model at which Σ p_i (c_i − w) = 0.
     assert run.models[-1] == pytest.approx(P @ CENTRES, abs=1e-3)
@@ -108,7 +97,7 @@ def test_all_count_by_their_importance_however_fast_they_are(go: Make, server_lr
     assert shares["observed-share"] == pytest.approx(P.tolist(), abs=0.06)
 
 
-def test_who_joins_moves_nothing_until_it_contributes(go: Make, federation: Make) -> None:
+def test_who_joins_moves_nothing_until_it_contributes(go, federation):
     grid = federation(CENTRES, SIZES)
     grid.node(3).joins_after = 3
     for node in grid.nodes.values():

@@ -2,7 +2,6 @@
 
 import heapq
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
 from strategies.methods.shared.neighbours import discounted
 from tests.strategies.methods.spectral_requests import MANY, sent, vectors
-
-Make = Callable[..., Any]
 
 STEPS, GAMMA, BETA = 3, 0.2, 0.4
 SIZES, CURVATURES = (1, 2, 3, 4, 5, 6), (1.0, 0.7, 1.3, 0.5, 0.9, 1.1)
@@ -53,7 +50,7 @@ class Run:
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
+def go(federation, model, train_config):
     def start(name: str, number: int, *, clock: Any = None, look: Any = None, **options: Any) -> Run:
         run = Run(federation(MANY, SIZES, CURVATURES, directions=DIRECTIONS.tolist()))
         usual: dict[str, Any] = {"client_weights": "adjacency", "eval_every": 1}
@@ -147,9 +144,7 @@ def simulate(
     ("m", "options"),
     [(1, {}), (1, {"server_optimizer": "momentum", "server_lr": 0.1}), (3, {}), (3, {"availability": True})],
 )
-def test_a_run_is_its_rule_in_float64(
-    go: Make, tmp_path: Path, m: int, options: dict[str, Any], discount: str, s: Callable[[int], float]
-) -> None:
+def test_a_run_is_its_rule_in_float64(go, tmp_path, m, options, discount, s):
     number, away = 40, "availability" in options
     (tmp_path / "times.csv").write_text("".join(f"{i},{seconds}\n" for i, seconds in enumerate(SECONDS)))
     own = [(i, *stay) for i in range(6) for stay in STAYS.get(i, [(0.0, PERIOD)])]
@@ -185,9 +180,7 @@ def test_a_run_is_its_rule_in_float64(
     "options",
     [{}, {"neighbours": 2}, {"server_optimizer": "adam", "server_lr": 0.1}, {"graph_source": "updates"}],
 )
-def test_with_a_buffer_of_all_and_equal_speeds_it_is_spectral_bit_for_bit(
-    go: Make, options: dict[str, Any], discount: str
-) -> None:
+def test_with_a_buffer_of_all_and_equal_speeds_it_is_spectral_bit_for_bit(go, options, discount):
     common = {"perturbation_beta": BETA, "time_scenario": "F0", **options}
     spectral = go("spectral", 8, **common)
     run = go("async-spectral", 8, buffer_size=6, staleness_discount=discount, **common)
@@ -205,7 +198,7 @@ def test_with_a_buffer_of_all_and_equal_speeds_it_is_spectral_bit_for_bit(
         {"buffer_size": 1, "concurrency": 3, "task_failure": 0.2, "time_scenario": "exponential"},
     ],
 )
-def test_at_one_it_is_fedbuff_with_adjacency_weights_bit_for_bit(go: Make, options: dict[str, Any]) -> None:
+def test_at_one_it_is_fedbuff_with_adjacency_weights_bit_for_bit(go, options):
     run = go("async-spectral", 20, perturbation_beta=1.0, staleness_discount="polynomial:1", **options)
     fedbuff = go("fedbuff", 20, **options)
     assert run.bits == fedbuff.bits
@@ -213,7 +206,7 @@ def test_at_one_it_is_fedbuff_with_adjacency_weights_bit_for_bit(go: Make, optio
     assert go("async-spectral", 20, perturbation_beta=0.9, **options).bits != fedbuff.bits
 
 
-def test_without_a_discount_the_averages_of_one_time_have_the_mean_of_the_last_models(go: Make) -> None:
+def test_without_a_discount_the_averages_of_one_time_have_the_mean_of_the_last_models(go):
     last: dict[int, np.ndarray] = {}
     run = go(
         "async-spectral", 30, buffer_size=1, witness=lambda index, model: last.update({index: model.copy()})
@@ -225,7 +218,7 @@ def test_without_a_discount_the_averages_of_one_time_have_the_mean_of_the_last_m
     assert run.seen[-1].metrics["bytes-kept"] == 4 * 6 * 3
 
 
-def test_all_count_by_their_importance_however_stale_their_models_are(go: Make) -> None:
+def test_all_count_by_their_importance_however_stale_their_models_are(go):
     last = go("async-spectral", 60, buffer_size=2, staleness_discount="polynomial:2").seen[-1].clients
     p = graph_of()[1].tolist()
     assert last["importance"] == pytest.approx(p, rel=1e-9)
@@ -233,7 +226,7 @@ def test_all_count_by_their_importance_however_stale_their_models_are(go: Make) 
     assert last["observed-share"] == pytest.approx(p, rel=1e-9)
 
 
-def test_factors_of_staleness() -> None:
+def test_factors_of_staleness():
     rows = np.array([[0.0, 0.25, 0.75], [0.5, 0.0, 0.5]])
     assert discounted(rows, np.full(3, 0.3)) is rows
     halved = discounted(rows, np.array([1.0, 1.0, 0.5]))
@@ -249,9 +242,7 @@ def test_factors_of_staleness() -> None:
     ("name", "options"),
     [("fedbuff", {}), ("async-spectral", {}), ("async-spectral", {"graph_source": "updates"})],
 )
-def test_a_node_that_goes_while_it_works_and_one_that_comes(
-    name: str, options: dict[str, Any], go: Make, add_node: Make
-) -> None:
+def test_a_node_that_goes_while_it_works_and_one_that_comes(name, options, go, add_node):
     stays, done = (0, 2, 3, 4, 5, 6), False
 
     def look(run: Run, progress: Progress) -> None:

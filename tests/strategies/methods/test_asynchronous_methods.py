@@ -3,7 +3,6 @@
 Clients are quadratics: one step takes w to w + γ (c_i − w).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from tests.selection import methods
 from tests.strategies.events.event_reference import simulate
 from tests.strategies.events.runs import KINDS
 
-Make = Callable[..., Any]
 pytestmark = pytest.mark.timeout(600)
 
 CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
@@ -44,7 +42,7 @@ class Run:
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Run]:
+def go(federation, model, train_config):
     def run(name: str, rounds: int, *, grid: Any = None, clock: Any = None, **options: Any) -> Run:
         done = Run()
         kind = REGISTRY[name]
@@ -110,9 +108,7 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("name", "options", "rule"), ROWS, ids=[f"{n}-{'-'.join(map(str, o.values()))}" for n, o, _ in ROWS]
 )
-def test_a_run_is_its_papers_rule(
-    go: Make, name: str, options: dict[str, Any], rule: dict[str, Any], scenario: str
-) -> None:
+def test_a_run_is_its_papers_rule(go, name, options, rule, scenario):
     times = TimeScenario(scenario, 4, 3)
     eta = 1.0 if name == "fedasync" else 0.3
     expected = simulate(
@@ -130,7 +126,7 @@ def test_a_run_is_its_papers_rule(
     assert len(set(run.values)) > 20
 
 
-def test_what_late_work_is_worth() -> None:
+def test_what_late_work_is_worth():
     assert discount_of("constant") == Discount("constant")
     assert [discount_of("polynomial:0.5")(delay) for delay in (0, 3, 8)] == pytest.approx([1, 1 / 2, 1 / 3])
     assert [discount_of("hinge:10,4")(delay) for delay in (0, 4, 5, 6)] == [1.0, 1.0, 1 / 11, 1 / 21]
@@ -140,7 +136,7 @@ def test_what_late_work_is_worth() -> None:
     "text", ["", "linear:1", "constant:1", "polynomial", "polynomial:-1", "hinge:1", "hinge:1,inf"]
 )
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync"])
-def test_a_discount_that_is_none(name: str, text: str) -> None:
+def test_a_discount_that_is_none(name, text):
     with pytest.raises(
         ValueError, match=r"^staleness_discount = .*: must be constant, polynomial:A or hinge:A,B"
     ):
@@ -148,7 +144,7 @@ def test_a_discount_that_is_none(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ca2fl", "area", "fadas"])
-def test_a_buffer_that_would_never_fill(go: Make, name: str) -> None:
+def test_a_buffer_that_would_never_fill(go, name):
     with pytest.raises(ValueError, match=r"^buffer_size = 5: there are 4 clients, must be at most that"):
         go(name, 1, buffer_size=5)
 
@@ -156,14 +152,14 @@ def test_a_buffer_that_would_never_fill(go: Make, name: str) -> None:
 # ---- Exact limits ------------------------------------------------------------------------------------------
 
 
-def test_without_a_discount_fedbuff_is_as_it_was(go: Make) -> None:
+def test_without_a_discount_fedbuff_is_as_it_was(go):
     plain, none = go("fedbuff", 12), go("fedbuff", 12, staleness_discount="polynomial:0")
     assert plain.bits == none.bits
     # What is known beforehand and what is seen in the run come to the same.
     assert none.seen[-1].clients["weight"] == pytest.approx(plain.seen[-1].clients["weight"], rel=1e-12)
 
 
-def test_ringmaster_without_a_threshold_is_asynchronous_fedavg_bit_for_bit(go: Make) -> None:
+def test_ringmaster_without_a_threshold_is_asynchronous_fedavg_bit_for_bit(go):
     one = go("ringmaster", 20, delay_threshold=0, server_lr=0.0)
     other = go("async-fedavg", 20, aggregation_weights="identical", server_lr=0.0)
     assert one.bits == other.bits
@@ -171,9 +167,7 @@ def test_ringmaster_without_a_threshold_is_asynchronous_fedavg_bit_for_bit(go: M
 
 
 @pytest.mark.parametrize("weights", ["time-based", "identical"])
-def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit(
-    go: Make, weights: str
-) -> None:
+def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit(go, weights):
     common = {"aggregation_weights": weights, "server_lr": 0.0, "time_scenario": "F0"}
     assert go("delay-adaptive", 20, **common).bits == go("async-fedavg", 20, **common).bits
     late = common | {"time_scenario": "F80"}
@@ -193,7 +187,7 @@ def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit
         ("delay-adaptive", {}),
     ],
 )
-def test_of_one_client_all_are_fedavg(go: Make, federation: Make, name: str, options: dict[str, Any]) -> None:
+def test_of_one_client_all_are_fedavg(go, federation, name, options):
     def alone() -> Any:
         return federation([4.0], [3])
 
@@ -205,14 +199,14 @@ def test_of_one_client_all_are_fedavg(go: Make, federation: Make, name: str, opt
         assert run.bits == sync.bits
 
 
-def test_the_first_model_of_ace_is_that_of_fedavg(go: Make) -> None:
+def test_the_first_model_of_ace_is_that_of_fedavg(go):
     run = go("ace", 3)
     assert run.values[1] == pytest.approx(go("fedavg", 1).values[1], rel=1e-6)
     assert [p.metrics["contributions"] for p in run.seen[1:]] == [4, 1, 1]
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4])
-def test_so_it_is_where_safeguards_hold_the_first_back(clients: int, go: Make, federation: Make) -> None:
+def test_so_it_is_where_safeguards_hold_the_first_back(clients, go, federation):
     def model_of(name: str, **options: Any) -> float:
         grid = federation(CENTRES[:clients], SIZES[:clients])
         return go(name, 1, grid=grid, min_clients=1, **options).values[1]  # type: ignore[no-any-return]
@@ -222,7 +216,7 @@ def test_so_it_is_where_safeguards_hold_the_first_back(clients: int, go: Make, f
     )
 
 
-def test_aced_without_a_limit_is_ace_bit_for_bit(go: Make) -> None:
+def test_aced_without_a_limit_is_ace_bit_for_bit(go):
     common = {"server_lr": 0.3, "time_scenario": "exponential"}
     one, none, other = (
         go("ace", 40, **common),
@@ -234,7 +228,7 @@ def test_aced_without_a_limit_is_ace_bit_for_bit(go: Make) -> None:
     assert go("aced", 40, cache_age=4, **common).bits != one.bits
 
 
-def test_in_aced_a_client_that_takes_longer_than_the_limit_counts_for_a_part_of_its_time(go: Make) -> None:
+def test_in_aced_a_client_that_takes_longer_than_the_limit_counts_for_a_part_of_its_time(go):
     # F80: τ = (3, 7, 11, 15)/15 s, P = τ Σ 1/τ = (1.90, 4.44, 6.97, 9.51): d = p min(P, 4 + 1), q ∝ d / P.
     last = go("aced", 300, cache_age=4, server_lr=0.01).seen[-1].clients
     periods = np.array([3, 7, 11, 15]) * (1 / 3 + 1 / 7 + 1 / 11 + 1 / 15)
@@ -244,14 +238,14 @@ def test_in_aced_a_client_that_takes_longer_than_the_limit_counts_for_a_part_of_
     assert last["observed-share"] == pytest.approx(q / q.sum(), abs=0.02)
 
 
-def test_ca2fl_with_equal_clients_that_all_answer_is_fedavg(go: Make) -> None:
+def test_ca2fl_with_equal_clients_that_all_answer_is_fedavg(go):
     common = {"client_weights": "uniform", "time_scenario": "F0"}
     assert go("ca2fl", 8, buffer_size=4, **common).values == pytest.approx(
         go("fedavg", 8, **common).values, rel=1e-6
     )
 
 
-def test_area_with_equal_speeds_and_a_buffer_of_all_is_fedavg(go: Make) -> None:
+def test_area_with_equal_speeds_and_a_buffer_of_all_is_fedavg(go):
     for optimizer in ("sgd", "momentum", "adam"):
         common = {"time_scenario": "F0", "server_lr": 0.1, "server_optimizer": optimizer}
         area, fedavg = go("area", 8, buffer_size=4, **common), go("fedavg", 8, **common)
@@ -259,22 +253,22 @@ def test_area_with_equal_speeds_and_a_buffer_of_all_is_fedavg(go: Make) -> None:
 
 
 @pytest.mark.parametrize("weights", ["identical", "observed"])
-def test_a_buffer_of_one_is_asynchronous_fedavg_bit_for_bit(go: Make, weights: str) -> None:
+def test_a_buffer_of_one_is_asynchronous_fedavg_bit_for_bit(go, weights):
     common = {"aggregation_weights": weights, "server_lr": 0.3}
     assert go("fedbuff", 14, buffer_size=1, **common).bits == go("async-fedavg", 14, **common).bits
 
 
-def test_rennala_of_one_piece_of_work_is_ringmaster_without_delays_bit_for_bit(go: Make) -> None:
+def test_rennala_of_one_piece_of_work_is_ringmaster_without_delays_bit_for_bit(go):
     one = go("rennala", 14, buffer_size=1, server_lr=0.3)
     assert one.bits == go("ringmaster", 14, delay_threshold=1, server_lr=0.3).bits
 
 
-def test_fedasync_goes_by_the_product_of_its_two_steps_bit_for_bit(go: Make) -> None:
+def test_fedasync_goes_by_the_product_of_its_two_steps_bit_for_bit(go):
     one = go("fedasync", 14, mixing_alpha=0.3, server_lr=1.0)
     assert one.bits == go("fedasync", 14, mixing_alpha=0.6, server_lr=0.5).bits
 
 
-def test_fadas_where_nobody_is_late_is_fedbuff_with_its_optimizer_bit_for_bit(go: Make) -> None:
+def test_fadas_where_nobody_is_late_is_fedbuff_with_its_optimizer_bit_for_bit(go):
     common = {"buffer_size": 4, "server_lr": 0.1}
     one = go("fadas", 10, server_optimizer="sgd", **common)  # which stands for it
     other = go("fedbuff", 10, server_optimizer="amsgrad", aggregation_weights="identical", **common)
@@ -285,7 +279,7 @@ def test_fadas_where_nobody_is_late_is_fedbuff_with_its_optimizer_bit_for_bit(go
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_so_many_are_at_work(go: Make, federation: Make, name: str) -> None:
+def test_so_many_are_at_work(go, federation, name):
     grid, at_work = federation(range(8), [1] * 8), []
     pull = grid.pull_messages
 
@@ -302,7 +296,7 @@ def test_so_many_are_at_work(go: Make, federation: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedasync", "delay-adaptive"])
-def test_the_objective_that_is_minimised_counts_the_discount(go: Make, name: str) -> None:
+def test_the_objective_that_is_minimised_counts_the_discount(go, name):
     options = {"staleness_discount": "polynomial:1"} if name == "fedasync" else {}
     last = go(name, 300, server_lr=0.01, **options).seen[-1].clients
     assert last["expected-share"] == pytest.approx(last["observed-share"], abs=0.01)
@@ -310,7 +304,7 @@ def test_the_objective_that_is_minimised_counts_the_discount(go: Make, name: str
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_a_cache_counts_all_by_their_importance_and_says_what_it_takes(go: Make, name: str) -> None:
+def test_a_cache_counts_all_by_their_importance_and_says_what_it_takes(go, name):
     last = go(name, 60, server_lr=0.01).seen[-1]
     assert last.clients["expected-share"] == pytest.approx(P.tolist(), rel=1e-9)
     assert last.clients["observed-share"] == pytest.approx(P.tolist(), abs=0.06)
@@ -318,7 +312,7 @@ def test_a_cache_counts_all_by_their_importance_and_says_what_it_takes(go: Make,
     assert last.metrics["bytes-kept"] == 4 * 4
 
 
-def test_a_newcomer_counts_in_a_cache_from_its_first_answer_on(go: Make, federation: Make) -> None:
+def test_a_newcomer_counts_in_a_cache_from_its_first_answer_on(go, federation):
     grid = federation(CENTRES, SIZES)
     grid.node(3).joins_after = 3
     for node in grid.nodes.values():
@@ -331,7 +325,7 @@ def test_a_newcomer_counts_in_a_cache_from_its_first_answer_on(go: Make, federat
 
 
 @pytest.mark.parametrize("name", NEW)
-def test_in_real_time(go: Make, federation: Make, name: str) -> None:
+def test_in_real_time(go, federation, name):
     grid = federation(CENTRES, SIZES)
     for client in range(4):
         grid.node(client).delay = 0.01 * (client + 1)
@@ -343,6 +337,6 @@ def test_in_real_time(go: Make, federation: Make, name: str) -> None:
     assert len(set(run.values)) > 6
 
 
-def test_how_often_a_run_is_evaluated_does_not_change_it(go: Make) -> None:
+def test_how_often_a_run_is_evaluated_does_not_change_it(go):
     common = {"concurrency": 2, "server_lr": 0.1}
     assert go("async-fedavg", 30, **common).bits == go("async-fedavg", 30, eval_every=7, **common).bits

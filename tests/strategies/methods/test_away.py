@@ -1,6 +1,5 @@
 """Methods that correct who takes part, where nodes come and go: quadratics whose common minimum is known by hand."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -10,9 +9,6 @@ import pytest
 from strategies import FedDyn, FedStale, Mifa, Scaffold
 from strategies.core.run_state import Memory
 from strategies.methods.shared.latest_updates import LatestUpdates
-
-Make = Callable[..., Any]
-Go = Callable[..., tuple[np.ndarray, Any]]
 
 CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5), (1, 2, 5, 3)
 P = np.array(SIZES) / 11
@@ -28,7 +24,7 @@ EACH = pytest.mark.parametrize(("kind", "own"), METHODS, ids=["scaffold", "feddy
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make, values_of: Make) -> Go:
+def go(federation, model, train_config, values_of):
     """Run a method, which ``after`` each round may do something to the grid; return its models, and itself."""
 
     def run(
@@ -57,7 +53,7 @@ def every_third_round(number: int, grid: Any, strategy: Any) -> None:
 # ---- FedDyn's sum, when p changes ----------------------------------------------------------------------------------
 
 
-def test_feddyn_ends_at_the_minimum_by_the_sizes_that_replies_tell(go: Go, federation: Make) -> None:
+def test_feddyn_ends_at_the_minimum_by_the_sizes_that_replies_tell(go, federation):
     # Who hasn't told counts as the mean of the others, so that p changes while clients are drawn for the first time.
     grid = federation(CENTRES, SIZES, describes=False)
     own = {"participation": "flower", "fraction_train": 0.5, "feddyn_alpha": 1.0}
@@ -65,7 +61,7 @@ def test_feddyn_ends_at_the_minimum_by_the_sizes_that_replies_tell(go: Go, feder
     assert models[-1] == pytest.approx(BEST, abs=1e-4)  # with a sum of what was added by other p_i 0.3431
 
 
-def test_feddyn_ends_at_the_minimum_when_all_stay_who_have_come_and_gone(go: Go) -> None:
+def test_feddyn_ends_at_the_minimum_when_all_stay_who_have_come_and_gone(go):
     def then_it_stays(number: int, grid: Any, strategy: Any) -> None:
         grid.node(2).present = number > 20 or number % 3 == 0
 
@@ -75,7 +71,7 @@ def test_feddyn_ends_at_the_minimum_when_all_stay_who_have_come_and_gone(go: Go)
     assert models[-1] == pytest.approx(BEST, abs=1e-4)
 
 
-def test_the_sum_moves_with_its_parts_and_is_made_anew_when_p_changes() -> None:
+def test_the_sum_moves_with_its_parts_and_is_made_anew_when_p_changes():
     memory = Memory()
     strategy = FedDyn()
     strategy.run.model = np.zeros(2)
@@ -93,9 +89,7 @@ def test_the_sum_moves_with_its_parts_and_is_made_anew_when_p_changes() -> None:
 
 
 @EACH
-def test_a_device_that_is_there_every_third_round_counts_like_any_other(
-    go: Go, kind: Any, own: dict[str, Any]
-) -> None:
+def test_a_device_that_is_there_every_third_round_counts_like_any_other(go, kind, own):
     models, strategy = go(kind, 60, every_third_round, **own)
     assert models[-3:] == pytest.approx([BEST] * 3, abs=1e-3)  # FedAvg swings between 0.8 and 1.3
     assert strategy.importance() == pytest.approx(dict(enumerate(P)), rel=1e-12)
@@ -104,9 +98,7 @@ def test_a_device_that_is_there_every_third_round_counts_like_any_other(
 
 
 @EACH
-def test_a_device_that_is_gone_for_good_counts_no_longer(
-    go: Go, kind: Any, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_that_is_gone_for_good_counts_no_longer(go, kind, own, monkeypatch, caplog):
     counts: list[bool] = []
 
     def leaves(number: int, grid: Any, strategy: Any) -> None:
@@ -123,7 +115,7 @@ def test_a_device_that_is_gone_for_good_counts_no_longer(
     assert strategy.shares_of_clients()["expected-share"] == pytest.approx([0, *P[1:] / P[1:].sum()])
 
 
-def test_it_counts_again_when_it_is_back(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_counts_again_when_it_is_back(go, monkeypatch):
     counts: list[bool] = []
 
     def leaves(number: int, grid: Any, strategy: Any) -> None:
@@ -135,7 +127,7 @@ def test_it_counts_again_when_it_is_back(go: Go, monkeypatch: pytest.MonkeyPatch
     assert counts[1:] == [True] * 4 + [False] * 2 + [True] * 2
 
 
-def test_one_that_was_never_of_use_does_not_count_when_it_is_away(go: Go, federation: Make) -> None:
+def test_one_that_was_never_of_use_does_not_count_when_it_is_away(go, federation):
     grid = federation(CENTRES, SIZES)
     grid.spoil(0, "raise")
 
@@ -148,16 +140,14 @@ def test_one_that_was_never_of_use_does_not_count_when_it_is_away(go: Go, federa
     assert list(strategy.importance()) == [1, 2, 3]
 
 
-def test_by_a_graph_those_count_that_are_there(go: Go) -> None:
+def test_by_a_graph_those_count_that_are_there(go):
     models, strategy = go(Mifa, 5, every_third_round, client_weights="adjacency")
     assert np.isfinite(models).all()
     assert list(strategy.importance()) == [0, 1, 3]
 
 
 @EACH
-def test_a_run_that_goes_on_knows_who_is_away_and_for_how_long(
-    go: Go, federation: Make, kind: Any, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_knows_who_is_away_and_for_how_long(go, federation, kind, own, monkeypatch):
     states: list[Any] = []
 
     def leaves(number: int, grid: Any, strategy: Any) -> None:
@@ -174,7 +164,7 @@ def test_a_run_that_goes_on_knows_who_is_away_and_for_how_long(
         assert list(strategy.importance()) == [1, 2, 3]
 
 
-def test_a_state_of_an_earlier_version_has_nobody_away(go: Go) -> None:
+def test_a_state_of_an_earlier_version_has_nobody_away(go):
     states: list[Any] = []
     go(Mifa, 2, lambda number, grid, strategy: states.append(deepcopy(strategy.state())))
     del states[1]["counting"]

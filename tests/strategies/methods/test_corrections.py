@@ -1,8 +1,6 @@
 """FedNova, SCAFFOLD, FedDyn and MIFA against their formulas in numpy, and where each is another method."""
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +13,6 @@ from strategies.flower import messages
 from strategies.methods.fednova import scales
 from strategies.methods.shared.local_path import paths_of
 
-Make = Callable[..., Any]
-
 CENTRES, SIZES, A = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4), (1.0, 2.0, 0.5, 1.5, 0.7)
 STEPS, LR, ROUNDS, C = (1, 2, 5, 3, 4), 0.1, 12, 5
 P = np.array(SIZES) / sum(SIZES)
@@ -24,7 +20,7 @@ START = np.array([1.0, -2.0])
 
 
 @pytest.fixture
-def run(federation: Make, model: Make, train_config: Make, values_of: Make) -> Callable[..., Any]:
+def run(federation, model, train_config, values_of):
     """Run a method on five clients; return who was asked in each round, and the model after each."""
 
     def go(
@@ -124,7 +120,7 @@ SCHEMES: list[dict[str, Any]] = [
     "options", SCHEMES, ids=[str(options.get("participation", "full")) for options in SCHEMES]
 )
 @pytest.mark.parametrize("name", ["fednova", "scaffold", "feddyn", "mifa"])
-def test_it_is_its_formula(name: str, options: dict[str, Any], run: Callable[..., Any]) -> None:
+def test_it_is_its_formula(name, options, run):
     own = {"feddyn_alpha": 0.7} if name == "feddyn" else {}
     asked, models = run(REGISTRY[name], **options, **own)
     expected = reference(name, asked, options.get("participation", "full"), 0.7)
@@ -132,9 +128,7 @@ def test_it_is_its_formula(name: str, options: dict[str, Any], run: Callable[...
     assert not np.allclose(models[-1], models[0])
 
 
-def test_of_whom_no_reply_came_nothing_is_learnt_and_the_others_have_its_weight(
-    run: Callable[..., Any],
-) -> None:
+def test_of_whom_no_reply_came_nothing_is_learnt_and_the_others_have_its_weight(run):
     # From the second round on client 2 fails: its c_2 stays, and the others count p_i / (1 − p_2).
     _, models = run(Scaffold, lose=(1, 2), rounds=3)
     W, own, s, here = START.copy(), np.zeros((C, 2)), LR * np.array(STEPS), [0, 1, 3, 4]
@@ -148,7 +142,7 @@ def test_of_whom_no_reply_came_nothing_is_learnt_and_the_others_have_its_weight(
     assert models[-1] == pytest.approx(W, rel=1e-5)
 
 
-def test_a_cache_counts_whoever_fails_later(run: Callable[..., Any]) -> None:
+def test_a_cache_counts_whoever_fails_later(run):
     _, models = run(Mifa, lose=(1, 2), rounds=3)
     expected = reference("mifa", [list(range(C)), [0, 1, 3, 4], [0, 1, 3, 4]], "full", 0.0)
     assert models == pytest.approx(expected, rel=1e-5)
@@ -157,29 +151,29 @@ def test_a_cache_counts_whoever_fails_later(run: Callable[..., Any]) -> None:
 # ---- Where they are other methods --------------------------------------------------------------------------------
 
 
-def test_with_equal_steps_normalised_averaging_is_fedavg_bit_for_bit(run: Callable[..., Any]) -> None:
+def test_with_equal_steps_normalised_averaging_is_fedavg_bit_for_bit(run):
     for options in SCHEMES:
         one, other = (run(kind, steps=[3] * C, **options)[1] for kind in (FedNova, FedAvg))
         assert one.tobytes() == other.tobytes()
 
 
-def test_the_first_round_with_control_variates_is_fedavgs(run: Callable[..., Any]) -> None:
+def test_the_first_round_with_control_variates_is_fedavgs(run):
     one, other = (run(kind, rounds=2)[1] for kind in (Scaffold, FedAvg))
     assert one[1].tobytes() == other[1].tobytes()
     assert not np.allclose(one[2], other[2])
 
 
-def test_with_one_step_and_all_clients_control_variates_cancel(run: Callable[..., Any]) -> None:
+def test_with_one_step_and_all_clients_control_variates_cancel(run):
     one, other = (run(kind, steps=[1] * C)[1] for kind in (Scaffold, FedAvg))
     assert one == pytest.approx(other, rel=1e-6)
 
 
-def test_with_all_clients_a_cache_is_fedavg(run: Callable[..., Any]) -> None:
+def test_with_all_clients_a_cache_is_fedavg(run):
     one, other = (run(kind)[1] for kind in (Mifa, FedAvg))
     assert one == pytest.approx(other, rel=1e-6)
 
 
-def test_without_a_regularizer_feddyn_adds_all_updates_there_were(run: Callable[..., Any]) -> None:
+def test_without_a_regularizer_feddyn_adds_all_updates_there_were(run):
     # α → 0: v ← v + Δ, W ← W + Δ + v, which is 2 Δ in the first round.
     models, W, v = run(FedDyn, feddyn_alpha=1e-6, rounds=6)[1], START.copy(), np.zeros(2)
     for found in models[1:]:
@@ -192,7 +186,7 @@ def test_without_a_regularizer_feddyn_adds_all_updates_there_were(run: Callable[
 # ---- What clients tell -------------------------------------------------------------------------------------------
 
 
-def test_the_path_tells_the_length_of_steps_too(federation: Make, model: Make, train_config: Make) -> None:
+def test_the_path_tells_the_length_of_steps_too(federation, model, train_config):
     # normalize-steps: γ_i = γ/K_i, so that all paths are γ and FedNova is FedAvg.
     finals = []
     for kind in (FedNova, FedAvg):
@@ -205,8 +199,8 @@ def test_the_path_tells_the_length_of_steps_too(federation: Make, model: Make, t
 
 
 def test_clients_that_dont_tell_their_path_are_named_once_and_count_as_in_fedavg(
-    federation: Make, model: Make, train_config: Make, values_of: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+    federation, model, train_config, values_of, caplog
+):
     finals = []
     for kind in (FedNova, Scaffold, FedAvg):
         grid = federation(CENTRES, SIZES, A)
@@ -228,20 +222,20 @@ def test_clients_that_dont_tell_their_path_are_named_once_and_count_as_in_fedavg
 
 
 @pytest.mark.parametrize("said", [0.0, -1.0, math.nan, math.inf, "long", [1.0], True])
-def test_a_path_that_cannot_be_counts_as_none(said: Any) -> None:
+def test_a_path_that_cannot_be_counts_as_none(said):
     told = SimpleNamespace(records={messages.APPLIED: {messages.PATH: said}})
     expected = 1.0 if said is True else math.nan
     assert paths_of([told]).tolist() == pytest.approx([expected], nan_ok=True)  # type: ignore[list-item]
 
 
-def test_who_tells_no_path_counts_with_the_mean_of_those_that_do() -> None:
+def test_who_tells_no_path_counts_with_the_mean_of_those_that_do():
     # s = (1, 3) with d = (.25, .25): s_eff = 2; the third counts as it is.
     assert scales(np.array([1.0, 3.0, np.nan]), [0.25, 0.25, 0.5]).tolist() == [2.0, 2 / 3, 1.0]
     assert scales(np.array([np.nan, np.nan]), [0.5, 0.5]).tolist() == [1.0, 1.0]
     assert scales(np.array([1.0, 3.0]), [0.0, 0.0]).tolist() == [1.0, 1.0]  # nobody counts
 
 
-def test_a_path_counts_as_at_most_so_many_times_the_usual_and_at_least_its_part() -> None:
+def test_a_path_counts_as_at_most_so_many_times_the_usual_and_at_least_its_part():
     def told(*paths: float) -> Any:
         return [SimpleNamespace(records={messages.APPLIED: {messages.PATH: path}}) for path in paths]
 
@@ -255,8 +249,8 @@ def test_a_path_counts_as_at_most_so_many_times_the_usual_and_at_least_its_part(
 
 @pytest.mark.parametrize("name", ["fednova", "scaffold"])
 def test_on_devices_a_path_that_is_far_too_short_counts_as_a_fifth_of_the_usual(
-    name: str, federation: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+    name, federation, model, train_config, values_of
+):
     finals = []
     for devices in (True, False):
         grid = federation(CENTRES, SIZES, A)
@@ -298,13 +292,13 @@ CORRECTING = ["fednova", "scaffold", "feddyn", "mifa", "fedstale", "fedau"]
         ),
     ],
 )
-def test_what_rests_on_a_plain_mean_is_refused(name: str, options: dict[str, Any], text: str) -> None:
+def test_what_rests_on_a_plain_mean_is_refused(name, options, text):
     with pytest.raises(ValueError, match=text):
         REGISTRY[name](client_weights="uniform", **options)
 
 
 @pytest.mark.parametrize("name", CORRECTING)
-def test_a_loop_around_them_is_refused(name: str, federation: Make, model: Make, train_config: Make) -> None:
+def test_a_loop_around_them_is_refused(name, federation, model, train_config):
     with pytest.raises(
         RunError, match="a wrapper around the strategy, such as one for privacy, knows nothing of"
     ):
@@ -317,7 +311,7 @@ def test_a_loop_around_them_is_refused(name: str, federation: Make, model: Make,
 @pytest.mark.parametrize(
     ("name", "down"), [(name, 1 + (name in ("scaffold", "feddyn"))) for name in CORRECTING]
 )
-def test_bytes_and_shares(name: str, down: int, federation: Make, model: Make, train_config: Make) -> None:
+def test_bytes_and_shares(name, down, federation, model, train_config):
     seen: list[Any] = []
     REGISTRY[name](observer=seen.append).start(
         federation(), model(1.0), num_rounds=2, train_config=train_config()
@@ -328,7 +322,7 @@ def test_bytes_and_shares(name: str, down: int, federation: Make, model: Make, t
     assert seen[-1].clients["observed-share"] == pytest.approx([1 / 8, 2 / 8, 5 / 8])
 
 
-def test_a_cache_counts_all_whoever_takes_part(federation: Make, model: Make, train_config: Make) -> None:
+def test_a_cache_counts_all_whoever_takes_part(federation, model, train_config):
     seen: list[Any] = []
     Mifa(observer=seen.append, participation="uniform", fraction_train=0.3, seed=1).start(
         federation(), model(1.0), num_rounds=12, train_config=train_config()
@@ -342,8 +336,8 @@ def test_a_cache_counts_all_whoever_takes_part(federation: Make, model: Make, tr
 
 @pytest.mark.parametrize("name", CORRECTING)
 def test_what_is_not_trained_is_averaged_and_never_corrected(
-    name: str, federation: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+    name, federation, model, train_config, values_of
+):
     # The whole model is said to be untrained: each round it is the mean of what clients send, Σ p w_i, and what the
     # server keeps of them is 0.
     grid = federation(CENTRES, SIZES, A)
@@ -359,8 +353,8 @@ def test_what_is_not_trained_is_averaged_and_never_corrected(
 
 
 def test_a_device_that_joins_late_counts_in_a_cache_from_its_first_answer(
-    federation: Make, add_node: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+    federation, add_node, model, train_config, values_of
+):
     grid, seen = federation(CENTRES[:2], (1, 1)), []
 
     def observe(progress: Any) -> None:
@@ -376,9 +370,7 @@ def test_a_device_that_joins_late_counts_in_a_cache_from_its_first_answer(
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "mifa"])
-def test_what_is_told_of_the_shares_is_what_is_minimised(
-    name: str, run: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_what_is_told_of_the_shares_is_what_is_minimised(name, run, tmp_path):
     path, made = tmp_path / "there.csv", []
 
     def kind(**options: Any) -> Any:
@@ -398,9 +390,7 @@ def test_what_is_told_of_the_shares_is_what_is_minimised(
     # It goes for good in the fourth round, which begins at 3 s; or it is there every ten seconds, and too briefly.
     [("2.5,3.9", "0,99", 4), ("0,0.5,10", "0,10,10", 0)],
 )
-def test_mifa_does_not_wait_for_one_who_never_answers(
-    run: Callable[..., Any], tmp_path: Path, stay: str, others: str, rounds: int
-) -> None:
+def test_mifa_does_not_wait_for_one_who_never_answers(run, tmp_path, stay, others, rounds):
     path = tmp_path / "there.csv"
     path.write_text("\n".join(f"{client},{others if client else stay}" for client in range(C)))
     there = {"availability": f"trace:{path}", "time_scenario": "F0"}
@@ -414,13 +404,8 @@ def test_mifa_does_not_wait_for_one_who_never_answers(
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "drop"])  # failed, refused, late
 def test_mifa_does_not_wait_for_one_whose_first_tasks_come_to_nothing(
-    fault: str,
-    federation: Make,
-    model: Make,
-    train_config: Make,
-    values_of: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    fault, federation, model, train_config, values_of, caplog
+):
     grid, seen = federation(CENTRES[:3], (1, 1, 2)), []
     grid.lose(2) if fault == "drop" else grid.spoil(2, fault)
 
@@ -447,9 +432,7 @@ def test_mifa_does_not_wait_for_one_whose_first_tasks_come_to_nothing(
 
 
 @pytest.mark.parametrize("rounds", [1, 12])
-def test_a_run_that_was_too_short_for_a_first_model_says_so(
-    rounds: int, federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_was_too_short_for_a_first_model_says_so(rounds, federation, model, train_config, caplog):
     strategy = Mifa(participation="uniform", fraction_train=0.3, seed=1)
     strategy.start(federation(), model(1.0), num_rounds=rounds, train_config=train_config())
     said = [r.getMessage() for r in caplog.records if "the model is the initial one" in r.getMessage()]

@@ -3,7 +3,6 @@
 import heapq
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from strategies import FedAvg, FedCompass, messages
 from strategies.clock import WallClock
 from strategies.events.arrival_groups import ArrivalGroups
 from strategies.timing.time_scenario import TimeScenario
-
-Make = Callable[..., Any]
 
 CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0, 1.0), (1, 2, 3, 4, 2), 0.05
 P, C = np.array(SIZES) / sum(SIZES), len(SIZES)
@@ -139,9 +136,7 @@ def reference(
         ),
     ],
 )
-def test_a_run_is_its_papers_rule(
-    go: Make, scenario: str, options: dict[str, Any], rule: dict[str, Any]
-) -> None:
+def test_a_run_is_its_papers_rule(go, scenario, options, rule):
     expected, tasks = reference(TimeScenario(scenario, C, 3).task_time, 40, **rule)
     models, grid, _ = go(FedCompass, 40, time_scenario=scenario, seed=3, **options)
     for client in range(C):  # those that are sent together are in another order
@@ -152,7 +147,7 @@ def test_a_run_is_its_papers_rule(
     assert len({steps for _, steps in tasks}) > 2
 
 
-def test_a_schedule_of_ten_clients_by_hand(go: Make, federation: Make, tmp_path: Path) -> None:
+def test_a_schedule_of_ten_clients_by_hand(go, federation, tmp_path):
     # Q_min = 2, Q_max = 10, λ = 1.2. A step of clients 0 to 4 takes 1 s, of clients 5 to 7 takes 2 s, of clients 8
     # and 9 takes 5 s; but the third task of client 8 takes 7.5 s a step, and its fourth 7.25 s.
     path = tmp_path / "times.csv"
@@ -226,7 +221,7 @@ def test_a_schedule_of_ten_clients_by_hand(go: Make, federation: Make, tmp_path:
 # ---- Exact limits --------------------------------------------------------------------------------------------------
 
 
-def test_with_equal_speeds_it_goes_in_rounds_of_fedavg_bit_for_bit(go: Make) -> None:
+def test_with_equal_speeds_it_goes_in_rounds_of_fedavg_bit_for_bit(go):
     # C aggregations of one client each, then the group of all, whose clients began with different models; from then
     # on all clients begin together.
     models, grid, _ = go(FedCompass, C + 1 + 6, time_scenario="F0")
@@ -235,7 +230,7 @@ def test_with_equal_speeds_it_goes_in_rounds_of_fedavg_bit_for_bit(go: Make) -> 
     assert {steps for _, steps in sent_steps(grid)} == {20}
 
 
-def test_of_one_client_it_is_local_training_bit_for_bit(go: Make, federation: Make) -> None:
+def test_of_one_client_it_is_local_training_bit_for_bit(go, federation):
     one, _, _ = go(FedCompass, 8, grid=federation([4.0], [3]))
     other, _, _ = go(FedAvg, 8, grid=federation([4.0], [3]), steps=20)
     assert one.tolist() == other.tolist()
@@ -244,7 +239,7 @@ def test_of_one_client_it_is_local_training_bit_for_bit(go: Make, federation: Ma
 # ---- Clients that fail, come and go, and what is reported ----------------------------------------------------------
 
 
-def test_steps_are_within_their_bounds_and_groups_arrive_together(go: Make) -> None:
+def test_steps_are_within_their_bounds_and_groups_arrive_together(go):
     _, grid, strategy = go(FedCompass, 120, time_scenario="F80", server_lr=0.1)
     steps = [each for _, each in sent_steps(grid)]
     assert min(steps) >= 4
@@ -254,7 +249,7 @@ def test_steps_are_within_their_bounds_and_groups_arrive_together(go: Make) -> N
     assert shares["expected-share"] == pytest.approx(shares["observed-share"], abs=0.02)
 
 
-def test_a_client_that_fails_is_dropped_and_no_group_waits_for_it(go: Make, federation: Make) -> None:
+def test_a_client_that_fails_is_dropped_and_no_group_waits_for_it(go, federation):
     grid = federation(CENTRES, SIZES)
     grid.spoil(3, "raise")
     models, _, strategy = go(FedCompass, 60, grid=grid, server_lr=0.5)
@@ -266,14 +261,14 @@ def test_a_client_that_fails_is_dropped_and_no_group_waits_for_it(go: Make, fede
 @pytest.mark.parametrize(
     "options", [{"concurrency": 2}, {"task_failure": 0.3}, {"availability": "bernoulli:0.6"}]
 )
-def test_few_places_and_tasks_that_are_lost(go: Make, options: dict[str, Any]) -> None:
+def test_few_places_and_tasks_that_are_lost(go, options):
     models, grid, _ = go(FedCompass, 60, server_lr=0.3, **options)
     assert len(models) == 61
     assert set(grid.asked()) == set(range(C))
     assert models[-1] == pytest.approx(P @ CENTRES, abs=2.0)
 
 
-def test_in_real_time_by_observed_speeds(go: Make, federation: Make) -> None:
+def test_in_real_time_by_observed_speeds(go, federation):
     grid = federation(CENTRES, SIZES)
     for client in range(C):
         grid.node(client).delay = 0.01 * (client + 1)
@@ -283,12 +278,12 @@ def test_in_real_time_by_observed_speeds(go: Make, federation: Make) -> None:
     assert strategy.groups.speeds[4] > strategy.groups.speeds[0]
 
 
-def test_bounds_that_contradict_each_other() -> None:
+def test_bounds_that_contradict_each_other():
     with pytest.raises(ValueError, match=r"^min_local_steps = 9: must be at most max_local_steps = 8"):
         FedCompass(min_local_steps=9, max_local_steps=8)
 
 
-def test_how_long_a_run_is_follows_from_its_groups() -> None:
+def test_how_long_a_run_is_follows_from_its_groups():
     # Equal speeds: C aggregations of one client at 1 s, then one of all in each second.
     assert FedCompass().foreseen_aggregations(np.ones(C), 40.0) == C + 39
 
@@ -296,7 +291,7 @@ def test_how_long_a_run_is_follows_from_its_groups() -> None:
 # ---- The groups by themselves --------------------------------------------------------------------------------------
 
 
-def test_groups_saved_and_restored_go_on_alike() -> None:
+def test_groups_saved_and_restored_go_on_alike():
     groups = ArrivalGroups(2, 10, 1.2)
     for client, due in enumerate((10.0, 20.0, 50.0)):
         groups.assign(client, 0.0)

@@ -1,6 +1,5 @@
 """The graph of clients by their last updates: the paper's graph where an update has the direction of the data."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from strategies.testing import MemoryGrid
 from strategies.updates.chain import Local
 from tests.strategies.methods.spectral_requests import MANY, sent, vectors
 from tests.strategies.methods.test_spectral_averages import graph_of
-
-Make = Callable[..., Any]
 
 C, D, STEPS, LR, BETA = 6, 5, 3, 0.02, 0.4
 
@@ -65,9 +62,7 @@ def least_squares() -> ClientApp:
 @pytest.mark.parametrize(
     ("name", "options", "number"), [("spectral", {}, 3), ("async-spectral", {"buffer_size": 1}, 40)]
 )
-def test_on_data_of_rank_one_it_is_the_graph_of_the_data(
-    model: Make, name: str, options: dict[str, Any], number: int, neighbours: int
-) -> None:
+def test_on_data_of_rank_one_it_is_the_graph_of_the_data(model, name, options, number, neighbours):
     grid = MemoryGrid(least_squares(), [{"partition-id": i} for i in range(C)])
     own = {"graph_source": "updates", "fraction_evaluate": 0.0, "neighbours": neighbours, **options}
     strategy = REGISTRY[name](**own)
@@ -88,9 +83,7 @@ def test_on_data_of_rank_one_it_is_the_graph_of_the_data(
 
 @pytest.mark.parametrize("k", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"participation": "uniform", "fraction_train": 0.5}])
-def test_rounds_are_those_of_the_graph_of_earlier_rounds_updates(
-    federation: Make, model: Make, train_config: Make, options: dict[str, Any], k: int
-) -> None:
+def test_rounds_are_those_of_the_graph_of_earlier_rounds_updates(federation, model, train_config, options, k):
     rounds, seen = 7, []
     curvatures = [1.0, 0.7, 1.3, 0.5, 0.9, 1.1]
     grid = federation(MANY, [1] * 6, curvatures)
@@ -142,7 +135,7 @@ def put(updates: LastUpdates, client: int, update: list[float]) -> None:
     updates(Local(Client(client, client, 1, MetricRecord()), np.array(update), np.zeros(len(update))))
 
 
-def test_an_update_counts_once_its_aggregation_is_over_and_one_of_zero_leaves_the_last() -> None:
+def test_an_update_counts_once_its_aggregation_is_over_and_one_of_zero_leaves_the_last():
     run: Any = Progress()
     updates = LastUpdates(run, 4.0)
     clients = ClientGraph(updates=updates)
@@ -171,7 +164,7 @@ def test_an_update_counts_once_its_aggregation_is_over_and_one_of_zero_leaves_th
     assert clients.adjacency.tolist() == [[0, 1], [1, 0]]
 
 
-def test_bits_depend_neither_on_the_order_nor_on_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_depend_neither_on_the_order_nor_on_a_restart(monkeypatch):
     monkeypatch.setattr("strategies.core.last_updates.WIDTH", 64)
     rng, run = np.random.default_rng(3), Progress()
     vectors_of = [rng.normal(size=301).tolist() for _ in range(9)]
@@ -191,7 +184,7 @@ def test_bits_depend_neither_on_the_order_nor_on_a_restart(monkeypatch: pytest.M
     assert expected == pytest.approx(exact, rel=1e-6)
 
 
-def test_a_wrapper_is_refused_because_weights_follow_from_updates(federation: Make, model: Make) -> None:
+def test_a_wrapper_is_refused_because_weights_follow_from_updates(federation, model):
     strategy = Spectral(perturbation_beta=1.0, graph_source="updates")
     private = DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 1.0, 3)
     with pytest.raises(RunError, match="graph_source = 'updates', allowed there is 'data'"):

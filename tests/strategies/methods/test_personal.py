@@ -1,8 +1,6 @@
 """Models of clients' own, as the server sees them: FedAMP's means, and what Ditto asks of clients, and never."""
 
-from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,7 +99,7 @@ def kept_by(on: MemoryGrid) -> dict[int, float]:
 # ---- FedAMP --------------------------------------------------------------------------------------------------------
 
 
-def test_the_attention_by_hand() -> None:
+def test_the_attention_by_hand():
     squares = np.array([[0.0, 2.0, 8.0], [8.0, 2.0, 0.0]])
     xi = attention(squares, [0, 2], 2.0, 0.6)
     a, b = 0.2 * np.exp(-1), 0.2 * np.exp(-4)
@@ -113,7 +111,7 @@ def test_the_attention_by_hand() -> None:
 
 
 @pytest.mark.parametrize("block", [1 << 26, 200])
-def test_distances_and_means_of_models_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_and_means_of_models_in_blocks(block, monkeypatch):
     monkeypatch.setattr("strategies.core.client_vectors.BLOCK", block)
     rng = generator(0, "distances")
     models = (1000 + rng.normal(size=(6, 11))).astype(np.float32)  # far from 0, near each other
@@ -129,7 +127,7 @@ def test_distances_and_means_of_models_in_blocks(block: int, monkeypatch: pytest
     np.testing.assert_allclose(pooled(weights, models, rows), weights @ chosen, rtol=1e-12)
 
 
-def test_fedamp_sends_each_its_own_mean_and_takes_what_comes_as_its_model() -> None:
+def test_fedamp_sends_each_its_own_mean_and_takes_what_comes_as_its_model():
     on, strategy = grid(), FedAMP(fedamp_sigma=1.0, fedamp_alpha=0.8, proximal_mu=0.0)
     result = start(strategy, on, rounds=3)
     w = np.zeros(C)
@@ -150,14 +148,14 @@ def test_fedamp_sends_each_its_own_mean_and_takes_what_comes_as_its_model() -> N
     assert scored[-C:] == pytest.approx(w[on.asked("evaluate")[-C:]], abs=1e-6)
 
 
-def test_of_those_that_take_part_alone_models_change() -> None:
+def test_of_those_that_take_part_alone_models_change():
     on, strategy = grid(), FedAMP(participation="fixed:0,2", fedamp_alpha=0.0, proximal_mu=0.0)
     start(strategy, on, rounds=1)
     models = strategy.vectors("models")
     assert [models.get(i)[0] for i in range(C)] == [1.5, 0.0, -0.5, 0.0]
 
 
-def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit() -> None:
+def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit():
     on, strategy = grid(), FedAMP(fedamp_alpha=0.0, proximal_mu=0.0)
     start(strategy, on, rounds=5)
     alone = np.zeros(C, np.float32)
@@ -166,7 +164,7 @@ def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit(
     assert [strategy.vectors("models").get(i)[0] for i in range(C)] == alone.tolist()
 
 
-def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes_on(tmp_path):
     (tmp_path / "times.csv").write_text("client,seconds\n0,1\n1,1\n2,1\n3,2.5\n")
     options: dict[str, Any] = {
         "round_deadline": 1.5,
@@ -204,7 +202,7 @@ def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes
         ({"server_optimizer": "fedexp"}, "server_optimizer = 'fedexp': takes its step size"),
     ],
 )
-def test_what_fedamp_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
+def test_what_fedamp_cannot_be_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         FedAMP(**options)
 
@@ -212,7 +210,7 @@ def test_what_fedamp_cannot_be_is_refused(options: dict[str, Any], said: str) ->
 # ---- Ditto ---------------------------------------------------------------------------------------------------------
 
 
-def test_ditto_is_fedavg_to_the_server_and_its_clients_keep_their_own() -> None:
+def test_ditto_is_fedavg_to_the_server_and_its_clients_keep_their_own():
     on, plain = grid(), grid()
     ditto, fedavg = start(Ditto(ditto_lambda=0.4), on), start(FedAvg(), plain)
     assert ditto.arrays["w"].numpy().tobytes() == fedavg.arrays["w"].numpy().tobytes()
@@ -226,7 +224,7 @@ def test_ditto_is_fedavg_to_the_server_and_its_clients_keep_their_own() -> None:
     assert all(list(m.content.array_records) == ["arrays"] for m in on.requests())  # of one model's size
 
 
-def test_a_simulation_that_goes_on_hands_back_what_its_clients_kept() -> None:
+def test_a_simulation_that_goes_on_hands_back_what_its_clients_kept():
     states: list[dict[str, Any]] = []
     whole, first, second = grid(), grid(), grid()
     start(Ditto(), whole, rounds=5)
@@ -240,7 +238,7 @@ def test_a_simulation_that_goes_on_hands_back_what_its_clients_kept() -> None:
     assert len(second.requests(messages.ASK_KEPT)) == C  # once
 
 
-def test_only_those_that_have_trained_have_something_to_hand_back() -> None:
+def test_only_those_that_have_trained_have_something_to_hand_back():
     states: list[dict[str, Any]] = []
     on, other = grid(), grid()
     begun = Ditto(participation="fixed:1,3")
@@ -254,7 +252,7 @@ def test_only_those_that_have_trained_have_something_to_hand_back() -> None:
     assert set(kept_by(other)) == {0, 1, 3}
 
 
-def test_clients_that_cannot_say_what_they_keep_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_that_cannot_say_what_they_keep_are_named_once(caplog):
     on, strategy = grid(keeps=False), Ditto()
     strategy.observer = lambda progress: strategy.state() and None
     start(strategy, on)
@@ -263,7 +261,7 @@ def test_clients_that_cannot_say_what_they_keep_are_named_once(caplog: pytest.Lo
     assert said[0].endswith("a run that goes on begins their own models anew")
 
 
-def test_devices_are_never_asked_and_know_the_run_by_a_number_of_its_own() -> None:
+def test_devices_are_never_asked_and_know_the_run_by_a_number_of_its_own():
     states: list[dict[str, Any]] = []
     on, other = grid(), grid()
     on.engine = other.engine = DEPLOYMENT
@@ -287,9 +285,7 @@ def test_devices_are_never_asked_and_know_the_run_by_a_number_of_its_own() -> No
     assert numbers(another) == {0}  # in a simulation Flower keeps apart what belongs to which run
 
 
-def test_clients_that_do_not_say_that_they_keep_a_model_are_named(
-    federation: Callable[..., Any], train_config: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_that_do_not_say_that_they_keep_a_model_are_named(federation, train_config, caplog):
     arrays = ArrayRecord({"w": Array(np.zeros(1))})
     Ditto(fraction_evaluate=0.0).start(federation(), arrays, num_rounds=2, train_config=train_config())
     said = [r.getMessage() for r in caplog.records if messages.PERSONAL in r.getMessage()]
@@ -297,7 +293,7 @@ def test_clients_that_do_not_say_that_they_keep_a_model_are_named(
     assert said[0].startswith("clients don't say that their local steps go by strategies.personal:")
 
 
-def test_fedamp_is_no_method_for_a_wrapper() -> None:
+def test_fedamp_is_no_method_for_a_wrapper():
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
     with pytest.raises(
@@ -309,7 +305,7 @@ def test_fedamp_is_no_method_for_a_wrapper() -> None:
 # ---- What is told of clients ----------------------------------------------------------------------------------
 
 
-def test_jains_index_is_of_scores_alone() -> None:
+def test_jains_index_is_of_scores_alone():
     assert client_metrics.spread("accuracy", [0.5] * 7)["client-accuracy-jain"] == pytest.approx(1.0)
     assert client_metrics.spread("accuracy", [1.0, 0.0, 0.0, 0.0])["client-accuracy-jain"] == pytest.approx(
         0.25
@@ -337,5 +333,5 @@ def test_jains_index_is_of_scores_alone() -> None:
         ("personal-accuracy-std", True),
     ],
 )
-def test_which_way_a_metric_of_own_models_is_worse(metric: str, less: bool) -> None:
+def test_which_way_a_metric_of_own_models_is_worse(metric, less):
     assert less_is_better(metric) is less

@@ -4,7 +4,6 @@ import heapq
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,6 @@ from hypothesis import strategies as st
 from strategies import FedAvg, Ringleader, messages
 from strategies.testing import MemoryGrid
 from strategies.timing.time_scenario import TimeScenario
-
-Make = Callable[..., Any]
 
 CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P, C = np.array(SIZES) / 10, 4
@@ -51,14 +48,14 @@ def reference(task_time: Callable[[int, int], float], steps: int, eta: float) ->
 
 
 @pytest.mark.parametrize("scenario", ["F80", "exponential"])
-def test_a_run_is_its_papers_rule(go: Make, scenario: str) -> None:
+def test_a_run_is_its_papers_rule(go, scenario):
     expected = reference(TimeScenario(scenario, C, 3).task_time, 50, 0.3)
     models, _, _ = go(Ringleader, 50, server_lr=0.3, time_scenario=scenario, seed=3)
     assert models == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert len(set(models)) == 51
 
 
-def test_of_one_client_it_is_local_training(go: Make, federation: Make) -> None:
+def test_of_one_client_it_is_local_training(go, federation):
     one, other = (
         go(kind, 8, grid=federation([4.0], [3]), **options)[0]
         for kind, options in ((Ringleader, {"server_lr": 0.0}), (FedAvg, {}))
@@ -66,12 +63,12 @@ def test_of_one_client_it_is_local_training(go: Make, federation: Make) -> None:
     assert one == pytest.approx(other, rel=1e-6)
 
 
-def test_the_first_step_is_fedavgs_if_nobody_comes_twice_before_the_slowest(go: Make) -> None:
+def test_the_first_step_is_fedavgs_if_nobody_comes_twice_before_the_slowest(go):
     models = go(Ringleader, 2, time_scenario="F49")[0]  # the fastest has its second task done at 1.02 s
     assert models[1] == pytest.approx(go(FedAvg, 1)[0][1], rel=1e-6)
 
 
-def test_the_models_that_clients_are_sent_by_hand(go: Make, federation: Make, tmp_path: Path) -> None:
+def test_the_models_that_clients_are_sent_by_hand(go, federation, tmp_path):
     # Tasks of client 0 take 2 s, of client 1 take 5 s. "0@2": client 0 arrives at 2.
     #   0@2, 0@4     phase 1: goes on with model 0, twice
     #   1@5          b = (2, 1): step 1, and client 1 has model 1
@@ -137,13 +134,11 @@ def delays_of(times: Sequence[Sequence[float]], path: Path, steps: int) -> list[
 
 @settings(max_examples=10)
 @given(times=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_no_update_that_counts_is_older_than_two_rounds_but_two(
-    times: list[list[int]], tmp_path: Path
-) -> None:
+def test_no_update_that_counts_is_older_than_two_rounds_but_two(times, tmp_path):
     assert max(delays_of(times, tmp_path / "times.csv", 14)) <= 2 * len(times) - 2
 
 
-def test_and_that_old_they_do_get(tmp_path: Path) -> None:
+def test_and_that_old_they_do_get(tmp_path):
     # Client 2 makes the first step of the first round at 1 s, and is sent model 1. Its updates of model 1 count until
     # the last step of the second round, at 4 s, which moves model 5.
     assert max(delays_of([[1.0], [1.0], [1.0]], tmp_path / "times.csv", 12)) == 4
@@ -152,7 +147,7 @@ def test_and_that_old_they_do_get(tmp_path: Path) -> None:
 # ---- Reports, clients that fail, come and go -----------------------------------------------------------------------
 
 
-def test_all_count_by_their_importance_and_memory_is_two_vectors_a_client(go: Make, federation: Make) -> None:
+def test_all_count_by_their_importance_and_memory_is_two_vectors_a_client(go, federation):
     _, _, strategy = go(Ringleader, 60, server_lr=0.02)
     shares = strategy.shares_of_clients()
     assert shares["expected-share"] == pytest.approx(P, rel=1e-9)
@@ -162,7 +157,7 @@ def test_all_count_by_their_importance_and_memory_is_two_vectors_a_client(go: Ma
     assert all(contribution.update.size == 0 for contribution in strategy.ledger.buffer)
 
 
-def test_who_fails_is_waited_for_until_it_is_dropped(go: Make, federation: Make) -> None:
+def test_who_fails_is_waited_for_until_it_is_dropped(go, federation):
     grid = federation(CENTRES, SIZES)
     grid.spoil(3, "raise")  # the slowest: its third task in vain ends at 3 s
     models, _, strategy = go(Ringleader, 40, grid=grid, server_lr=0.3)
@@ -171,7 +166,7 @@ def test_who_fails_is_waited_for_until_it_is_dropped(go: Make, federation: Make)
     assert strategy.shares_of_clients()["participation"][3] == 0
 
 
-def test_who_is_gone_for_good_is_not_waited_for(go: Make, tmp_path: Path) -> None:
+def test_who_is_gone_for_good_is_not_waited_for(go, tmp_path):
     path = tmp_path / "there.csv"
     path.write_text("client,start,end\n0,0,1e9\n1,0,1e9\n2,0,3.9\n3,0,1e9\n")
     models, _, _ = go(Ringleader, 80, availability=f"trace:{path}", server_lr=0.3)
@@ -179,12 +174,12 @@ def test_who_is_gone_for_good_is_not_waited_for(go: Make, tmp_path: Path) -> Non
     assert models[-1] == pytest.approx(P[rest] @ np.array(CENTRES)[rest] / P[rest].sum(), abs=0.05)
 
 
-def test_few_at_work_at_once(go: Make, federation: Make) -> None:
+def test_few_at_work_at_once(go, federation):
     models, grid, strategy = go(Ringleader, 30, concurrency=2, server_lr=0.3)
     assert set(grid.asked()) == {0, 1, 2, 3}
     assert np.isfinite(models).all()
     assert strategy.foreseen_aggregations(np.array([1.0, 2.0, 3.0, 6.0]), 60.0) == 4 * 10
 
 
-def test_a_run_of_no_given_length_has_a_step_for_each_client_and_task_of_the_slowest() -> None:
+def test_a_run_of_no_given_length_has_a_step_for_each_client_and_task_of_the_slowest():
     assert Ringleader().foreseen_aggregations(np.array([0.2, 0.6, 1.0]), 40.0) == 120

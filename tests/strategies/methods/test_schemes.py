@@ -13,24 +13,22 @@ from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClo
 from strategies.methods import async_fedavg, fedfix
 from strategies.methods.shared.buffer_schedule import participation_counts
 
-Make = Callable[..., Any]
-
 # ---- Periods P_i: aggregations from one contribution of a client to its next -------------------------------
 
 
-def test_async_fedavg_counts_everyones_arrivals_by_hand() -> None:
+def test_async_fedavg_counts_everyones_arrivals_by_hand():
     # Σ 1/τ = 1/.5 + 1/1 + 1/2 = 3.5: P = 3.5 τ = (1.75, 3.5, 7). In 2 s there are 4 + 2 + 1 = 7 arrivals.
     assert async_fedavg.periods(np.array([0.5, 1.0, 2.0])).tolist() == [1.75, 3.5, 7.0]
     assert async_fedavg.periods(np.array([0.3])).tolist() == [1.0]  # exactly: the limit of local SGD
 
 
-def test_fedfix_counts_intervals_by_hand() -> None:
+def test_fedfix_counts_intervals_by_hand():
     # ⌈.2/.5⌉, ⌈.5/.5⌉, ⌈.51/.5⌉, ⌈1/.5⌉, ⌈1.2/.5⌉
     times = np.array([0.2, 0.5, 0.51, 1.0, 1.2])
     assert fedfix.periods(times, 0.5).tolist() == [1.0, 1.0, 2.0, 2.0, 3.0]
 
 
-def test_a_whole_ratio_is_not_rounded_up() -> None:
+def test_a_whole_ratio_is_not_rounded_up():
     assert 0.6 / 0.2 < 3 < (0.1 + 0.2) / 0.1  # 2.9999999999999996 and 3.0000000000000004: the trap
     assert fedfix.periods(np.array([0.6]), 0.2).tolist() == [3.0]
     assert fedfix.periods(np.array([0.1 + 0.2]), 0.1).tolist() == [3.0]
@@ -40,7 +38,7 @@ def test_a_whole_ratio_is_not_rounded_up() -> None:
 
 
 @given(interval=st.floats(1e-3, 1e3), whole=st.integers(1, 10_000), part=st.floats(0.001, 0.999))
-def test_fedfix_periods_of_any_ratio(interval: float, whole: int, part: float) -> None:
+def test_fedfix_periods_of_any_ratio(interval, whole, part):
     assert fedfix.periods(np.array([whole * interval, (whole + part) * interval]), interval).tolist() == [
         whole,
         whole + 1,
@@ -48,7 +46,7 @@ def test_fedfix_periods_of_any_ratio(interval: float, whole: int, part: float) -
 
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20).map(np.array))
-def test_async_periods_share_out_every_arrival(times: np.ndarray) -> None:
+def test_async_periods_share_out_every_arrival(times):
     periods = async_fedavg.periods(times)
     assert (1 / periods).sum() == pytest.approx(1)  # every aggregation is by one client
     np.testing.assert_allclose(periods, times * (1 / times).sum(), rtol=1e-12)  # eq. 36
@@ -57,7 +55,7 @@ def test_async_periods_share_out_every_arrival(times: np.ndarray) -> None:
 # ---- FedBuff's schedule ------------------------------------------------------------------------------------
 
 
-def test_participation_counts_by_hand() -> None:
+def test_participation_counts_by_hand():
     # C = 3, τ = (1, 2, 3), m = 2. "0@1": client 0 arrives at 1.
     #   0@1 1@2        → aggregation 1 at 2, 0 and 1 again: due 3 and 4
     #   2@3 comes with 0@3, in client order 0, 2 → 2 at 3: due 0@4, 2@6
@@ -71,7 +69,7 @@ def test_participation_counts_by_hand() -> None:
         assert participation_counts(lambda i, _: taus[i], 3, 2, number).tolist() == counts
 
 
-def test_participation_counts_take_the_time_of_each_task() -> None:
+def test_participation_counts_take_the_time_of_each_task():
     # m = 1, C = 2: client 0 takes 1, 5, 5, …; client 1 always 2. Arrivals: 0@1, 1@2, 1@4, 0@6 and 1@6, 1@8.
     asked = []
 
@@ -93,7 +91,7 @@ def test_participation_counts_take_the_time_of_each_task() -> None:
 
 
 @given(data=st.data(), taus=st.lists(st.floats(0.01, 10), min_size=1, max_size=8), number=st.integers(0, 40))
-def test_every_aggregation_has_m_contributions(data: st.DataObject, taus: list[float], number: int) -> None:
+def test_every_aggregation_has_m_contributions(data, taus, number):
     m = data.draw(st.integers(1, len(taus)))
     counts = participation_counts(lambda i, _: taus[i], len(taus), m, number)
     assert counts.sum() == m * number
@@ -105,18 +103,18 @@ def test_every_aggregation_has_m_contributions(data: st.DataObject, taus: list[f
 # ---- When --------------------------------------------------------------------------------------------------
 
 
-def test_async_fedavg_aggregates_at_every_arrival() -> None:
+def test_async_fedavg_aggregates_at_every_arrival():
     assert [AsyncFedAvg().ready(n) for n in (0, 1, 2)] == [False, True, True]
     assert AsyncFedAvg().interval is None
 
 
-def test_fedfix_aggregates_by_the_clock_only() -> None:
+def test_fedfix_aggregates_by_the_clock_only():
     strategy = FedFix(FedFix.Config(fedfix_interval=0.25))
     assert strategy.interval == 0.25
     assert not any(strategy.ready(n) for n in (0, 1, 1000))
 
 
-def test_an_interval_by_itself_is_the_upper_median_of_the_task_times() -> None:
+def test_an_interval_by_itself_is_the_upper_median_of_the_task_times():
     assert fedfix.interval_of("auto", np.array([3.0, 0.5, 1.0])) == 1.0
     assert fedfix.interval_of("auto", np.array([2.0, 4.0, 1.0, 3.0])) == 3.0
     assert fedfix.interval_of(0.25, np.array([2.0, 4.0])) == 0.25
@@ -129,8 +127,8 @@ def test_an_interval_by_itself_is_the_upper_median_of_the_task_times() -> None:
 
 @pytest.mark.parametrize(("scenario", "interval"), [("F80", 0.6), ("F0", 1.0)])
 def test_the_run_with_an_interval_by_itself_is_the_one_with_that_number(
-    federation: Callable[..., Any], model: Callable[..., Any], scenario: str, interval: float
-) -> None:
+    federation, model, scenario, interval
+):
     seen: dict[float | str, list[Any]] = {}
     for asked in ("auto", interval):
         strategy = FedFix(
@@ -152,9 +150,7 @@ def test_the_run_with_an_interval_by_itself_is_the_one_with_that_number(
     assert len({bits for _, bits in seen["auto"]}) == 8
 
 
-def test_on_devices_the_interval_follows_the_observed_task_times(
-    federation: Callable[..., Any], model: Callable[..., Any]
-) -> None:
+def test_on_devices_the_interval_follows_the_observed_task_times(federation, model):
     grid = federation()
     for client, delay in enumerate((0.02, 0.05, 0.1)):
         grid.node(client).delay = delay
@@ -176,13 +172,7 @@ SHORT = "fedfix_interval = {} s is short: even the fastest client works for "
 
 
 @pytest.mark.parametrize(("interval", "said"), [(0.5, False), (0.1, False), (0.09, True), (0.02, True)])
-def test_fedfix_says_when_every_task_takes_several_intervals(
-    federation: Callable[..., Any],
-    model: Callable[..., Any],
-    interval: float,
-    said: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_fedfix_says_when_every_task_takes_several_intervals(federation, model, interval, said, caplog):
     # F80: τ = (.2, .6, 1)
     FedFix(fedfix_interval=interval, server_lr=1.0).start(federation(), model(1.0), num_rounds=3)
     assert caplog.text.count(SHORT.format(interval)) == said
@@ -193,14 +183,7 @@ def test_fedfix_says_when_every_task_takes_several_intervals(
 
 
 @pytest.mark.parametrize(("delay", "interval", "said"), [(0.3, 0.02, True), (0.0, 0.4, False)])
-def test_on_devices_it_does_so_once_it_knows(
-    federation: Callable[..., Any],
-    model: Callable[..., Any],
-    delay: float,
-    interval: float,
-    said: bool,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_on_devices_it_does_so_once_it_knows(federation, model, delay, interval, said, caplog):
     grid = federation()
     for node in grid.nodes.values():
         node.delay = delay
@@ -237,9 +220,7 @@ def make(scheme: str, weights: str, observer: Callable[[Progress], None], **opti
 
 
 @pytest.mark.parametrize(("scheme", "weights"), SHARES)
-def test_weights_and_expected_shares_by_hand(
-    federation: Make, model: Make, train_config: Make, scheme: str, weights: str
-) -> None:
+def test_weights_and_expected_shares_by_hand(federation, model, train_config, scheme, weights):
     seen: list[Progress] = []
     strategy = make(scheme, weights, seen.append)
     strategy.start(federation(), model(1.0), num_rounds=6, train_config=train_config(1, 0.01))
@@ -254,9 +235,7 @@ def test_weights_and_expected_shares_by_hand(
 @pytest.mark.parametrize("scenario", ["F80", "F0", "F33", "exponential", "exponential:F0"])
 @pytest.mark.parametrize("kind", ["samples", "uniform"])
 @pytest.mark.parametrize("scheme", ["async", "fedfix", "fedbuff"])
-def test_time_based_weights_are_unbiased(
-    federation: Make, model: Make, train_config: Make, scheme: str, kind: str, scenario: str
-) -> None:
+def test_time_based_weights_are_unbiased(federation, model, train_config, scheme, kind, scenario):
     seen: list[Progress] = []
     strategy = make(
         scheme, "time-based", seen.append, client_weights=kind, time_scenario=scenario, eval_every=60
@@ -272,14 +251,12 @@ def test_time_based_weights_are_unbiased(
 # ---- Configs -----------------------------------------------------------------------------------------------
 
 
-def test_fedfix_has_time_based_weights_only() -> None:
+def test_fedfix_has_time_based_weights_only():
     with pytest.raises(ValueError, match=r"aggregation_weights = 'identical': fedfix has time-based weights"):
         FedFix.Config(aggregation_weights="identical")
 
 
-def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(federation, model, train_config):
     grid = federation()
     with pytest.raises(ValueError, match=r"^buffer_size = 4: there are 3 clients, must be at most that$"):
         FedBuff(FedBuff.Config(buffer_size=4)).start(grid, model(1.0), train_config=train_config())
@@ -287,18 +264,14 @@ def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(
 
 
 @pytest.mark.parametrize(("size", "said"), [(2, 0), (3, 1)])
-def test_a_buffer_of_all_clients_is_said_to_be_fedavg(
-    size: int, said: int, federation: Make, model: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_buffer_of_all_clients_is_said_to_be_fedavg(size, said, federation, model, caplog):
     with caplog.at_level(logging.INFO, "flwr.strategies"):
         FedBuff(buffer_size=size).start(federation(), model(1.0), num_rounds=2)
     assert caplog.text.count("waits for all of them, and no work is stale, as in FedAvg") == said
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedFix, FedBuff])
-def test_flowers_round_hooks_are_refused(
-    kind: Any, federation: Make, model: Make, train_config: Make
-) -> None:
+def test_flowers_round_hooks_are_refused(kind, federation, model, train_config):
     with pytest.raises(RunError, match="has no rounds"):
         kind().configure_train(1, model(1.0), train_config(), federation())
     with pytest.raises(RunError, match="has no rounds"):

@@ -1,6 +1,5 @@
 """The spectral-graph perturbed method on clients of bare numpy: every u by hand, and who is sent what."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from strategies import Spectral
 from strategies.flower import messages
 from tests.strategies.methods.spectral_requests import MANY, sent
 
-Make = Callable[..., Any]
 Directions = list[list[float]]
 
 
@@ -26,9 +24,7 @@ def neighbours_of(grid: Any, server_round: int) -> list[float]:
 # ---- By hand ----------------------------------------------------------------------------------------------------
 
 
-def test_three_rounds_by_hand(
-    federation: Make, model: Make, values_of: Make, train_config: Make, tied: Directions
-) -> None:
+def test_three_rounds_by_hand(federation, model, values_of, train_config, tied):
     # p = (3, 4, 5) / 12; p_ij / p_i = (0, 1/3, 2/3), (1/4, 0, 3/4), (2/5, 3/5, 0); c = (4, 6, 0), c̄ = 1 + 2 + 0 = 3.
     # One step of .5 at ½ w̄ + ½ u: w_i = w̄ − .5 (½ w̄ + ½ u_i − c_i), and w̄ ← w̄ − .5 (w̄ − 3), by lemma 4.3.
     #
@@ -51,9 +47,7 @@ def test_three_rounds_by_hand(
     assert neighbours_of(grid, 3) == pytest.approx([1.65, 1.075, 3.55], rel=1e-7)
 
 
-def test_the_most_similar_neighbours_by_hand(
-    federation: Make, model: Make, values_of: Make, train_config: Make, tied: Directions
-) -> None:
+def test_the_most_similar_neighbours_by_hand(federation, model, values_of, train_config, tied):
     # With k = 1 the edge 0–1 goes: A = ln 2 · (2 for 02, 3 for 12), degrees 2, 3, 5, p = .2, .3, .5;
     # p_ij / p_i = (0, 0, 1), (0, 0, 1), (2/5, 3/5, 0). Round 1 as above: w = 2, 3, 0, and w̄ = .4 + .9 = 1.3.
     grid = federation(CENTRES, directions=tied)
@@ -66,8 +60,8 @@ def test_the_most_similar_neighbours_by_hand(
 
 
 def test_an_absent_client_counts_with_the_initial_model_until_its_first_own(
-    federation: Make, model: Make, train_config: Make, tied: Directions
-) -> None:
+    federation, model, train_config, tied
+):
     # Clients 0 and 1 from w_0 = 8, one step to 8 − .5 (8 − c): w = 6, 7; client 2 stays at 8.
     # u_0 = 7/3 + 8·2/3 = 23/3, u_1 = 6/4 + 8·3/4 = 7.5
     grid = federation(CENTRES, directions=tied)
@@ -78,9 +72,7 @@ def test_an_absent_client_counts_with_the_initial_model_until_its_first_own(
     assert neighbours_of(grid, 2) == pytest.approx([23 / 3, 7.5], rel=1e-7)
 
 
-def test_a_failing_client_keeps_its_last_local_model(
-    federation: Make, model: Make, train_config: Make, tied: Directions
-) -> None:
+def test_a_failing_client_keeps_its_last_local_model(federation, model, train_config, tied):
     # Client 1 fails in round 1 only: w = 2, (0: the initial model), 0, so
     # u = 0, 2/4 + 0 = .5, 2·2/5 = .8 in round 2
     grid = federation(CENTRES, directions=tied)
@@ -96,8 +88,8 @@ def test_a_failing_client_keeps_its_last_local_model(
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.999])
 def test_below_one_every_request_has_beta_and_a_second_model_of_the_same_layout(
-    federation: Make, train_config: Make, beta: float
-) -> None:
+    federation, train_config, beta
+):
     initial = ArrayRecord(
         {"a": Array(np.full((2, 3), 0.1, np.float32)), "b": Array(np.array(2.0)), "n": Array(np.array([7]))}
     )
@@ -118,7 +110,7 @@ def test_below_one_every_request_has_beta_and_a_second_model_of_the_same_layout(
         ]
 
 
-def test_at_one_nothing_of_it_is_sent(federation: Make, model: Make, train_config: Make) -> None:
+def test_at_one_nothing_of_it_is_sent(federation, model, train_config):
     grid = federation()
     Spectral(Spectral.Config(perturbation_beta=1.0)).start(
         grid, model(1.0), num_rounds=2, train_config=train_config()
@@ -131,9 +123,7 @@ def test_at_one_nothing_of_it_is_sent(federation: Make, model: Make, train_confi
 
 
 @pytest.mark.parametrize(("beta", "models"), [(0.5, 2), (1.0, 1)])
-def test_the_second_model_counts_as_traffic_down(
-    federation: Make, model: Make, train_config: Make, beta: float, models: int
-) -> None:
+def test_the_second_model_counts_as_traffic_down(federation, model, train_config, beta, models):
     initial = model(1.0, 2.0)
     size = len(initial["w"].data)
     strategy = Spectral(Spectral.Config(perturbation_beta=beta))

@@ -16,7 +16,6 @@ from strategies.methods.shared import neighbours
 from strategies.methods.shared.neighbours import neighbour_average
 from tests.strategies.methods.spectral_requests import MANY, sent
 
-Make = Callable[..., Any]
 Directions = list[list[float]]
 STEPS, LR = 3, 0.2
 
@@ -100,8 +99,8 @@ class Oracle:
     ],
 )
 def test_every_u_is_the_weighted_mean_of_the_last_local_models(
-    federation: Make, model: Make, train_config: Make, beta: float, options: dict[str, Any]
-) -> None:
+    federation, model, train_config, beta, options
+):
     directions = random_directions(6)
     grid = federation(MANY, [1] * 6, directions=directions)
     strategy = Spectral(Spectral.Config(perturbation_beta=beta, **options))
@@ -113,7 +112,7 @@ def test_every_u_is_the_weighted_mean_of_the_last_local_models(
         assert any(later - t > 1 for r in rounds for t, later in pairwise(r))
 
 
-def test_every_u_with_failing_clients(federation: Make, model: Make, train_config: Make) -> None:
+def test_every_u_with_failing_clients(federation, model, train_config):
     directions = random_directions(6)
     grid = federation(MANY, [1] * 6, directions=directions)
 
@@ -129,8 +128,8 @@ def test_every_u_with_failing_clients(federation: Make, model: Make, train_confi
 
 @pytest.mark.parametrize("memory", [4.0, 0.0])
 def test_clients_that_come_late_have_rows_of_their_own_and_those_that_leave_keep_theirs(
-    federation: Make, model: Make, train_config: Make, add_node: Make, memory: float
-) -> None:
+    federation, model, train_config, add_node, memory
+):
     directions = random_directions(8)
     grid = federation(MANY, [1] * 6, directions=directions[:6])
     centres = [*MANY, 10.0, -6.0]
@@ -150,8 +149,8 @@ def test_clients_that_come_late_have_rows_of_their_own_and_those_that_leave_keep
 
 
 def test_a_node_that_takes_over_a_partition_goes_on_from_its_last_local_model(
-    federation: Make, model: Make, train_config: Make, add_node: Make
-) -> None:
+    federation, model, train_config, add_node
+):
     directions = random_directions(6)
     grid = federation(MANY, [1] * 6, directions=directions)
 
@@ -181,8 +180,8 @@ def test_a_node_that_takes_over_a_partition_goes_on_from_its_last_local_model(
 @pytest.mark.parametrize("neighbours", [0, 2])
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 def test_the_weighted_mean_of_the_neighbour_averages_is_the_global_model(
-    federation: Make, model: Make, train_config: Make, neighbours: int, beta: float
-) -> None:
+    federation, model, train_config, neighbours, beta
+):
     directions = random_directions(6)
     grid = federation(MANY, [1] * 6, directions=directions)
     config = Spectral.Config(perturbation_beta=beta, neighbours=neighbours)
@@ -200,8 +199,8 @@ def test_the_weighted_mean_of_the_neighbour_averages_is_the_global_model(
     "options", [{}, {"participation": "uniform", "fraction_train": 0.5}, {"neighbours": 2}]
 )
 def test_at_one_it_is_fedavg_with_adjacency_weights_bit_for_bit(
-    federation: Make, model: Make, train_config: Make, same_bytes: Make, options: dict[str, Any]
-) -> None:
+    federation, model, train_config, same_bytes, options
+):
     def run(strategy: Any) -> ArrayRecord:
         grid = federation(MANY, range(1, 7), directions=random_directions(6))
         result = strategy.start(grid, model(0.1, -0.2, 0.3), 5, train_config=train_config(STEPS, LR))
@@ -214,14 +213,12 @@ def test_at_one_it_is_fedavg_with_adjacency_weights_bit_for_bit(
     assert not same_bytes(run(FedAvg(FedAvg.Config(**by_samples))), fedavg)
 
 
-def test_the_weights_are_adjacency_whatever_is_asked_for() -> None:
+def test_the_weights_are_adjacency_whatever_is_asked_for():
     assert Spectral(Spectral.Config(client_weights="samples")).config.client_weights == "adjacency"
     assert Spectral().graph is not None
 
 
-def test_starting_the_same_strategy_twice_gives_the_same_model(
-    federation: Make, model: Make, same_bytes: Make, train_config: Make
-) -> None:
+def test_starting_the_same_strategy_twice_gives_the_same_model(federation, model, same_bytes, train_config):
     # What a client trained in the first run is no last local model of the second.
     grid, strategy = federation(), Spectral()
     first, second = (
@@ -230,7 +227,7 @@ def test_starting_the_same_strategy_twice_gives_the_same_model(
     assert same_bytes(first.arrays, second.arrays)
 
 
-def test_a_second_run_may_be_of_another_model(federation: Make, model: Make, train_config: Make) -> None:
+def test_a_second_run_may_be_of_another_model(federation, model, train_config):
     grid, strategy = federation(), Spectral()
     strategy.start(grid, model(0.1), num_rounds=2, train_config=train_config())
     result = strategy.start(grid, model(0.1, 0.2), num_rounds=2, train_config=train_config())
@@ -253,13 +250,8 @@ def mapped(folder: Path) -> list[str]:
 
 
 def test_beyond_the_limit_local_models_live_in_a_file_that_nobody_is_left_with(
-    federation: Make,
-    model: Make,
-    train_config: Make,
-    same_bytes: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    federation, model, train_config, same_bytes, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def run(memory: float) -> tuple[ArrayRecord, list[int]]:
@@ -287,7 +279,7 @@ def test_beyond_the_limit_local_models_live_in_a_file_that_nobody_is_left_with(
     assert mapped(tmp_path) == []
 
 
-def test_local_models_are_averaged_alike_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_models_are_averaged_alike_in_blocks(monkeypatch):
     rng = np.random.default_rng(0)
     models = rng.normal(size=(6, 11)).astype(np.float32)
     order = [4, 0, 5, 2]  # of the six rows, the clients that are in the graph
@@ -302,9 +294,7 @@ def test_local_models_are_averaged_alike_in_blocks(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("block", [1, 8 * 3 * 2, 8 * 6 * 2])
-def test_every_u_in_blocks(
-    federation: Make, model: Make, train_config: Make, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_every_u_in_blocks(federation, model, train_config, monkeypatch, block):
     # one client and one column at a time, two clients, four clients and two columns
     monkeypatch.setattr(neighbours, "BLOCK", block)
     monkeypatch.setattr(neighbours, "TOGETHER", 1)
@@ -316,7 +306,7 @@ def test_every_u_in_blocks(
     assert Oracle(grid, 0.3, MANY, directions).check(4) > 0.1
 
 
-def test_averages_are_sums_in_float64() -> None:
+def test_averages_are_sums_in_float64():
     # In float32 the 1 is lost beside 1e8 (its neighbours are 8 apart), and 1e8 − 1e8 leaves nothing.
     models = np.array([[1e8], [1.0], [-1e8]], np.float32)
     assert neighbour_average(np.ones((1, 3)), models, [0, 1, 2]).tolist() == [[1.0]]

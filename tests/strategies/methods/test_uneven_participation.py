@@ -1,7 +1,6 @@
 """FedStale (FedVARP) and FedAU: their formulas in numpy, where they are FedAvg, and the objective that they have."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,6 @@ import pytest
 
 from strategies import FedAU, FedAvg, FedStale, SynchronousStrategy
 from strategies.methods.fedau import after_absence
-
-Make = Callable[..., Any]
-Go = Callable[..., tuple[list[list[int]], np.ndarray]]
 
 CENTRES, SIZES, A = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4), (1.0, 2.0, 0.5, 1.5, 0.7)
 STEPS, GAMMA, C = (1, 2, 5, 3, 4), 0.1, 5
@@ -28,7 +24,7 @@ NAMES = [str(options.get("participation", "full")) for options in DRAWN]
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make, values_of: Make) -> Go:
+def go(federation, model, train_config, values_of):
     """Run a method on five quadratics; return who was asked in each round, and the model after each."""
 
     def run(
@@ -81,7 +77,7 @@ def importances(scheme: str) -> np.ndarray:
 
 @pytest.mark.parametrize("beta", [1.0, 0.4])
 @pytest.mark.parametrize("options", DRAWN, ids=NAMES)
-def test_fedstale_is_its_formula(go: Go, options: dict[str, Any], beta: float) -> None:
+def test_fedstale_is_its_formula(go, options, beta):
     scheme = options.get("participation", "full")
     asked, models = go(FedStale, stale_weight=beta, **options)
     W, h, p = START, np.zeros((C, 2)), importances(scheme)
@@ -95,7 +91,7 @@ def test_fedstale_is_its_formula(go: Go, options: dict[str, Any], beta: float) -
 
 @pytest.mark.parametrize("cutoff", [2, 50])
 @pytest.mark.parametrize("options", DRAWN, ids=NAMES)
-def test_fedau_is_its_algorithm(go: Go, options: dict[str, Any], cutoff: int) -> None:
+def test_fedau_is_its_algorithm(go, options, cutoff):
     asked, models = go(FedAU, rounds=16, participation_cutoff=cutoff, **options)
     W, p = START, importances(options.get("participation", "full"))
     # Algorithm 2 of the paper, line by line: after each round the intervals grow, and end.
@@ -112,7 +108,7 @@ def test_fedau_is_its_algorithm(go: Go, options: dict[str, Any], cutoff: int) ->
     assert (omega[p > 0] > 1).any() == (len(asked[0]) < np.count_nonzero(p))
 
 
-def test_an_absence_counts_in_intervals_of_the_cutoff() -> None:
+def test_an_absence_counts_in_intervals_of_the_cutoff():
     # The interval began in round 4. Before round 12 seven rounds have passed: two intervals of 3, and one round.
     assert after_absence(np.array([4.0, 2.0, 9.0]), 12, 3).tolist() == [10.0, 4.0, 15.0]
     assert after_absence(np.array([4.0, 2.0, 9.0]), 7, 3).tolist() == [4.0, 2.0, 9.0]  # two rounds: none
@@ -123,14 +119,14 @@ def test_an_absence_counts_in_intervals_of_the_cutoff() -> None:
 
 
 @pytest.mark.parametrize("options", DRAWN, ids=NAMES)
-def test_without_stale_updates_fedstale_is_fedavg_bit_for_bit(go: Go, options: dict[str, Any]) -> None:
+def test_without_stale_updates_fedstale_is_fedavg_bit_for_bit(go, options):
     one, other = (
         go(kind, **more, **options)[1] for kind, more in ((FedStale, {"stale_weight": 0.0}), (FedAvg, {}))
     )
     assert one.tobytes() == other.tobytes()
 
 
-def test_with_all_clients_they_are_fedavg(go: Go) -> None:
+def test_with_all_clients_they_are_fedavg(go):
     plain = go(FedAvg)[1]
     assert go(FedAU)[1].tobytes() == plain.tobytes()
     for beta in (0.3, 1.0):
@@ -152,8 +148,8 @@ def uneven(kind: type[SynchronousStrategy]) -> type[SynchronousStrategy]:
 
 @pytest.mark.parametrize(("kind", "expected"), [(FedAvg, 1.0), (FedAU, 4.0), (FedStale, 4.0)])
 def test_who_takes_part_rarely_counts_in_full_where_fedavg_has_another_mean(
-    kind: Any, expected: float, federation: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+    kind, expected, federation, model, train_config, values_of
+):
     # Two quadratics of curvature 1 with c = (0, 8) and p = (½, ½), whose minimum is 4; π = (1, ¼).
     # FedAvg: W goes to 0 in ¾ of the rounds, and to the mean of both in ¼: Σ π-weighted, (¾ + ⅛) 0 + ⅛ 8 = 1.
     # FedAU: ω = (1, 4) in the mean, ½ 1 (0 − W) + ¼ ½ 4 (8 − W) = 0 at W = 4.
@@ -172,9 +168,7 @@ def test_who_takes_part_rarely_counts_in_full_where_fedavg_has_another_mean(
     ("kind", "own", "beta"), [(FedAU, {}, 1.0), (FedStale, {}, 1.0), (FedStale, {"stale_weight": 0.25}, 0.25)]
 )
 @pytest.mark.parametrize("closes", [{}, {"round_deadline": 2.0}], ids=["all", "deadline"])
-def test_what_is_told_of_the_shares(
-    kind: Any, own: dict[str, Any], beta: float, closes: dict[str, Any], go: Go, tmp_path: Path
-) -> None:
+def test_what_is_told_of_the_shares(kind, own, beta, closes, go, tmp_path):
     # Client 0 is never there for as long as a task takes, client 1 for two rounds of three, the others always. A
     # round lasts a second.
     path, told = tmp_path / "there.csv", []
@@ -193,7 +187,7 @@ def test_what_is_told_of_the_shares(
 # ---- Clients that fail, or join late -----------------------------------------------------------------------------
 
 
-def test_rounds_without_any_reply_count_as_rounds_of_absence(go: Go) -> None:
+def test_rounds_without_any_reply_count_as_rounds_of_absence(go):
     # All fail in rounds 2 and 3: in round 4 ω is still 1, as the intervals before it are, and in round 5 (1 + 3)/2.
     def observe(progress: Any, grid: Any) -> None:
         for client in range(C):
@@ -206,7 +200,7 @@ def test_rounds_without_any_reply_count_as_rounds_of_absence(go: Go) -> None:
         assert found == pytest.approx(W, rel=1e-12)
 
 
-def test_who_fails_counts_by_its_last_update_and_the_others_share_its_weight(go: Go) -> None:
+def test_who_fails_counts_by_its_last_update_and_the_others_share_its_weight(go):
     def observe(progress: Any, grid: Any) -> None:
         if progress.aggregation == 1:
             grid.spoil(2, "raise")
@@ -220,8 +214,8 @@ def test_who_fails_counts_by_its_last_update_and_the_others_share_its_weight(go:
 
 
 def test_the_first_interval_of_a_client_that_joins_late_begins_there(
-    federation: Make, add_node: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+    federation, add_node, model, train_config, values_of
+):
     grid, seen = federation(CENTRES[:2], (1, 1)), []
 
     def observe(progress: Any) -> None:

@@ -1,6 +1,6 @@
 """The two closings of a round alone: wait for all, or close at a deadline or with as many replies as are needed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -74,18 +74,15 @@ class Alone:
         return sorted(index[reply.metadata.src_node_id] for reply in replies)
 
 
-Make = Callable[..., Alone]
-
-
 @pytest.fixture
-def make(federation: Callable[..., Any]) -> Make:
+def make(federation):
     return lambda **options: Alone(federation(), **options)
 
 
 P = [1 / 8, 2 / 8, 5 / 8]
 
 
-def test_waiting_for_all_takes_as_long_as_the_slowest(make: Make) -> None:
+def test_waiting_for_all_takes_as_long_as_the_slowest(make):
     it = make()
     current, replies, told = it.round(1, P)
     assert (it.who(replies), current.weights, dict(told)) == ([0, 1, 2], P, {})
@@ -95,13 +92,13 @@ def test_waiting_for_all_takes_as_long_as_the_slowest(make: Make) -> None:
     assert not it.part.cut_off()
 
 
-def test_who_goes_away_before_its_end_is_not_asked(make: Make) -> None:
+def test_who_goes_away_before_its_end_is_not_asked(make):
     it = make(task_failure=0.999999)
     current, replies, _ = it.round(1, P)
     assert (replies, current.lost, it.grid.asked()) == ([], {0, 1, 2}, [])
 
 
-def test_at_a_deadline_those_that_are_in_time_share_the_weight(make: Make) -> None:
+def test_at_a_deadline_those_that_are_in_time_share_the_weight(make):
     it = make(round_deadline=0.7)
     current, replies, told = it.round(1, P)
     assert (it.who(replies), it.run.pace.now()) == ([0, 1], 0.7)
@@ -116,7 +113,7 @@ def test_at_a_deadline_those_that_are_in_time_share_the_weight(make: Make) -> No
     assert len(it.part.free(it.grid)) == 3
 
 
-def test_late_work_counts_in_the_round_in_which_it_comes(make: Make) -> None:
+def test_late_work_counts_in_the_round_in_which_it_comes(make):
     it = make(round_deadline=0.7, late="next")
     it.round(1, P)
     it.run.aggregations = 1
@@ -129,7 +126,7 @@ def test_late_work_counts_in_the_round_in_which_it_comes(make: Make) -> None:
     assert not it.part.waits_for_late_work
 
 
-def test_late_work_of_a_round_that_some_were_not_free_for_keeps_its_share_of_the_weight(make: Make) -> None:
+def test_late_work_of_a_round_that_some_were_not_free_for_keeps_its_share_of_the_weight(make):
     it = make(round_deadline=0.5, late="next")
     it.round(1, P)
     it.round(2, [1.0])  # client 0 alone is free; at 0.7 s client 1 has come, too
@@ -139,7 +136,7 @@ def test_late_work_of_a_round_that_some_were_not_free_for_keeps_its_share_of_the
     assert current.weights == pytest.approx([1 / 6, 5 / 6])  # 1/3 · 3/8 and 5/8
 
 
-def test_late_work_is_saved_and_restored_and_forgotten(make: Make) -> None:
+def test_late_work_is_saved_and_restored_and_forgotten(make):
     it, again = (make(round_deadline=0.7, late="next") for _ in range(2))
     it.round(1, P)
     state = it.part.state()
@@ -154,9 +151,7 @@ def test_late_work_is_saved_and_restored_and_forgotten(make: Make) -> None:
     ("failing", "in_time", "seconds", "weights"),
     [(None, [0, 1], 0.6, [1 / 3, 2 / 3]), (1, [0, 1, 2], 1.0, P), (2, [0, 1], 0.6, [1 / 3, 2 / 3])],
 )
-def test_a_round_closes_with_as_many_valid_replies_as_it_needs(
-    make: Make, failing: int | None, in_time: list[int], seconds: float, weights: list[float]
-) -> None:
+def test_a_round_closes_with_as_many_valid_replies_as_it_needs(make, failing, in_time, seconds, weights):
     it = make(over_select=0.5, participation="uniform", fraction_train=0.67)  # ⌈1.5 · 2⌉ are asked for 2
     if failing is not None:
         it.grid.spoil(failing, "nan")
@@ -166,7 +161,7 @@ def test_a_round_closes_with_as_many_valid_replies_as_it_needs(
     assert current.weights == pytest.approx(weights)
 
 
-def test_a_round_beyond_the_time_budget_is_cut_off(make: Make) -> None:
+def test_a_round_beyond_the_time_budget_is_cut_off(make):
     it = make(round_deadline=0.7, time_budget=0.65)
     assert not it.part.cut_off()
     it.round(1, P)
@@ -175,7 +170,7 @@ def test_a_round_beyond_the_time_budget_is_cut_off(make: Make) -> None:
     assert not it.part.cut_off()
 
 
-def test_where_all_are_at_work_nobody_is_asked(make: Make) -> None:
+def test_where_all_are_at_work_nobody_is_asked(make):
     it = make(round_deadline=0.1)
     current, replies, told = it.round(1, P)
     assert (replies, current.clients, told[messages.LATE_UPDATES]) == ([], [], 3)

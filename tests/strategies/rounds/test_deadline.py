@@ -24,7 +24,7 @@ from tests.strategies.rounds.deadline_reference import SAME, closes_at, in_time_
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("deadline", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0])
-def test_every_order_of_replies(clients: int, deadline: float) -> None:
+def test_every_order_of_replies(clients, deadline):
     # Times 1, 2 and 3 in every order, ties among them; L from 1 to all; any one client's reply invalid, or none.
     for times in product((1.0, 2.0, 3.0), repeat=clients):
         for needed, failed in product([*range(1, clients + 1), inf], [(), *((c,) for c in range(clients))]):
@@ -43,9 +43,7 @@ def test_every_order_of_replies(clients: int, deadline: float) -> None:
     failed=st.sets(st.integers(0, 9), max_size=3),
     busy=st.lists(st.floats(0.1, 5), max_size=3),
 )
-def test_any_times(
-    due: dict[int, float], deadline: float, needed: float, failed: set[int], busy: list[float]
-) -> None:
+def test_any_times(due, deadline, needed, failed, busy):
     closed = closing(due, 0.0, deadline=deadline, needed=needed, failed=failed, busy=busy)
     assert closed.at == pytest.approx(closes_at(due, 0.0, deadline, needed, failed, busy), abs=2 * SAME)
     # Nobody is both, nobody who is in time came after one who is late, and never more count than are needed.
@@ -58,19 +56,19 @@ def test_any_times(
         assert closed.at == pytest.approx(slowest, abs=SAME)
 
 
-def test_equal_times_are_taken_in_the_order_of_the_clients() -> None:
+def test_equal_times_are_taken_in_the_order_of_the_clients():
     due = {4: 1.0, 2: 1.0 + 5e-10, 0: 1.0 + 9e-10, 1: 2.0}
     assert closing(due, 0.0, needed=2).in_time == [0, 2]
     assert closing({3: 1.0 + 9e-10}, 0.0, deadline=1.0).in_time == [3]
     assert closing({3: 1.0 + 2e-9}, 0.0, deadline=1.0) == (1.0, [], [3])
 
 
-def test_a_client_that_was_drawn_twice_counts_for_two() -> None:
+def test_a_client_that_was_drawn_twice_counts_for_two():
     due = {0: 1.0, 1: 2.0, 2: 3.0}
     assert closing(due, 0.0, needed=3, worth={0: 1, 1: 2, 2: 1}) == (2.0, [0, 1], [2])
 
 
-def test_a_round_for_which_nobody_is_free_closes_when_the_first_is() -> None:
+def test_a_round_for_which_nobody_is_free_closes_when_the_first_is():
     assert closing({}, 5.0, deadline=2.0, busy=[9.0, 6.5]).at == 6.5
     assert closing({}, 5.0, deadline=1.0, busy=[9.0, 6.5]).at == 6.0
     assert closing({}, 5.0, busy=[9.0]).at == 9.0
@@ -81,17 +79,17 @@ def test_a_round_for_which_nobody_is_free_closes_when_the_first_is() -> None:
     ("needed", "over", "asked"),
     [(10, 0.3, 13), (10, 0.1, 11), (3, 0.5, 5), (7, 0.0, 7), (1, 0.01, 2), (100, 0.07, 107), (50, 0.1, 55)],
 )
-def test_how_many_are_asked(needed: int, over: float, asked: int) -> None:
+def test_how_many_are_asked(needed, over, asked):
     assert number_to_ask(needed, over) == asked
 
 
-def test_weights_are_shared_over_those_that_count() -> None:
+def test_weights_are_shared_over_those_that_count():
     assert shared([0.1, 0.3], 1.0) == pytest.approx([0.25, 0.75], rel=1e-15)
     assert shared([], 1.0) == []
     assert shared([0.0], 1.0) == [0.0]
 
 
-def test_any_number_may_be_drawn() -> None:
+def test_any_number_may_be_drawn():
     p, rng = np.full(5, 0.2), np.random.default_rng(0)
     scheme = Participation.parse("uniform", 0.4)
     assert len(scheme.draw(p, rng, 4).clients) == 4
@@ -101,7 +99,7 @@ def test_any_number_may_be_drawn() -> None:
     assert np.allclose(np.array(drawn.weights) * 9, np.round(np.array(drawn.weights) * 9))
 
 
-def test_late_work_is_saved_and_restored() -> None:
+def test_late_work_is_saved_and_restored():
     work = LateWork()
     work.add(LateTask(3, 2, 0.5, 1.5, 0.25, np.array([1.0, 2.0]), {"neighbours": np.array([3.0, 4.0])}))
     work.add(
@@ -144,7 +142,7 @@ def played(clients: int, scheme: str, fraction: float, ask: int | None, **rules:
     return made
 
 
-def test_shares_are_told_where_enough_rounds_could_be_played() -> None:
+def test_shares_are_told_where_enough_rounds_could_be_played():
     # Five of ten need at most 0.6 s; the others count in every second round, with all: 1/5 and 1/10, 0 and 1/10.
     few = played(10, "full", 1.0, None, deadline=0.6, late="next")
     assert few.sure
@@ -174,12 +172,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("kind", "options", "text"), REFUSED, ids=[str(options) for _, options, _ in REFUSED]
 )
-def test_what_cannot_be_is_refused(kind: Any, options: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_is_refused(kind, options, text):
     with pytest.raises(ValueError, match=text):
         kind(**options)
 
 
-def test_a_strategy_that_chooses_by_itself_is_asked_for_no_more() -> None:
+def test_a_strategy_that_chooses_by_itself_is_asked_for_no_more():
     class Own(FedAvg):
         def select(self, clients: Any, rng: Any) -> Any:
             return clients[:2], None
@@ -188,7 +186,7 @@ def test_a_strategy_that_chooses_by_itself_is_asked_for_no_more() -> None:
         Own(over_select=0.5, participation="uniform", fraction_train=0.5)
 
 
-def test_more_than_all_clients_cannot_be_asked() -> None:
+def test_more_than_all_clients_cannot_be_asked():
     strategy = FedAvg(over_select=0.5, participation="uniform", fraction_train=0.9)
     with pytest.raises(ValueError, match=r"over_select = 0.5: all 4 clients are asked without it"):
         strategy.check(4)
@@ -196,7 +194,7 @@ def test_more_than_all_clients_cannot_be_asked() -> None:
     FedAvg(over_select=0.5, participation="md", fraction_train=1.0).check(4)
 
 
-def test_what_may_be_late_may() -> None:
+def test_what_may_be_late_may():
     assert FedDyn(round_deadline=1.0, late="next").closing.early
     assert Scaffold(round_deadline=1.0).closing.early
     assert not FedAvg(late="next").closing.early

@@ -10,8 +10,6 @@ from strategies import FedAvg, Progress, RunError
 from strategies.clock import WallClock
 from strategies.flower import messages
 
-Make = Callable[..., Any]
-
 CENTRES, LR = (3.0, 2.0, -1.0, 0.5), 0.3
 SOON = 0.2  # seconds that a round waits for a reply that is held back
 
@@ -32,7 +30,7 @@ class Post:
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Callable[..., Any]:
+def go(federation, model, train_config):
     """Run FedAvg in real time; ``after`` is called with the post after each round."""
 
     def run(
@@ -84,7 +82,7 @@ def told(reports: list[Progress], name: str) -> list[Any]:
     return [report.metrics.get(name) for report in reports]
 
 
-def test_the_first_replies_close_a_round_and_nobody_waits_for_the_others(go: Make) -> None:
+def test_the_first_replies_close_a_round_and_nobody_waits_for_the_others(go):
     own = {"participation": "uniform", "fraction_train": 0.5, "over_select": 1.0}
     reports, strategy = go([3], clients=4, **own)
     # Client 3 never answers, and is at work from the first round on; of three that answer at once the first count.
@@ -105,7 +103,7 @@ def test_the_first_replies_close_a_round_and_nobody_waits_for_the_others(go: Mak
     assert told(reports, "bytes-wasted") == [3 * size, 2 * size, 2 * size, 2 * size]
 
 
-def test_a_late_reply_is_dropped_and_its_client_asked_again(go: Make) -> None:
+def test_a_late_reply_is_dropped_and_its_client_asked_again(go):
     def let_go(number: int, post: Post) -> None:
         if number == 2:
             post.held.clear()
@@ -121,7 +119,7 @@ def test_a_late_reply_is_dropped_and_its_client_asked_again(go: Make) -> None:
     assert models(reports)[-1] == pytest.approx(w, rel=1e-12)
 
 
-def test_a_late_reply_counts_in_the_round_in_which_it_comes(go: Make) -> None:
+def test_a_late_reply_counts_in_the_round_in_which_it_comes(go):
     def let_go(number: int, post: Post) -> None:
         if number == 2:
             post.held.clear()
@@ -142,7 +140,7 @@ def test_a_late_reply_counts_in_the_round_in_which_it_comes(go: Make) -> None:
     assert dict(strategy.accounts.items())[2].accepted == 2
 
 
-def test_a_round_for_which_nobody_is_free_ends_at_its_deadline(go: Make) -> None:
+def test_a_round_for_which_nobody_is_free_ends_at_its_deadline(go):
     def let_go(number: int, post: Post) -> None:
         if number == 3:
             post.held.clear()
@@ -156,13 +154,13 @@ def test_a_round_for_which_nobody_is_free_ends_at_its_deadline(go: Make) -> None
     assert models(reports)[-1] == pytest.approx(w, rel=1e-12)
 
 
-def test_a_task_that_never_ends_is_given_up_and_its_client_asked_again(go: Make) -> None:
+def test_a_task_that_never_ends_is_given_up_and_its_client_asked_again(go):
     for late in ("drop", "next"):
         with pytest.raises(RunError, match=r"no client's work was accepted.*'not done when round"):
             go([0], clients=1, min_clients=1, round_deadline=0.1, timeout=0.25, rounds=8, late=late)
 
 
-def test_who_is_gone_is_not_waited_for(go: Make) -> None:
+def test_who_is_gone_is_not_waited_for(go):
     def leave(number: int, post: Post) -> None:
         if number == 1:
             post.grid.node(2).present = False
@@ -174,7 +172,7 @@ def test_who_is_gone_is_not_waited_for(go: Make) -> None:
     assert strategy.at_work() == []
 
 
-def test_who_is_at_work_is_not_asked_to_evaluate(go: Make) -> None:
+def test_who_is_at_work_is_not_asked_to_evaluate(go):
     reports, strategy = go([2], round_deadline=SOON, fraction_evaluate=1.0, rounds=2)
     assert [sorted(strategy.post.grid.asked(messages.EVALUATE, number)) for number in (1, 2)] == [
         [0, 1],
@@ -183,9 +181,7 @@ def test_who_is_at_work_is_not_asked_to_evaluate(go: Make) -> None:
     assert all("client-loss" in report.metrics for report in reports)
 
 
-def test_late_work_of_a_run_that_ended_is_lost(
-    go: Make, federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_late_work_of_a_run_that_ended_is_lost(go, federation, model, train_config, caplog):
     _, strategy = go([2], round_deadline=SOON, late="next", rounds=2)
     again = FedAvg(clock=WallClock(), client_weights="uniform", round_deadline=SOON, late="next")
     again.restore(strategy.state())
@@ -196,25 +192,21 @@ def test_late_work_of_a_run_that_ended_is_lost(
     assert grid.asked(messages.TRAIN, 3) == [0, 1, 2]
 
 
-def test_the_observed_shares_are_said_at_the_end(go: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_observed_shares_are_said_at_the_end(go, caplog):
     with caplog.at_level(logging.WARNING):
         go([2], round_deadline=SOON)
     assert "this run counted its clients by Σ q_i f_i" in caplog.text
     assert "their distance is 0.333" in caplog.text
 
 
-def test_a_deadline_after_the_timeout_is_said_to_change_nothing(
-    go: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_deadline_after_the_timeout_is_said_to_change_nothing(go, caplog):
     with caplog.at_level(logging.WARNING):
         reports, _ = go([2], round_deadline=5.0, timeout=SOON, rounds=1)
     assert "round_deadline = 5 changes nothing: no round waits longer than timeout = 0.2 s" in caplog.text
     assert (reports[0].metrics["failures"], reports[0].metrics["late-updates"]) == (1, 0)
 
 
-def test_a_loop_around_it_waits_for_all_and_is_refused(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_a_loop_around_it_waits_for_all_and_is_refused(federation, model, train_config):
     strategy = FedAvg(clock=WallClock(), round_deadline=1.0)
     with pytest.raises(RunError, match=r"round_deadline = 1, over_select = 0: a wrapper around the strategy"):
         list(strategy.configure_train(1, model(0.1), train_config(2, LR), federation()))

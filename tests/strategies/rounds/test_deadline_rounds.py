@@ -1,10 +1,8 @@
 """Runs whose rounds close early, beside a reference in float64 that tries every time at which a round may close."""
 
 import logging
-from collections.abc import Callable
 from itertools import permutations
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,16 +28,12 @@ from strategies.flower import messages
 from tests.strategies.rounds import deadline_reference
 from tests.strategies.rounds.deadline_reference import Draws, Made, as_trace
 
-Make = Callable[..., Any]
-
 CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4)
 ROUNDS, LR = 5, 0.3
 
-Go = Callable[..., tuple[list[Progress], list[float], Any]]
-
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make, tmp_path: Path) -> Go:
+def go(federation, model, train_config, tmp_path):
     """Run a strategy; return its reports, the models by round, and itself with its grid in ``.grid``."""
 
     def run(times: Any, *, kind: Any = FedAvg, spoilt: Any = (), rounds: int = ROUNDS, **options: Any) -> Any:
@@ -100,7 +94,7 @@ def check(run: tuple[list[Progress], list[float], Any], expected: list[Made]) ->
 
 @pytest.mark.parametrize("late", ["drop", "next"])
 @pytest.mark.parametrize("deadline", [0.5, 1.0, 2.5, 9.0])
-def test_every_order_of_three_clients_with_a_deadline(go: Go, late: str, deadline: float) -> None:
+def test_every_order_of_three_clients_with_a_deadline(go, late, deadline):
     for order in permutations([1.0, 2.0, 3.5]):
         times = [[one] for one in order]
         expected = deadline_reference.run(
@@ -123,9 +117,7 @@ def test_every_order_of_three_clients_with_a_deadline(go: Go, late: str, deadlin
 
 @pytest.mark.parametrize("late", ["drop", "next"])
 @pytest.mark.parametrize(("needed", "over"), [(1, 1.0), (2, 0.5), (1, 2.0), (2, 1.0)])
-def test_every_order_of_four_clients_of_which_the_first_count(
-    go: Go, late: str, needed: int, over: float, thorough: bool
-) -> None:
+def test_every_order_of_four_clients_of_which_the_first_count(go, late, needed, over, thorough):
     orders = sorted(set(permutations([1.0, 2.0, 3.5, 3.5])))
     for order in orders if thorough else orders[needed::3]:
         times = [[one] for one in order]
@@ -155,9 +147,7 @@ def test_every_order_of_four_clients_of_which_the_first_count(
     late=st.sampled_from(["drop", "next"]),
     failed=st.sets(st.integers(0, 4), max_size=2),
 )
-def test_any_times_of_five_clients_some_of_which_fail(
-    go: Go, times: Any, needed: int, over: float, deadline: float, late: str, failed: set[int]
-) -> None:
+def test_any_times_of_five_clients_some_of_which_fail(go, times, needed, over, deadline, late, failed):
     expected = deadline_reference.run(
         trained,
         lambda c, n: times[c][(n - 1) % 5],
@@ -184,7 +174,7 @@ def test_any_times_of_five_clients_some_of_which_fail(
     check(go(times, spoilt=failed, **own), expected)
 
 
-def test_who_is_certain_to_be_dropped_is_not_sent_anything(go: Go) -> None:
+def test_who_is_certain_to_be_dropped_is_not_sent_anything(go):
     reports, _, strategy = go([[1.0], [2.0], [5.0]], round_deadline=3.0)
     # Client 2 is at work on the first round's task until 5 s, so that it is drawn in rounds 1 and 4 alone.
     assert [strategy.grid.asked(messages.TRAIN, number) for number in range(1, 6)] == [[0, 1]] * 5
@@ -223,7 +213,7 @@ NEVER_LATE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", NEVER_LATE, ids=str)
 @pytest.mark.parametrize("late", ["drop", "next"])
-def test_a_deadline_that_all_keep_changes_no_bit(go: Go, options: dict[str, Any], late: str) -> None:
+def test_a_deadline_that_all_keep_changes_no_bit(go, options, late):
     times = [[1.0, 2.0], [2.0], [0.7], [1.1], [1.5]]
     before = go(times, kind=Repeatable, **options)
     after = go(times, kind=Repeatable, round_deadline=50.0, late=late, **options)
@@ -234,7 +224,7 @@ def test_a_deadline_that_all_keep_changes_no_bit(go: Go, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", [FedDyn, FedNova, Spectral])
-def test_methods_with_memory_take_late_work(go: Go, kind: Any) -> None:
+def test_methods_with_memory_take_late_work(go, kind):
     own = {"client_weights": "adjacency"} if kind is Spectral else {}
     times = [[1.0], [2.0], [5.0], [1.5]]
     reports, models, strategy = go(times, kind=kind, round_deadline=3.0, late="next", rounds=8, **own)
@@ -243,7 +233,7 @@ def test_methods_with_memory_take_late_work(go: Go, kind: Any) -> None:
     assert dict(strategy.accounts.items())[2].accepted == 4
 
 
-def test_a_model_of_ones_own_goes_on_from_what_it_was_sent(go: Go) -> None:
+def test_a_model_of_ones_own_goes_on_from_what_it_was_sent(go):
     # With a = 0 and μ = 0 each trains alone, from its own last model.
     own = {"fedamp_alpha": 0.0, "proximal_mu": 0.0}
     reports, _, strategy = go(
@@ -260,7 +250,7 @@ def test_a_model_of_ones_own_goes_on_from_what_it_was_sent(go: Go) -> None:
     assert models == pytest.approx(expected, rel=1e-6)  # they are kept in float32
 
 
-def test_work_that_is_dropped_is_done_where_clients_keep_something(go: Go) -> None:
+def test_work_that_is_dropped_is_done_where_clients_keep_something(go):
     reports, _, strategy = go([[1.0], [2.0], [5.0]], kind=Ditto, round_deadline=3.0, rounds=2)
     assert strategy.grid.asked(messages.TRAIN, 1) == [0, 1, 2]
     assert [report.metrics["participants"] for report in reports] == [2, 2]
@@ -269,12 +259,12 @@ def test_work_that_is_dropped_is_done_where_clients_keep_something(go: Go) -> No
     assert dict(strategy.accounts.items())[2].late == 1
 
 
-def test_nobody_trains_dropped_work_where_the_server_keeps_the_models(go: Go) -> None:
+def test_nobody_trains_dropped_work_where_the_server_keeps_the_models(go):
     _, _, strategy = go([[1.0], [2.0], [5.0]], kind=FedAMP, round_deadline=3.0, rounds=2)
     assert strategy.grid.asked(messages.TRAIN, 1) == [0, 1]
 
 
-def test_a_round_waits_for_those_alone_that_may_be_drawn(go: Go, tmp_path: Path) -> None:
+def test_a_round_waits_for_those_alone_that_may_be_drawn(go, tmp_path):
     # Client 0 is always there, and never drawn. A round begins at 3.5, when client 1 comes, who is done at 4.5.
     path = tmp_path / "there.csv"
     path.write_text("client,start,end,period\n0,0,10,10\n1,3.5,4.6,10\n2,6,8,10\n")
@@ -287,7 +277,7 @@ def test_a_round_waits_for_those_alone_that_may_be_drawn(go: Go, tmp_path: Path)
 
 
 @pytest.mark.parametrize("late", ["drop", "next"])
-def test_late_work_is_late_until_it_is_known_to_be_lost(go: Go, tmp_path: Path, late: str) -> None:
+def test_late_work_is_late_until_it_is_known_to_be_lost(go, tmp_path, late):
     path = tmp_path / "there.csv"
     path.write_text("client,start,end\n0,0,99\n1,0,99\n2,0,2\n")
     options = {"round_deadline": 1.5, "availability": f"trace:{path}", "late": late}
@@ -303,9 +293,7 @@ def test_late_work_is_late_until_it_is_known_to_be_lost(go: Go, tmp_path: Path, 
     assert sum(report.metrics["bytes-wasted"] for report in reports) == sent
 
 
-def test_shares_are_known_where_everybody_is_soon_away_for_good(
-    go: Go, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_shares_are_known_where_everybody_is_soon_away_for_good(go, tmp_path, caplog):
     path = tmp_path / "there.csv"
     path.write_text("client,start,end\n0,0,5\n1,0,5\n2,0,5\n")
     options = {"round_deadline": 1.5, "availability": f"trace:{path}"}
@@ -316,7 +304,7 @@ def test_shares_are_known_where_everybody_is_soon_away_for_good(
     assert "their distance is 0.333" in caplog.text
 
 
-def test_mifa_does_not_wait_for_one_who_never_comes(go: Go) -> None:
+def test_mifa_does_not_wait_for_one_who_never_comes(go):
     times = [[1.0], [2.0], [5.0]]
     with pytest.raises(
         RunError, match=r"round_deadline = 3, .*: Mifa waits for client 2, which is never done"
@@ -327,7 +315,7 @@ def test_mifa_does_not_wait_for_one_who_never_comes(go: Go) -> None:
     assert sum(report.metrics["earlier-updates"] for report in reports) == 2
 
 
-def test_a_robust_rule_takes_late_work_as_any_other(go: Go) -> None:
+def test_a_robust_rule_takes_late_work_as_any_other(go):
     times = [[1.0], [1.0], [3.5], [1.0]]
     own = {"aggregation_rule": "median", "faulty_clients": 0}
     _, models, _ = go(times, round_deadline=3.0, late="next", rounds=2, **own)
@@ -341,7 +329,7 @@ def test_a_robust_rule_takes_late_work_as_any_other(go: Go) -> None:
 # ---- What is minimised ------------------------------------------------------------------------------------------
 
 
-def test_the_shares_that_are_foretold_are_those_of_the_run(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_shares_that_are_foretold_are_those_of_the_run(go, caplog):
     times = [[1.0], [2.0], [5.0], [1.5]]
     with caplog.at_level(logging.WARNING):
         reports, _, strategy = go(times, round_deadline=3.0, late="next", rounds=200)
@@ -352,7 +340,7 @@ def test_the_shares_that_are_foretold_are_those_of_the_run(go: Go, caplog: pytes
     assert caplog.text.count("this run minimises Σ q_i f_i, not the federated Σ p_i f_i") == 1
 
 
-def test_random_times_and_draws_are_foretold_too(federation: Make, model: Make, train_config: Make) -> None:
+def test_random_times_and_draws_are_foretold_too(federation, model, train_config):
     strategy = FedAvg(
         time_scenario="exponential",
         participation="md",
@@ -369,19 +357,19 @@ def test_random_times_and_draws_are_foretold_too(federation: Make, model: Make, 
     assert shares["expected-share"][0] > shares["expected-share"][4] + 0.1
 
 
-def test_who_never_counts_is_named(go: Go, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_never_counts_is_named(go, caplog):
     with caplog.at_level(logging.WARNING):
         go([[1.0], [2.0], [5.0]], round_deadline=3.0)
     assert "1 of 3 clients never count, as they are always late: 2" in caplog.text
 
 
-def test_rounds_end_within_the_time_budget(go: Go) -> None:
+def test_rounds_end_within_the_time_budget(go):
     reports, _, _ = go([[1.0], [2.0], [5.0]], round_deadline=3.0, time_budget=9.0)
     assert [report.time for report in reports if report.aggregation][:3] == [3.0, 5.0, 8.0]
     assert reports[-1].time == 8.0
 
 
-def test_a_replacement_past_the_time_budget_ends_the_run(go: Go) -> None:
+def test_a_replacement_past_the_time_budget_ends_the_run(go):
     own = {"participation": "uniform", "fraction_train": 0.5, "over_select": 1.0, "time_budget": 6.0}
     reports, _, strategy = go([[1.0], [2.0], [3.0], [4.0]], spoilt=[0], **own)
     # Rounds need clients 1 and 2, and 1 and 2 again; the third would need until 9 s, as client 3 is late.
@@ -389,9 +377,7 @@ def test_a_replacement_past_the_time_budget_ends_the_run(go: Go) -> None:
     assert reports[-1].time == 6.0
 
 
-def test_sizes_that_only_replies_tell_weigh_late_work_too(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_sizes_that_only_replies_tell_weigh_late_work_too(federation, model, train_config):
     reports: list[Progress] = []
     strategy = FedAvg(round_deadline=0.5, late="next", fraction_evaluate=0.0, observer=reports.append)
     grid = federation(CENTRES[:3], SIZES[:3], describes=False, node_ids=[1, 2, 3])
@@ -420,9 +406,7 @@ def by_flowers_loop(strategy: Any, grid: Any, arrays: ArrayRecord, config: Any) 
     return arrays
 
 
-def test_flowers_loop_drops_who_is_late_in_virtual_time(
-    federation: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+def test_flowers_loop_drops_who_is_late_in_virtual_time(federation, model, train_config, values_of):
     # Times .2, .6, 1: those of clients 0 and 1 are in time in every round, as all are done when the next begins.
     strategy = FedAvg(round_deadline=0.7, client_weights="uniform")
     arrays = by_flowers_loop(strategy, federation(CENTRES[:3], SIZES[:3]), model(0.1), train_config(2, LR))
@@ -433,9 +417,7 @@ def test_flowers_loop_drops_who_is_late_in_virtual_time(
     assert dict(strategy.accounts.items())[2].late == 3
 
 
-def test_flowers_loop_counts_the_first_valid_replies(
-    federation: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+def test_flowers_loop_counts_the_first_valid_replies(federation, model, train_config, values_of):
     own = {
         "participation": "uniform",
         "fraction_train": 0.25,
@@ -451,7 +433,7 @@ def test_flowers_loop_counts_the_first_valid_replies(
     assert values_of(arrays) == pytest.approx([w], rel=1e-12)
 
 
-def test_a_loop_around_it_cannot_take_late_work(federation: Make, model: Make, train_config: Make) -> None:
+def test_a_loop_around_it_cannot_take_late_work(federation, model, train_config):
     strategy = FedAvg(round_deadline=0.7, late="next")
     with pytest.raises(
         RunError, match=r"late = 'next': a wrapper around the strategy.*call the strategy's own start"
@@ -459,14 +441,12 @@ def test_a_loop_around_it_cannot_take_late_work(federation: Make, model: Make, t
         by_flowers_loop(strategy, federation(), model(0.1), train_config(2, LR))
 
 
-def test_rounds_have_deadlines_and_asynchronous_methods_none() -> None:
+def test_rounds_have_deadlines_and_asynchronous_methods_none():
     with pytest.raises(TypeError, match="round_deadline"):
         FedBuff(round_deadline=1.0)
 
 
-def test_what_changes_nothing_is_said(
-    federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_changes_nothing_is_said(federation, model, train_config, caplog):
     with caplog.at_level(logging.WARNING):
         FedAvg(late="next").start(federation(), model(0.1), num_rounds=1, train_config=train_config(2, LR))
     assert (

@@ -46,7 +46,7 @@ def played(
     )
 
 
-def test_the_halves_tell_what_is_known() -> None:
+def test_the_halves_tell_what_is_known():
     # Shares of the first half are ½, ½, and of the second 2/6, 4/6: a quarter of 1/6 + 1/6.
     before = [np.array(weight, dtype=float) for weight in ((1, 0), (1, 1), (2, 2), (3, 5))]
     known = Played(np.array([3.0, 5.0]), np.zeros(2), np.zeros(2), before)
@@ -54,14 +54,14 @@ def test_the_halves_tell_what_is_known() -> None:
     assert not known.sure
 
 
-def test_whoever_is_at_work_is_there() -> None:
+def test_whoever_is_at_work_is_there():
     looks: list[tuple[int, int]] = []
     played(1, 1, 3, deadline=1.0, late="next", look=lambda free, there: looks.append((free, there)))
     # The third works for three rounds, and is asked in the one after.
     assert looks[:4] == [(3, 3), (2, 3), (2, 3), (3, 3)]
 
 
-def test_work_of_earlier_rounds_counts_in_one_that_asks_nobody() -> None:
+def test_work_of_earlier_rounds_counts_in_one_that_asks_nobody():
     # One client, of three seconds: two rounds of a second ask nobody, and in the second of these it counts. It is
     # asked in rounds 1, 4 … 499 of 500, after which it is known well, and counts in 3, 6 … 498.
     alone = played(3, deadline=1.0, late="next")
@@ -69,7 +69,7 @@ def test_work_of_earlier_rounds_counts_in_one_that_asks_nobody() -> None:
     assert alone.weight.tolist() == alone.counted.tolist()
 
 
-def test_late_work_counts_beside_the_share_that_the_free_ones_have_of_those_that_are_there() -> None:
+def test_late_work_counts_beside_the_share_that_the_free_ones_have_of_those_that_are_there():
     # Client 1 takes three rounds of a second, and client 2 is there for the first of each three. Round 1 is of 0 and
     # 2, ½ each, and 2 of client 0 alone. In round 3 client 0's d is its half of those that are there, and that of
     # client 1 is still the third that it was drawn with: ½ to ⅓.
@@ -77,13 +77,13 @@ def test_late_work_counts_beside_the_share_that_the_free_ones_have_of_those_that
     assert mixed.shares == pytest.approx([(0.5 + 1 + 0.6) / 3, 0.4 / 3, 0.5 / 3], abs=0.005)
 
 
-def test_a_round_gives_the_weights_that_were_drawn() -> None:
+def test_a_round_gives_the_weights_that_were_drawn():
     half = played(1, 1, given=0.5)
     assert half.counted.min() > 0
     assert half.weight == pytest.approx(0.25 * half.counted)
 
 
-def test_what_is_done_as_its_round_closes_without_it_keeps_no_client_busy() -> None:
+def test_what_is_done_as_its_round_closes_without_it_keeps_no_client_busy():
     # Both take a second and one closes the round, the first by its index: in every round, as both are free again.
     dropped = played(1, 1, needed=lambda there: 1)
     assert dropped.asked[0] == dropped.asked[1] == dropped.counted[0] == dropped.weight[0] > 0

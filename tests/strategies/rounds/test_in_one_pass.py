@@ -113,9 +113,7 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
         ("on", 1 << 30, ("nobody", "longer", "other bytes")),
     ],
 )
-def test_the_model_has_the_same_bits_as_reply_by_reply(
-    guards: str, held: int, spoils: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_has_the_same_bits_as_reply_by_reply(guards, held, spoils, monkeypatch):
     names, passes, seen = (spoils * CLIENTS)[:CLIENTS], list[int](), list[int]()
 
     def counted(total: Any, out: Any, spans: Any, blocks: Any) -> None:

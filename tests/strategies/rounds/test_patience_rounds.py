@@ -12,12 +12,11 @@ from strategies import FedAvg, Progress, clock
 from strategies.clock import WallClock
 from strategies.flower import messages
 
-Make = Callable[..., Any]
 USUAL, NEVER = 10.0, float("inf")  # seconds until a reply
 
 
 @pytest.fixture(autouse=True)
-def passes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def passes_at_once(monkeypatch):
     """Let the machine's clock jump to the end of every sleep."""
     now = [0.0]
 
@@ -28,7 +27,7 @@ def passes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def go(federation: Make, model: Make, train_config: Make) -> Make:
+def go(federation, model, train_config):
     """Run FedAvg with five clients, of which the last takes ``last`` seconds; return its reports and the grid."""
 
     def run(
@@ -68,9 +67,7 @@ FOUR, FIVE = [0, 1, 2, 3], [0, 1, 2, 3, 4]
 # A reply that is due after 10 s is seen at the next poll, after 10.4 s.
 
 
-def test_one_that_never_answers_costs_the_first_round_ten_times_the_usual_and_the_others_nothing(
-    go: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_never_answers_costs_the_first_round_ten_times_the_usual_and_the_others_nothing(go, caplog):
     with caplog.at_level(logging.WARNING):
         strategy, grid = go(evaluates=True)
     assert strategy.asked == [FIVE, FOUR, FOUR, FOUR]
@@ -85,9 +82,7 @@ def test_one_that_never_answers_costs_the_first_round_ten_times_the_usual_and_th
     ]
 
 
-def test_one_that_never_answers_is_asked_again_after_the_timeout_and_costs_at_most_three_times_the_usual(
-    go: Make,
-) -> None:
+def test_one_that_never_answers_is_asked_again_after_the_timeout_and_costs_at_most_three_times_the_usual(go):
     strategy, _ = go(rounds=25, timeout=150.0)
     again = [number for number, asked in enumerate(strategy.asked) if asked == FIVE]
     assert len(again) == 3
@@ -96,14 +91,14 @@ def test_one_that_never_answers_is_asked_again_after_the_timeout_and_costs_at_mo
 
 
 @pytest.mark.parametrize("times", [4, 9])
-def test_one_that_is_always_slower_counts_in_every_round(go: Make, times: int) -> None:
+def test_one_that_is_always_slower_counts_in_every_round(go, times):
     strategy, _ = go(times * USUAL, rounds=6)
     assert strategy.asked == [FIVE] * 6
     assert strategy.told("participants") == [5] * 6
     assert strategy.told("late-updates") == [0] * 6
 
 
-def test_one_that_is_far_slower_counts_as_soon_as_a_late_reply_has_said_so(go: Make) -> None:
+def test_one_that_is_far_slower_counts_as_soon_as_a_late_reply_has_said_so(go):
     strategy, _ = go(30 * USUAL, rounds=25)
     back = strategy.asked.index(FIVE, 1)
     assert strategy.asked == [FIVE] + [FOUR] * (back - 1) + [FIVE] * (25 - back)
@@ -114,7 +109,7 @@ def test_one_that_is_far_slower_counts_as_soon_as_a_late_reply_has_said_so(go: M
     assert size[0] == size[back - 1]  # the request, and the reply that was dropped
 
 
-def test_one_that_recovers_counts_again(go: Make) -> None:
+def test_one_that_recovers_counts_again(go):
     def recover(number: int, grid: Any) -> None:
         grid.node(4).delay = USUAL * (number in (0, 3, 4, 5)) or NEVER
 
@@ -124,7 +119,7 @@ def test_one_that_recovers_counts_again(go: Make) -> None:
     assert strategy.asked[2] == FOUR
 
 
-def test_a_round_in_which_hardly_anybody_has_answered_waits_for_all(go: Make) -> None:
+def test_a_round_in_which_hardly_anybody_has_answered_waits_for_all(go):
     def slow(number: int, grid: Any) -> None:
         for index in (2, 3, 4):
             grid.node(index).delay = 50 * USUAL if number == 1 else USUAL
@@ -134,7 +129,7 @@ def test_a_round_in_which_hardly_anybody_has_answered_waits_for_all(go: Make) ->
     assert strategy.seconds == pytest.approx([10, 500, 10, 10], abs=2.0)
 
 
-def test_an_evaluation_does_not_wait_for_ever_either(go: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_evaluation_does_not_wait_for_ever_either(go, caplog):
     def lose(number: int, grid: Any) -> None:
         grid.lose(4, category="evaluate")
 
@@ -146,7 +141,7 @@ def test_an_evaluation_does_not_wait_for_ever_either(go: Make, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("scheme", ["fixed:4", "paired"])
-def test_a_client_without_which_no_round_can_be_drawn_is_asked_all_the_same(go: Make, scheme: str) -> None:
+def test_a_client_without_which_no_round_can_be_drawn_is_asked_all_the_same(go, scheme):
     def away(number: int, grid: Any) -> None:
         grid.node(4).delay = NEVER if number == 1 else USUAL
 
@@ -159,13 +154,13 @@ def test_a_client_without_which_no_round_can_be_drawn_is_asked_all_the_same(go: 
     )
 
 
-def test_without_safeguards_a_round_waits_until_the_timeout(go: Make) -> None:
+def test_without_safeguards_a_round_waits_until_the_timeout(go):
     strategy, _ = go(safeguards="off", rounds=2, timeout=500.0)
     assert strategy.seconds == pytest.approx([500.0, 500.0], abs=1.0)
     assert strategy.told("failures") == [1, 1]
 
 
-def test_what_clients_usually_take_is_kept_for_a_run_that_goes_on(go: Make) -> None:
+def test_what_clients_usually_take_is_kept_for_a_run_that_goes_on(go):
     strategy, _ = go(30 * USUAL, rounds=1)
     rows = strategy.state()[f"usual-times-{messages.TRAIN}"].tolist()
     assert [(row[0], row[2], row[4]) for row in rows] == [

@@ -20,9 +20,7 @@ def poisson(q: float, *, repeatable: bool = True, **options: Any) -> FedAvg:
     return strategy
 
 
-def test_a_sum_is_divided_by_the_expected_size(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_a_sum_is_divided_by_the_expected_size(federation, model, values_of, train_config):
     # Δ_i = 1, .5, −1 and p_i = 1/8, 2/8, 5/8, as in test_round.py: 1 + Σ p_i Δ_i / .5 over those that were drawn
     grid, seen = federation(), set()
     parts = {0: 1 / 8, 1: 1 / 8, 2: -5 / 8}
@@ -35,9 +33,7 @@ def test_a_sum_is_divided_by_the_expected_size(
     assert len(seen) > 3
 
 
-def test_an_empty_round_keeps_the_model_and_says_so(
-    federation: Make, model: Model, values_of: Values, train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_empty_round_keeps_the_model_and_says_so(federation, model, values_of, train_config, caplog):
     grid = federation()
     with caplog.at_level(logging.INFO, "flwr.strategies"):
         result = poisson(1e-9).start(grid, model(1.0), num_rounds=2, train_config=train_config())
@@ -54,9 +50,7 @@ def noise_of(q: float, grid: Any, model: Model, config: Any, seed: int = 1) -> n
     return np.asarray(result.arrays["w"].numpy(), dtype=np.float64) - 1
 
 
-def test_noise_is_of_the_expected_size_whoever_comes(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_noise_is_of_the_expected_size_whoever_comes(federation, model, train_config):
     # z S / (q C) = 3 · .5 / (q · 3), with four standard errors; also where nobody, or not everybody drawn, answers.
     assert noise_of(1.0, federation(), model, train_config()).std() == pytest.approx(0.5, rel=0.02)
     failing = federation()
@@ -68,8 +62,8 @@ def test_noise_is_of_the_expected_size_whoever_comes(
 
 
 def test_one_client_moves_the_sum_by_its_clipped_update_over_the_expected_size(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+    federation, model, train_config
+):
     # The same noise with and without client 1, of which .5 / 3 is left: its update is longer than S.
     whole, without = (federation(), federation())
     without.spoil(1, "raise")
@@ -84,8 +78,8 @@ def test_one_client_moves_the_sum_by_its_clipped_update_over_the_expected_size(
 
 
 def test_coins_that_privacy_counts_on_come_from_the_seed_in_a_simulation_alone(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+    federation, model, train_config
+):
     def drawn(*, repeatable: bool) -> list[int]:
         grid = federation()
         poisson(0.5, repeatable=repeatable, **PRIVATE).start(
@@ -125,6 +119,6 @@ class Choosing(FedAvg):
         ),
     ],
 )
-def test_what_would_tell_a_coin_is_refused(kind: Any, options: dict[str, Any], said: str) -> None:
+def test_what_would_tell_a_coin_is_refused(kind, options, said):
     with pytest.raises(ValueError, match=said):
         kind(participation="poisson", fraction_train=0.5, **{**PRIVATE, **options})

@@ -1,7 +1,6 @@
 """One round by hand: the weighted mean, and every kind of reply that must be left out of it."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,9 @@ from strategies.clients.client_metrics import MetricsMean
 from strategies.flower import messages
 
 LOGGER = "flwr.strategies"
-Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
 
 
-def test_one_round_of_fedavg_by_hand(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_one_round_of_fedavg_by_hand(federation, model, values_of, train_config):
     # Δ_i = −γ (w − c_i) = −.5 (1 − 3), −.5 (1 − 2), −.5 (1 + 1) = 1, .5, −1
     # Σ p_i Δ_i = 1/8 + .5·2/8 − 5/8 = −3/8
     result = FedAvg().start(federation(), model(1.0), num_rounds=1, train_config=train_config())
@@ -29,25 +25,21 @@ def test_one_round_of_fedavg_by_hand(
     assert metrics["train-loss"] == 1.625
 
 
-def test_uniform_client_weights_by_hand(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_uniform_client_weights_by_hand(federation, model, values_of, train_config):
     # (1 + .5 − 1) / 3 = 1/6
     strategy = FedAvg(FedAvg.Config(client_weights="uniform"))
     result = strategy.start(federation(), model(1.0), num_rounds=1, train_config=train_config())
     assert values_of(result.arrays) == pytest.approx([7 / 6], rel=1e-15)
 
 
-def test_two_rounds_by_hand(federation: Make, model: Model, values_of: Values, train_config: Make) -> None:
+def test_two_rounds_by_hand(federation, model, values_of, train_config):
     # One step from w moves by −.5 (w − c̄), c̄ = Σ p_i c_i = (3 + 4 − 5) / 8 = .25:
     # 1 → 1 − .375 = .625 → .625 − .1875 = .4375
     result = FedAvg().start(federation(), model(1.0), num_rounds=2, train_config=train_config())
     assert values_of(result.arrays) == [0.4375]
 
 
-def test_uniform_participation_scales_by_clients_over_draws(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_uniform_participation_scales_by_clients_over_draws(federation, model, values_of, train_config):
     grid = federation()
     strategy = FedAvg(FedAvg.Config(participation="uniform", fraction_train=1 / 3))
     result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
@@ -56,7 +48,7 @@ def test_uniform_participation_scales_by_clients_over_draws(
     assert values_of(result.arrays) == [[1.375], [1.375], [-0.875]][drawn]
 
 
-def test_the_traffic_is_counted_in_bytes(federation: Make, model: Model, train_config: Make) -> None:
+def test_the_traffic_is_counted_in_bytes(federation, model, train_config):
     initial = model(1.0, 2.0)
     size = len(initial["w"].data)  # header of the npy format and two doubles
     grid = federation()
@@ -90,14 +82,7 @@ def break_client(grid: Any, partition: int, fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", REASONS)
-def test_a_bad_reply_is_left_out_counted_and_named(
-    federation: Make,
-    model: Model,
-    values_of: Values,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-    fault: str,
-) -> None:
+def test_a_bad_reply_is_left_out_counted_and_named(federation, model, values_of, train_config, caplog, fault):
     grid = federation()
     break_client(grid, 1, fault)
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -115,13 +100,8 @@ def test_a_bad_reply_is_left_out_counted_and_named(
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "drop"])
 def test_a_round_without_a_valid_reply_keeps_the_model_bit_for_bit(
-    federation: Make,
-    model: Model,
-    same_bytes: Make,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-    fault: str,
-) -> None:
+    federation, model, same_bytes, train_config, caplog, fault
+):
     grid, initial = federation(), model(0.1, -0.0, 1e-310)
     for partition in range(3):
         break_client(grid, partition, fault)
@@ -140,9 +120,7 @@ def test_a_round_without_a_valid_reply_keeps_the_model_bit_for_bit(
         assert f"{partition} (node {grid.node(partition).node_id})" in warning
 
 
-def test_a_client_is_back_in_the_round_after_its_fault(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_a_client_is_back_in_the_round_after_its_fault(federation, model, values_of, train_config):
     grid = federation()
     grid.spoil(1, "raise")
     strategy = FedAvg(observer=lambda p: grid.spoil(1, None) if p.aggregation == 1 else None)
@@ -152,9 +130,7 @@ def test_a_client_is_back_in_the_round_after_its_fault(
     assert values_of(result.arrays) == pytest.approx([1 / 3 - 1 / 24], rel=1e-14)
 
 
-def test_a_reply_that_comes_a_round_late_counts_in_neither(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_a_reply_that_comes_a_round_late_counts_in_neither(federation, model, values_of, train_config):
     grid = federation()
     strategy = FedAvg(observer=lambda p: setattr(grid.node(1), "delay", 0.5 if p.aggregation == 0 else 0.0))
     result = strategy.start(grid, model(1.0), num_rounds=2, timeout=0.1, train_config=train_config())
@@ -162,18 +138,14 @@ def test_a_reply_that_comes_a_round_late_counts_in_neither(
     assert values_of(result.arrays) == pytest.approx([1 / 3 - 1 / 24], rel=1e-14)
 
 
-def test_a_doubled_reply_counts_once(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_a_doubled_reply_counts_once(federation, model, values_of, train_config):
     grid = federation()
     grid.lose(2, "twice")
     result = FedAvg().start(grid, model(1.0), num_rounds=1, train_config=train_config())
     assert values_of(result.arrays) == [0.625]
 
 
-def test_md_counts_a_client_drawn_twice_twice(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_md_counts_a_client_drawn_twice_twice(federation, model, values_of, train_config):
     deltas = np.array([1.0, 0.5, -1.0])
     for seed in range(20):
         grid = federation()
@@ -191,9 +163,7 @@ def test_md_counts_a_client_drawn_twice_twice(
 # ---- Clients that don't describe themselves ---------------------------------------------------------------------
 
 
-def test_without_descriptions_uniform_weights_stay_uniform(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_without_descriptions_uniform_weights_stay_uniform(federation, model, values_of, train_config):
     strategy = FedAvg(FedAvg.Config(client_weights="uniform"))
     result = strategy.start(
         federation(describes=False), model(1.0), num_rounds=1, train_config=train_config()
@@ -202,8 +172,8 @@ def test_without_descriptions_uniform_weights_stay_uniform(
 
 
 def test_without_descriptions_paired_clients_still_count_half_each(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+    federation, model, values_of, train_config
+):
     # Dhasade et al., section 3.2: the mean of the two, whatever their sizes. Node order is partition order here.
     grid = federation(centres=(3.0, -1.0), sizes=(1, 5), node_ids=[10, 20], describes=False)
     strategy = FedAvg(FedAvg.Config(participation="paired"))
@@ -226,15 +196,7 @@ def test_without_descriptions_paired_clients_still_count_half_each(
         (0.5, 3, 2.625),  # 2.5 − ½ (−1.5 + 1.25)
     ],
 )
-def test_fedprox_on_a_quadratic_by_hand(
-    federation: Make,
-    model: Model,
-    values_of: Values,
-    train_config: Make,
-    alpha: float,
-    steps: int,
-    expected: float,
-) -> None:
+def test_fedprox_on_a_quadratic_by_hand(federation, model, values_of, train_config, alpha, steps, expected):
     strategy = FedProx(proximal_mu=alpha, min_available_nodes=1)
     result = strategy.start(
         federation([4.0], [3]), model(0.0), num_rounds=1, train_config=train_config(steps)
@@ -242,18 +204,14 @@ def test_fedprox_on_a_quadratic_by_hand(
     assert values_of(result.arrays) == [expected]
 
 
-def test_fedprox_pulls_towards_the_model_of_the_round(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_fedprox_pulls_towards_the_model_of_the_round(federation, model, values_of, train_config):
     # α = 1, two steps: round 1 ends at 2 (above). Round 2, w̄ = 2: 2 → 3 → 3 − ½ [(3 − 4) + (3 − 2)] = 3.
     strategy = FedProx(proximal_mu=1.0, min_available_nodes=1)
     result = strategy.start(federation([4.0], [3]), model(0.0), num_rounds=2, train_config=train_config(2))
     assert values_of(result.arrays) == [3.0]
 
 
-def test_fedprox_without_pull_is_fedavg_bit_for_bit(
-    federation: Make, model: Model, same_bytes: Make, train_config: Make
-) -> None:
+def test_fedprox_without_pull_is_fedavg_bit_for_bit(federation, model, same_bytes, train_config):
     options: dict[str, Any] = {"participation": "uniform", "fraction_train": 0.5, "seed": 3}
     runs = [
         strategy.start(
@@ -267,9 +225,7 @@ def test_fedprox_without_pull_is_fedavg_bit_for_bit(
     assert same_bytes(runs[0].arrays, runs[1].arrays)
 
 
-def test_fedavg_adds_no_rule_to_a_request(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_fedavg_adds_no_rule_to_a_request(federation, model, values_of, train_config):
     grid = federation()
     result = FedAvg().start(grid, model(1.0), num_rounds=1, train_config=train_config(3))
     for request in grid.requests():
@@ -282,8 +238,8 @@ def test_fedavg_adds_no_rule_to_a_request(
 
 
 def test_a_request_carries_the_model_the_callers_config_and_the_task(
-    federation: Make, model: Model, same_bytes: Make, train_config: Make
-) -> None:
+    federation, model, same_bytes, train_config
+):
     grid, initial = federation(), model(1.0)
     FedProx(FedProx.Config(proximal_mu=0.3)).start(
         grid, initial, num_rounds=2, timeout=50.0, train_config=train_config(2, lr=0.25)
@@ -304,7 +260,7 @@ def test_a_request_carries_the_model_the_callers_config_and_the_task(
     assert [r.content.config_records["config"][messages.TASK] for r in grid.requests("train", 2)] == [2, 2, 2]
 
 
-def test_models_of_several_arrays_and_dtypes(federation: Make, train_config: Make) -> None:
+def test_models_of_several_arrays_and_dtypes(federation, train_config):
     # float32 matrix, float64 vector, a BatchNorm-like counter of no dimensions: each starts at 1 and moves by −3/8.
     initial = ArrayRecord(
         {
@@ -323,16 +279,14 @@ def test_models_of_several_arrays_and_dtypes(federation: Make, train_config: Mak
     assert (result.arrays["b"].numpy() == 0.625).all()
 
 
-def test_an_initial_model_that_is_not_finite_is_refused_before_training(
-    federation: Make, model: Model
-) -> None:
+def test_an_initial_model_that_is_not_finite_is_refused_before_training(federation, model):
     grid = federation()
     with pytest.raises(ValueError, match="finite"):
         FedAvg().start(grid, model(float("nan")), num_rounds=1, train_config=ConfigRecord())
     assert grid.requests() == []
 
 
-def test_metrics_of_several_are_added_as_those_of_each() -> None:
+def test_metrics_of_several_are_added_as_those_of_each():
     rng = np.random.default_rng(0)
     weights, losses = rng.random(50).tolist(), rng.normal(size=50).tolist()
     at_once, each = MetricsMean(), MetricsMean()

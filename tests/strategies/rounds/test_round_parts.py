@@ -21,7 +21,7 @@ from tests.strategies.parts import client, run_of
 THREE = [client(index) for index in range(3)]
 
 
-def test_of_l_needed_clients_so_many_more_are_asked() -> None:
+def test_of_l_needed_clients_so_many_more_are_asked():
     # L = round(0.4 · 10) = 4; ⌈1.3 · 4⌉ = 6
     size = RoundSize(run_of(), lambda: Participation("uniform", 0.4), 0.3)
     assert (size.to_ask(10), size.needed(10)) == (6, 4)
@@ -30,12 +30,12 @@ def test_of_l_needed_clients_so_many_more_are_asked() -> None:
     assert (alone.to_ask(10), alone.needed(10)) == (4, float("inf"))
 
 
-def test_one_that_is_drawn_twice_counts_for_two() -> None:
+def test_one_that_is_drawn_twice_counts_for_two():
     size = RoundSize(run_of(), lambda: Participation("md", 0.4), 0.0)  # four draws, d_i = counts / 4
     assert size.worth([0.25, 0.5, 0.25], 10) == [1, 2, 1]
 
 
-def test_the_weight_of_work_that_does_not_count_is_credited_to_the_rest() -> None:
+def test_the_weight_of_work_that_does_not_count_is_credited_to_the_rest():
     worth = {0: 0.125, 1: 0.25, 2: 0.625}
     outcomes = {0: ACCEPTED, 1: ACCEPTED, 2: messages.FAILED}
     accounts = Accounts()
@@ -56,7 +56,7 @@ def pace(there: set[int], comes: dict[int, float], over: float = NEVER) -> Any:
     )
 
 
-def test_those_that_are_there_and_the_next_that_comes() -> None:
+def test_those_that_are_there_and_the_next_that_comes():
     anyone = lambda index: True  # noqa: E731
     assert [c.index for c in present(pace({1}, {}), THREE, anyone, wait=True)] == [1]
     waiting = pace(set(), {0: 9.0, 2: 4.0})
@@ -70,14 +70,12 @@ def test_those_that_are_there_and_the_next_that_comes() -> None:
 @pytest.mark.parametrize(
     ("comes", "over", "said"), [({}, NEVER, "no client is there any more"), ({1: 5.0}, 3.0, "")]
 )
-def test_nobody_is_waited_for_for_ever(
-    comes: dict[int, float], over: float, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nobody_is_waited_for_for_ever(comes, over, said, caplog):
     assert present(pace(set(), comes, over), THREE, lambda index: True, wait=True) == []
     assert said in caplog.text
 
 
-def test_a_loop_around_the_strategy_is_refused_where_clients_come_and_go() -> None:
+def test_a_loop_around_the_strategy_is_refused_where_clients_come_and_go():
     config: Any = SimpleNamespace(availability="diurnal:0.5", task_failure=0.0)
     loop = OuterLoop.around("FedAvg", own_start=False)
     with pytest.raises(

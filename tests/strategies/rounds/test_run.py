@@ -1,25 +1,19 @@
 """The round loop: evaluation, observer, time, reproducibility."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 
 from strategies import FedAvg
 from strategies.clock import WallClock
 from tests.strategies.rounds.recorder import Recorder, config
 
-Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
-
-
 # ---- Reproducibility --------------------------------------------------------------------------------------------
 
 
 def test_runs_with_other_node_ids_and_reply_orders_are_equal_bit_for_bit(
-    federation: Make, model: Model, same_bytes: Make, train_config: Make
-) -> None:
+    federation, model, same_bytes, train_config
+):
     rng = np.random.default_rng(0)
     centres, sizes = rng.normal(size=12).tolist(), rng.integers(1, 100, 12).tolist()
     results = []
@@ -35,9 +29,7 @@ def test_runs_with_other_node_ids_and_reply_orders_are_equal_bit_for_bit(
     assert results[0].train_metrics_clientapp == results[1].train_metrics_clientapp
 
 
-def test_the_seed_and_the_round_fix_who_takes_part(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_the_seed_and_the_round_fix_who_takes_part(federation, model, train_config):
     def drawn(seed: int) -> list[tuple[int, ...]]:
         grid = federation(range(8), [1] * 8)
         strategy = FedAvg(config(participation="uniform", fraction_train=0.25, seed=seed))
@@ -49,9 +41,7 @@ def test_the_seed_and_the_round_fix_who_takes_part(
     assert len(set(drawn(0))) > 1  # and it isn't the same pair in every round
 
 
-def test_starting_the_same_strategy_twice_gives_the_same_model(
-    federation: Make, model: Model, same_bytes: Make, train_config: Make
-) -> None:
+def test_starting_the_same_strategy_twice_gives_the_same_model(federation, model, same_bytes, train_config):
     grid, strategy = federation(), FedAvg(config(participation="uniform", fraction_train=0.5))
     first, second = (
         strategy.start(grid, model(0.1), num_rounds=3, train_config=train_config()) for _ in "ab"
@@ -72,9 +62,7 @@ def test_starting_the_same_strategy_twice_gives_the_same_model(
         (1, 0, [0]),
     ],
 )
-def test_eval_every(
-    federation: Make, model: Model, train_config: Make, eval_every: int, num_rounds: int, expected: list[int]
-) -> None:
+def test_eval_every(federation, model, train_config, eval_every, num_rounds, expected):
     seen = Recorder()
     strategy = FedAvg(config(eval_every=eval_every), observer=seen.observe)
     result = strategy.start(
@@ -90,9 +78,7 @@ def test_eval_every(
     assert [p.aggregation for p in seen.progress if p.evaluated] == expected
 
 
-def test_every_evaluation_is_of_the_model_of_its_round(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_every_evaluation_is_of_the_model_of_its_round(federation, model, train_config):
     seen = Recorder()
     FedAvg().start(
         federation(), model(1.0), num_rounds=2, train_config=train_config(), evaluate_fn=seen.evaluate
@@ -100,9 +86,7 @@ def test_every_evaluation_is_of_the_model_of_its_round(
     assert seen.evaluated == [(0, 1.0), (1, 0.625), (2, 0.4375)]  # by hand in test_round.py
 
 
-def test_the_observer_is_told_aggregation_time_model_and_metrics(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_the_observer_is_told_aggregation_time_model_and_metrics(federation, model, values_of, train_config):
     seen = Recorder()
     FedAvg(config(eval_every=2), observer=seen.observe).start(
         federation(), model(1.0), num_rounds=2, train_config=train_config(), evaluate_fn=seen.evaluate
@@ -118,9 +102,7 @@ def test_the_observer_is_told_aggregation_time_model_and_metrics(
     assert third.metrics["loss"] == 20.0
 
 
-def test_client_evaluation_is_the_federated_objective_by_hand(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_client_evaluation_is_the_federated_objective_by_hand(federation, model, train_config):
     seen, grid = Recorder(), federation()
     result = FedAvg(config(), observer=seen.observe).start(
         grid, model(1.0), num_rounds=1, train_config=train_config()
@@ -132,25 +114,19 @@ def test_client_evaluation_is_the_federated_objective_by_hand(
     assert grid.asked("evaluate") == [0, 1, 2]
 
 
-def test_clients_are_evaluated_as_often_as_the_server(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_clients_are_evaluated_as_often_as_the_server(federation, model, train_config):
     grid = federation()
     FedAvg(config(eval_every=2)).start(grid, model(1.0), num_rounds=3, train_config=train_config())
     assert [len(grid.asked("evaluate", r)) for r in (1, 2, 3)] == [0, 3, 3]
 
 
-def test_clients_are_not_evaluated_where_none_is_asked_to(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_clients_are_not_evaluated_where_none_is_asked_to(federation, model, train_config):
     grid = federation()
     FedAvg(fraction_evaluate=0.0).start(grid, model(1.0), num_rounds=1, train_config=train_config())
     assert grid.asked("evaluate") == []
 
 
-def test_the_evaluate_config_goes_to_evaluation_only(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_the_evaluate_config_goes_to_evaluation_only(federation, model, train_config):
     grid = federation()
     FedAvg(config()).start(
         grid,
@@ -175,17 +151,15 @@ CENTRES, SIZES = [0.0, 1.0, 2.0, 3.0, 4.0], [1] * 5  # C = 5 in F80: τ = .2, .4
     [("full", 1.0), ("fixed:0", 0.2), ("fixed:0,2", 0.6), ("fixed:3,1", 0.8), ("paired", 1.0)],
 )
 def test_a_round_lasts_as_long_as_its_slowest_participant(
-    federation: Make, model: Model, train_config: Make, participation: str, seconds: float
-) -> None:
+    federation, model, train_config, participation, seconds
+):
     seen = Recorder()
     strategy = FedAvg(config(participation=participation), observer=seen.observe)
     strategy.start(federation(CENTRES, SIZES), model(1.0), num_rounds=3, train_config=train_config())
     assert [p.time for p in seen.progress] == pytest.approx([0.0, seconds, 2 * seconds, 3 * seconds])
 
 
-def test_time_of_rounds_that_draw_their_participants(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_time_of_rounds_that_draw_their_participants(federation, model, train_config):
     seen, grid = Recorder(), federation(CENTRES, SIZES)
     strategy = FedAvg(config(participation="uniform", fraction_train=0.4), observer=seen.observe)
     strategy.start(grid, model(1.0), num_rounds=8, train_config=train_config())
@@ -205,9 +179,7 @@ def test_time_of_rounds_that_draw_their_participants(
         ("full", 0.0, 4),  # 0: no limit
     ],
 )
-def test_time_budget(
-    federation: Make, model: Model, train_config: Make, participation: str, budget: float, rounds: int
-) -> None:
+def test_time_budget(federation, model, train_config, participation, budget, rounds):
     seen, grid = Recorder(), federation(CENTRES, SIZES)
     strategy = FedAvg(
         config(participation=participation, time_budget=budget, eval_every=100), observer=seen.observe
@@ -219,7 +191,7 @@ def test_time_budget(
         assert strategy.clock.now() <= budget
 
 
-def test_the_budget_forgives_a_rounding_error(federation: Make, model: Model, train_config: Make) -> None:
+def test_the_budget_forgives_a_rounding_error(federation, model, train_config):
     # 1 − .7 is a bit more than .3 in floating point, and three of them more than .9.
     grid = federation(CENTRES, SIZES)
     FedAvg(config(participation="fixed:0", time_scenario="F70", time_budget=0.9)).start(
@@ -228,7 +200,7 @@ def test_the_budget_forgives_a_rounding_error(federation: Make, model: Model, tr
     assert len(grid.asked()) == 3
 
 
-def test_on_a_wall_clock_real_seconds_count(federation: Make, model: Model, train_config: Make) -> None:
+def test_on_a_wall_clock_real_seconds_count(federation, model, train_config):
     seen, grid = Recorder(), federation()
     grid.node(1).delay = 0.2
     FedAvg(config(time_budget=0.3), clock=WallClock(), observer=seen.observe).start(
@@ -242,7 +214,7 @@ def test_on_a_wall_clock_real_seconds_count(federation: Make, model: Model, trai
 # ---- What the caller gave ---------------------------------------------------------------------------------------
 
 
-def test_the_callers_configs_are_not_changed(federation: Make, model: Model, train_config: Make) -> None:
+def test_the_callers_configs_are_not_changed(federation, model, train_config):
     given, evaluate = train_config(), ConfigRecord({"batches": 3})
     before = (dict(given), dict(evaluate))
     FedAvg(config()).start(
@@ -260,9 +232,7 @@ def test_the_callers_configs_are_not_changed(federation: Make, model: Model, tra
         ({"participation": "half"}, "participation"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_named_before_any_client_trains(
-    federation: Make, model: Model, options: dict[str, Any], key: str
-) -> None:
+def test_a_value_that_makes_no_sense_is_named_before_any_client_trains(federation, model, options, key):
     grid = federation()
     with pytest.raises(ValueError, match=key):
         FedAvg(config(**options)).start(grid, model(1.0), num_rounds=1)

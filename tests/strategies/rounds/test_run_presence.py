@@ -1,26 +1,20 @@
 """A run that is stopped, and clients that come and go."""
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord
 
 from strategies import FedAvg, Progress, RunError
 from tests.strategies.rounds.recorder import Recorder, config
 
 LOGGER = "flwr.strategies"
-Model, Values, Make = Callable[..., ArrayRecord], Callable[[ArrayRecord], list[float]], Callable[..., Any]
 
 
 # ---- Stopping ---------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_between_rounds_keeps_the_last_model(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_a_stop_between_rounds_keeps_the_last_model(federation, model, values_of, train_config):
     seen, grid = Recorder(), federation()
     strategy = FedAvg(config(eval_every=100), observer=seen.observe, stopped=lambda: len(seen.progress) >= 3)
     result = strategy.start(
@@ -31,9 +25,7 @@ def test_a_stop_between_rounds_keeps_the_last_model(
     assert seen.evaluated == [(0, 1.0), (2, 0.4375)]
 
 
-def test_a_stop_in_mid_round_keeps_the_last_complete_round(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+def test_a_stop_in_mid_round_keeps_the_last_complete_round(federation, model, values_of, train_config):
     seen, grid = Recorder(), federation()
 
     def observe(progress: Progress) -> None:
@@ -52,9 +44,7 @@ def test_a_stop_in_mid_round_keeps_the_last_complete_round(
     assert strategy.clock.now() == 1.0
 
 
-def test_a_stop_before_the_first_round_returns_the_initial_model(
-    federation: Make, model: Model, same_bytes: Make
-) -> None:
+def test_a_stop_before_the_first_round_returns_the_initial_model(federation, model, same_bytes):
     grid, initial = federation(), model(1.0)
     result = FedAvg(stopped=lambda: True).start(grid, initial, num_rounds=3)
     assert same_bytes(result.arrays, initial)
@@ -64,9 +54,7 @@ def test_a_stop_before_the_first_round_returns_the_initial_model(
 # ---- Clients that come and go -----------------------------------------------------------------------------------
 
 
-def test_a_late_joiner_takes_part_from_the_next_round(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_a_late_joiner_takes_part_from_the_next_round(federation, model, train_config):
     grid = federation()
     grid.node(2).present = False
     strategy = FedAvg(observer=lambda p: setattr(grid.node(2), "present", p.aggregation >= 1))
@@ -75,8 +63,8 @@ def test_a_late_joiner_takes_part_from_the_next_round(
 
 
 def test_a_node_that_left_is_not_asked_and_its_weight_goes_to_the_others(
-    federation: Make, model: Model, values_of: Values, train_config: Make
-) -> None:
+    federation, model, values_of, train_config
+):
     grid = federation()
     strategy = FedAvg(observer=lambda p: setattr(grid.node(1), "present", p.aggregation < 1))
     result = strategy.start(grid, model(1.0), num_rounds=2, train_config=train_config())
@@ -88,13 +76,8 @@ def test_a_node_that_left_is_not_asked_and_its_weight_goes_to_the_others(
 
 @pytest.mark.parametrize("absent", [0, 2])
 def test_fixed_participation_with_an_absent_client_takes_the_rest_and_says_so(
-    absent: int,
-    federation: Make,
-    model: Model,
-    values_of: Values,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    absent, federation, model, values_of, train_config, caplog
+):
     grid = federation()
     grid.node(absent).present = False
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -106,7 +89,7 @@ def test_fixed_participation_with_an_absent_client_takes_the_rest_and_says_so(
     assert f"clients that aren't there: [{absent}]" in caplog.text
 
 
-def test_fixed_participation_with_nobody_there_is_an_error(federation: Make, model: Model) -> None:
+def test_fixed_participation_with_nobody_there_is_an_error(federation, model):
     grid = federation()
     with pytest.raises(RunError, match=r"participation = 'fixed:7': none of these clients is there"):
         FedAvg(config(participation="fixed:7")).start(grid, model(1.0), num_rounds=1)
@@ -114,13 +97,8 @@ def test_fixed_participation_with_nobody_there_is_an_error(federation: Make, mod
 
 @pytest.mark.parametrize("comes", [True, False])
 def test_who_is_enough_may_still_come_in_flowers_simulation(
-    comes: bool,
-    federation: Make,
-    model: Model,
-    train_config: Make,
-    add_node: Make,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    comes, federation, model, train_config, add_node, caplog
+):
     # Apps needn't say how many clients there will be. Of 3, 0.85 are all; of 4, they are 3.
     grid = federation(describes=False, node_ids=[1, 2, 3])
     grid.engine = "ray"
@@ -139,7 +117,7 @@ def test_who_is_enough_may_still_come_in_flowers_simulation(
     assert len(grid.asked("train", 1)) == 3
 
 
-def test_each_run_of_a_loop_around_it_is_checked(federation: Make, model: Model, train_config: Make) -> None:
+def test_each_run_of_a_loop_around_it_is_checked(federation, model, train_config):
     strategy = FedAvg(client_weights="uniform", aggregation_rule="krum")
     args = 1, model(1.0), train_config()
     assert len(list(strategy.configure_train(*args, federation()))) == 3

@@ -2,8 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +14,6 @@ from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.methods.fedavg import FedAvgConfig
 from strategies.rounds.stragglers import Stragglers
-
-Make = Callable[..., Any]
 
 CLIENTS = [Client(100 + index, index, 10, MetricRecord()) for index in range(10)]
 
@@ -34,11 +30,11 @@ def drawn(share: float, server_round: int = 1, seed: int = 0) -> dict[int, float
 @pytest.mark.parametrize(
     ("share", "number"), [(0, 0), (0.04, 0), (0.05, 1), (0.5, 5), (0.9, 9), (0.99, 9), (1, 10)]
 )
-def test_a_share_of_each_round_straggles(share: float, number: int) -> None:
+def test_a_share_of_each_round_straggles(share, number):
     assert [len(drawn(share, server_round)) for server_round in (1, 2, 3)] == [number] * 3
 
 
-def test_stragglers_are_drawn_anew_in_each_round_evenly_and_from_the_seed() -> None:
+def test_stragglers_are_drawn_anew_in_each_round_evenly_and_from_the_seed():
     rounds = [drawn(0.5, number) for number in range(1, 401)]
     assert rounds[7] == drawn(0.5, 8)
     assert rounds[7] != drawn(0.5, 8, seed=1)
@@ -48,7 +44,7 @@ def test_stragglers_are_drawn_anew_in_each_round_evenly_and_from_the_seed() -> N
     assert max(often.values()) < 245
 
 
-def test_of_e_epochs_a_straggler_does_one_to_e_alike() -> None:
+def test_of_e_epochs_a_straggler_does_one_to_e_alike():
     parts = [part for number in range(1, 401) for part in drawn(0.9, number).values()]
     assert 0 < min(parts) <= max(parts) <= 1
     done = Counter(math.ceil(20 * part) for part in parts)  # what the client makes of it
@@ -59,9 +55,7 @@ def test_of_e_epochs_a_straggler_does_one_to_e_alike() -> None:
 
 
 @given(share=st.floats(0, 0.999), number=st.integers(1, 50), server_round=st.integers(1, 9))
-def test_dropped_stragglers_leave_their_weight_to_the_others(
-    share: float, number: int, server_round: int
-) -> None:
+def test_dropped_stragglers_leave_their_weight_to_the_others(share, number, server_round):
     clients = [Client(index, index, None, MetricRecord()) for index in range(number)]
     weights = [float(index + 1) for index in range(number)]
     stragglers = Stragglers(FedAvgConfig(stragglers=share, drop_stragglers=True))
@@ -75,7 +69,7 @@ def test_dropped_stragglers_leave_their_weight_to_the_others(
     assert stragglers.among(clients, None, server_round) == (kept, None)  # weights by the sizes in replies
 
 
-def test_senseless_shares_are_refused() -> None:
+def test_senseless_shares_are_refused():
     with pytest.raises(ValueError, match=r"stragglers = 1.5: must be a number in \[0, 1\]"):
         FedAvg(stragglers=1.5)
     with pytest.raises(
@@ -102,9 +96,7 @@ def test_senseless_shares_are_refused() -> None:
 @pytest.mark.parametrize(
     "name", [name for name, kind in REGISTRY.items() if hasattr(kind.Config(), "stragglers")]
 )
-def test_a_round_goes_on_with_those_on_time(
-    federation: Make, model: Make, train_config: Make, values_of: Make, name: str
-) -> None:
+def test_a_round_goes_on_with_those_on_time(federation, model, train_config, values_of, name):
     """Of three equal clients at 1, 2 and −4, one counts: the model goes halfway to it."""
     grid = federation((1.0, 2.0, -4.0), (1, 1, 1))
     strategy = REGISTRY[name](stragglers=0.67, drop_stragglers=True, fraction_evaluate=0.0)
@@ -115,9 +107,7 @@ def test_a_round_goes_on_with_those_on_time(
     assert result.train_metrics_clientapp[1]["participants"] == 1
 
 
-def test_requests_tell_stragglers_alone_and_who_ignores_it_is_named(
-    federation: Make, model: Make, train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_requests_tell_stragglers_alone_and_who_ignores_it_is_named(federation, model, train_config, caplog):
     grid = federation()  # of clients that know nothing of it
     FedAvg(stragglers=0.67).start(grid, model(1.0), num_rounds=2, train_config=train_config())
     parts = [
@@ -131,7 +121,7 @@ def test_requests_tell_stragglers_alone_and_who_ignores_it_is_named(
     assert f"clients don't say that their local steps go by {messages.PART}" in caplog.text
 
 
-def test_without_stragglers_nothing_is_asked(federation: Make, model: Make, train_config: Make) -> None:
+def test_without_stragglers_nothing_is_asked(federation, model, train_config):
     grid = federation()
     FedAvg().start(grid, model(1.0), num_rounds=1, train_config=train_config())
     assert all(messages.PART not in message.content.config_records["config"] for message in grid.requests())

@@ -70,7 +70,7 @@ def made(
     return part, current, Engine(pending)
 
 
-def test_the_request_has_all_tasks_and_the_methods_rule() -> None:
+def test_the_request_has_all_tasks_and_the_methods_rule():
     stragglers = SimpleNamespace(part=lambda index: 0.5 if index == 2 else 1.0)
     for optimizer, part in (("sgd", None), ("fedexp", stragglers)):
         summed, current, _ = made(optimizer, part)
@@ -82,7 +82,7 @@ def test_the_request_has_all_tasks_and_the_methods_rule() -> None:
         assert current.bytes_down == 4 * SIZE
 
 
-def test_blocks_are_added_and_tasks_that_fail_or_are_lost_do_not_count() -> None:
+def test_blocks_are_added_and_tasks_that_fail_or_are_lost_do_not_count():
     part, current, engine = made()
     gathered = part.work(engine, lambda: False)
     assert engine.request.tasks.clients == [0, 1, 2]  # nobody works on the lost one
@@ -98,13 +98,13 @@ def test_blocks_are_added_and_tasks_that_fail_or_are_lost_do_not_count() -> None
     assert (part._run.last_reason, part._run.any_moved) == ("out of memory", True)
 
 
-def test_a_round_that_is_cut_off_takes_no_more_blocks() -> None:
+def test_a_round_that_is_cut_off_takes_no_more_blocks():
     part, _, engine = made()
     gathered = part.work(engine, lambda: True)
     assert (gathered.kept, part._pending.at_work()) == ([0.1], [])
 
 
-def test_nothing_is_asked_where_all_tasks_are_lost() -> None:
+def test_nothing_is_asked_where_all_tasks_are_lost():
     part, _, engine = made(lost=range(4))
     assert part.work(engine, lambda: False).result(WEIGHTS) is None
     assert not engine.at_work

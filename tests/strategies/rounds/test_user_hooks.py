@@ -1,7 +1,7 @@
 """A subclass's own hooks and loop: who isn't asked, whose words, and metrics with the names of ours."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,6 @@ from strategies import AsyncFedAvg, FedAvg, FedNova, RunError
 from strategies.core.capabilities import Capabilities
 from strategies.flower import messages
 from strategies.testing import MemoryGrid
-
-Make = Callable[..., Any]
 
 
 class Dropping(FedAvg):
@@ -31,13 +29,8 @@ class Dropping(FedAvg):
 
 @pytest.mark.parametrize("options", [{}, {"round_deadline": 1e6}])
 def test_a_client_that_a_hook_does_not_ask_is_no_failure(
-    federation: Make,
-    model: Make,
-    values_of: Make,
-    train_config: Make,
-    caplog: pytest.LogCaptureFixture,
-    options: dict[str, float],
-) -> None:
+    federation, model, values_of, train_config, caplog, options
+):
     # Of sizes 1, 2, 5 the first two take part: (1/3) · 1 + (2/3) · .5 = 2/3, as if they were the only ones.
     grid = federation()
     strategy = Dropping(**options)
@@ -53,7 +46,7 @@ def test_a_client_that_a_hook_does_not_ask_is_no_failure(
     assert "left out" not in caplog.text
 
 
-def test_a_round_that_asks_nobody_keeps_the_model(federation: Make, model: Make, values_of: Make) -> None:
+def test_a_round_that_asks_nobody_keeps_the_model(federation, model, values_of):
     class Sometimes(FedAvg):
         def configure_train(self, server_round: int, *args: Any) -> Iterable[Message]:
             made = list(super().configure_train(server_round, *args))
@@ -73,9 +66,7 @@ def own_loop(kind: type[FedAvg]) -> type[FedAvg]:
     return type("Logging", (kind,), {"start": Strategy.start})
 
 
-def test_a_start_of_its_own_is_not_called_a_wrapper(
-    federation: Make, model: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_start_of_its_own_is_not_called_a_wrapper(federation, model, caplog):
     kind = own_loop(FedAvg)
     assert kind.capabilities.own_start
     assert not Capabilities.of(FedAvg).own_start
@@ -97,7 +88,7 @@ def test_a_start_of_its_own_is_not_called_a_wrapper(
     assert "wrapper" not in caplog.text
 
 
-def test_a_start_of_its_own_that_calls_ours_has_our_loop(federation: Make, model: Make) -> None:
+def test_a_start_of_its_own_that_calls_ours_has_our_loop(federation, model):
     class Calling(FedNova):
         def start(self, *args: Any, **options: Any) -> Any:
             return super().start(*args, **options)
@@ -109,7 +100,7 @@ def test_a_start_of_its_own_that_calls_ours_has_our_loop(federation: Make, model
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_clients_metrics_with_names_of_ours_are_kept_under_a_prefix(kind: Any) -> None:
+def test_clients_metrics_with_names_of_ours_are_kept_under_a_prefix(kind):
     app, seen = ClientApp(), []
 
     @app.train()
@@ -140,7 +131,7 @@ def test_clients_metrics_with_names_of_ours_are_kept_under_a_prefix(kind: Any) -
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_a_function_of_metrics_may_use_names_of_ours(federation: Make, model: Make, kind: Any) -> None:
+def test_a_function_of_metrics_may_use_names_of_ours(federation, model, kind):
     def function(contents: list[RecordDict], key: str) -> MetricRecord:
         return MetricRecord({"participants": 7, "train-participants": 8})
 

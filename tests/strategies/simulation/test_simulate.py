@@ -49,7 +49,7 @@ def in_this_process(strategy: Any, rounds: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", [FedAvg, pytest.param(FedBuff, marks=pytest.mark.thorough)])
-def test_the_bits_are_those_of_a_run_in_this_process(kind: Any) -> None:
+def test_the_bits_are_those_of_a_run_in_this_process(kind):
     options = {"buffer_size": 2} if kind is FedBuff else {}
     result = simulate(counting.app, kind(**options), CLIENTS, model(), 4, workers=2)
     expected = in_this_process(kind(**options), 4)
@@ -71,9 +71,7 @@ NOBODY = (
 )
 
 
-def test_an_app_without_the_handler_is_not_asked_to_describe_its_clients(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_app_without_the_handler_is_not_asked_to_describe_its_clients(caplog):
     caplog.set_level(logging.INFO, "flwr.strategies")
     for app, lacks in ((plain.app, True), (counting.app, False), (OwnApp(), False)):
         assert lacks_handler(app, messages.DESCRIBE) is lacks
@@ -103,7 +101,7 @@ def test_an_app_without_the_handler_is_not_asked_to_describe_its_clients(
 @pytest.mark.thorough
 @pytest.mark.ci
 @pytest.mark.timeout(600)
-def test_a_stock_app_on_ray_logs_no_exception() -> None:
+def test_a_stock_app_on_ray_logs_no_exception():
     code = (
         "from flwr.app import Array, ArrayRecord\n"
         "from flwr.serverapp import ServerApp\n"
@@ -127,7 +125,7 @@ def test_a_stock_app_on_ray_logs_no_exception() -> None:
     assert "No query function registered" not in said
 
 
-def test_contexts_are_kept_and_configs_given() -> None:
+def test_contexts_are_kept_and_configs_given():
     """Round r is each client's r-th task, whichever process does it; Flower's own strategy runs as well as ours."""
     result = simulate(
         counting.app,
@@ -149,7 +147,7 @@ def test_contexts_are_kept_and_configs_given() -> None:
     np.testing.assert_allclose(result.arrays["w"].numpy(), 3 * step, rtol=1e-6)
 
 
-def test_a_server_app_is_called_with_a_grid_and_its_run_config() -> None:
+def test_a_server_app_is_called_with_a_grid_and_its_run_config():
     server_app, found = ServerApp(), []
 
     @server_app.main()
@@ -167,7 +165,7 @@ def test_a_server_app_is_called_with_a_grid_and_its_run_config() -> None:
 
 
 @pytest.fixture(scope="module")
-def grid() -> Any:
+def grid():
     """A grid of five clients in two processes."""
     with ProcessGrid(counting.app, CLIENTS, workers=2) as made:
         yield made
@@ -186,7 +184,7 @@ def requests(ttl: float = 3600.0, **config: Any) -> list[Message]:
     ]
 
 
-def test_replies_come_in_the_order_of_the_messages(grid: ProcessGrid) -> None:
+def test_replies_come_in_the_order_of_the_messages(grid):
     asked = requests()[::-1]
     replies = list(grid.send_and_receive(asked))
     assert [reply.metadata.src_node_id for reply in replies] == [5, 4, 3, 2, 1]
@@ -195,7 +193,7 @@ def test_replies_come_in_the_order_of_the_messages(grid: ProcessGrid) -> None:
     assert os.getpid() not in pids
 
 
-def test_a_client_that_crashes_is_missing_and_others_are_not(grid: ProcessGrid) -> None:
+def test_a_client_that_crashes_is_missing_and_others_are_not(grid):
     before = grid.context(3).state["count"]["tasks"]
     replies = list(grid.send_and_receive(requests(crash=2)))
     assert [reply.has_error() for reply in replies] == [False, False, True, False, False]
@@ -206,9 +204,7 @@ def test_a_client_that_crashes_is_missing_and_others_are_not(grid: ProcessGrid) 
     assert again[2].content["metrics"]["tasks"] == before + 1  # its state is that of its last reply
 
 
-def test_an_exception_is_an_error_reply_and_its_traceback_is_logged_once(
-    grid: ProcessGrid, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exception_is_an_error_reply_and_its_traceback_is_logged_once(grid, caplog):
     with caplog.at_level(logging.ERROR, "flwr.strategies"):
         replies = [reply for _ in range(2) for reply in grid.send_and_receive(requests(**{"raise": 1}))]
     failed = [reply for reply in replies if reply.has_error()]
@@ -218,13 +214,13 @@ def test_an_exception_is_an_error_reply_and_its_traceback_is_logged_once(
     assert 'counting.py", line' in caplog.text
 
 
-def test_a_client_that_never_ends_is_ended_when_its_message_is_out_of_time(grid: ProcessGrid) -> None:
+def test_a_client_that_never_ends_is_ended_when_its_message_is_out_of_time(grid):
     replies = list(grid.send_and_receive(requests(hang=4, ttl=1.0)[4:]))
     assert [reply.error.code for reply in replies] == [MESSAGE_UNAVAILABLE]
     assert not any(reply.has_error() for reply in grid.send_and_receive(requests()))
 
 
-def test_what_messages_share_is_written_once() -> None:
+def test_what_messages_share_is_written_once():
     shared, own = model(), [model() for _ in range(3)]
     asked = [
         Message(
@@ -240,9 +236,7 @@ def test_what_messages_share_is_written_once() -> None:
     assert len(asked[0].content["arrays"]) == 2  # the caller's messages stay as they are
 
 
-def test_an_app_of_a_function_goes_by_cloudpickle_and_without_it_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_app_of_a_function_goes_by_cloudpickle_and_without_it_there_is_one_line(monkeypatch):
     own, seen = ClientApp(), {"factor": 3}
 
     @own.evaluate()
@@ -262,7 +256,7 @@ def test_an_app_of_a_function_goes_by_cloudpickle_and_without_it_there_is_one_li
         simulate(own, FedAvg(), 1, model())
 
 
-def test_bad_calls_are_refused_before_a_process_starts() -> None:
+def test_bad_calls_are_refused_before_a_process_starts():
     with pytest.raises(TypeError, match="needs initial_arrays"):
         simulate(counting.app, FedAvg(), 2)
     with pytest.raises(TypeError, match="a ServerApp has its own"):
@@ -273,7 +267,7 @@ def test_bad_calls_are_refused_before_a_process_starts() -> None:
         simulate(counting.app, FedAvg(), 2, model(), workers=-1)
 
 
-def test_an_app_that_cannot_be_loaded_is_an_error_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_app_that_cannot_be_loaded_is_an_error_with_its_traceback(monkeypatch):
     monkeypatch.setattr("strategies.simulation.grid.source_of", lambda app: ("no_such_module", "app"))
     with pytest.raises(RunError, match="No module named 'no_such_module'"):
         simulate(counting.app, FedAvg(), 2, model(), workers=1)
@@ -301,7 +295,7 @@ simulate(app, FedAvg(fraction_evaluate=0.0), 4, model(), 1, train_config=hang, w
 """
 
 
-def test_ctrl_c_ends_the_run_and_its_processes() -> None:
+def test_ctrl_c_ends_the_run_and_its_processes():
     process = subprocess.Popen(
         [sys.executable, "-c", HANGING],
         cwd=Path(__file__).parents[3],
@@ -325,7 +319,7 @@ def test_ctrl_c_ends_the_run_and_its_processes() -> None:
 @pytest.mark.thorough
 @pytest.mark.ci
 @pytest.mark.timeout(600)
-def test_the_bits_are_those_of_flowers_simulation_on_ray() -> None:
+def test_the_bits_are_those_of_flowers_simulation_on_ray():
     """In a process of its own: Ray leaves threads behind."""
     code = (
         "from tests.strategies.simulation.counting import app, model\n"

@@ -5,7 +5,6 @@ import json
 import math
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,9 @@ from hypothesis import strategies as st
 from strategies.timing.availability import Always, Availability, ByStretches, Stretches, make_availability
 from strategies.timing.cycles import Cycle, over_time
 
-Written = Callable[..., str]
-
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
+def written(tmp_path):
     def write(content: str | bytes) -> str:
         (tmp_path / "there").write_bytes(content.encode() if isinstance(content, str) else content)
         return f"trace:{tmp_path / 'there'}"
@@ -39,7 +36,7 @@ def turns(found: Availability, client: int, end: float) -> list[float]:
 @pytest.mark.parametrize(
     "text", ["always", "diurnal:0.3,40", "diurnal:1,40", "bernoulli:0.3,2", "bernoulli:1", "trace:FILE"]
 )
-def test_who_is_away_is_who_is_not_there(written: Written, text: str) -> None:
+def test_who_is_away_is_who_is_not_there(written, text):
     name = written("0,3,7\n0,7,9\n1,0,4,10\n1,8,10,10\n2,0,10,10\n")
     found = make_availability(name if text == "trace:FILE" else text, 3, 1)
     since, until = 11.3, 95.9
@@ -58,9 +55,7 @@ whole = st.lists(st.tuples(st.integers(0, 23), st.integers(1, 12)), max_size=6)
 
 
 @given(whole, st.booleans(), st.integers(24, 30))
-def test_stretches_are_what_a_table_of_seconds_says(
-    pairs: list[tuple[int, int]], periodic: bool, period: int
-) -> None:
+def test_stretches_are_what_a_table_of_seconds_says(pairs, periodic, period):
     stretches = [(a, min(a + length, period)) for a, length in pairs]
     found = ByStretches(
         [Stretches([(float(a), float(b)) for a, b in stretches], period if periodic else None)]
@@ -80,9 +75,7 @@ def test_stretches_are_what_a_table_of_seconds_says(
 
 
 @given(st.floats(0.01, 1e6), st.floats(0, 1), st.floats(0.01, 1), st.integers(0, 40))
-def test_a_turn_is_always_later_however_far_the_clock(
-    period: float, start: float, share: float, number: int
-) -> None:
+def test_a_turn_is_always_later_however_far_the_clock(period, start, share, number):
     begin, end = start * period, min(start * period + share * period, period)
     if not begin < end:
         return
@@ -100,7 +93,7 @@ def test_a_turn_is_always_later_however_far_the_clock(
 @pytest.mark.parametrize(
     "pairs", [[(1, 1)], [(2, 1)], [(-1, 1)], [(0, math.inf)], [(0, 11)], [(math.nan, 1)]]
 )
-def test_what_is_no_stretch_is_refused(pairs: list[tuple[float, float]]) -> None:
+def test_what_is_no_stretch_is_refused(pairs):
     with pytest.raises(ValueError, match="start < end"):
         Stretches(pairs, 10.0)
 
@@ -108,7 +101,7 @@ def test_what_is_no_stretch_is_refused(pairs: list[tuple[float, float]]) -> None
 # ---- Files --------------------------------------------------------------------------------------------------------
 
 
-def test_a_csv_says_by_client_when_it_is_there_and_whether_that_comes_again(written: Written) -> None:
+def test_a_csv_says_by_client_when_it_is_there_and_whether_that_comes_again(written):
     found = make_availability(
         written("client,start,end,period\n0,2,4,10\n1,0,3\n0,8,10,10\n1,7,8\n2,0,5,5\n9,1,2\n"), 3, 0
     )
@@ -123,7 +116,7 @@ def test_a_csv_says_by_client_when_it_is_there_and_whether_that_comes_again(writ
 @pytest.mark.parametrize(
     "write", [pickle.dumps, lambda found: json.dumps(found).encode()], ids=["pickle", "json"]
 )
-def test_fedscales_traces_are_periodic_and_taken_in_turn(written: Written, write: Any) -> None:
+def test_fedscales_traces_are_periodic_and_taken_in_turn(written, write):
     # As in its README: seconds at which the device becomes active, and inactive; the trace then begins again.
     found = {
         3: {"duration": 5, "active": [0, 60], "inactive": [30, 90], "finish_time": 100, "model": "a phone"},
@@ -176,7 +169,7 @@ ENTRY = "entry 1 must have active and inactive, as many seconds each, active < i
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(written: Written, content: str, reason: str) -> None:
+def test_what_is_wrong_with_a_file_is_said(written, content, reason):
     name = written(content)
     with pytest.raises(ValueError, match="availability") as error:
         make_availability(name, 2, 0)
@@ -202,7 +195,7 @@ def test_what_is_wrong_with_a_file_is_said(written: Written, content: str, reaso
         "sometimes",
     ],
 )
-def test_what_is_no_availability_is_refused(text: str) -> None:
+def test_what_is_no_availability_is_refused(text):
     with pytest.raises(ValueError, match=f"^availability = '{text}': "):
         make_availability(text, 3, 0)
 
@@ -211,9 +204,7 @@ def test_what_is_no_availability_is_refused(text: str) -> None:
 
 
 @given(st.floats(0.05, 0.95), st.integers(0, 20), st.floats(0, 1))
-def test_diurnal_clients_are_there_once_a_period_for_their_share(
-    share: float, client: int, spread: float
-) -> None:
+def test_diurnal_clients_are_there_once_a_period_for_their_share(share, client, spread):
     found = make_availability(f"diurnal:{share:.3f},1000,{spread:.3f}", 3, 1)
     share = float(f"{share:.3f}")
     times = turns(found, client, 10_000.0)
@@ -226,7 +217,7 @@ def test_diurnal_clients_are_there_once_a_period_for_their_share(
         np.testing.assert_allclose(np.minimum(middle, np.subtract(1000, middle)), 0, atol=1e-6)
 
 
-def test_the_fleet_of_a_diurnal_law_comes_and_goes() -> None:
+def test_the_fleet_of_a_diurnal_law_comes_and_goes():
     found = make_availability("diurnal:0.25", 400, 0)  # a day, ± 3 hours
     shares = [np.mean([found.there(client, hour * 3600.0) for client in range(400)]) for hour in range(24)]
     assert np.mean(shares) == pytest.approx(0.25, abs=0.01)
@@ -234,7 +225,7 @@ def test_the_fleet_of_a_diurnal_law_comes_and_goes() -> None:
     assert max(shares[9:16]) < 0.05
 
 
-def test_bernoulli_clients_are_there_in_so_many_slots_independently() -> None:
+def test_bernoulli_clients_are_there_in_so_many_slots_independently():
     found = make_availability("bernoulli:0.3,2", 3, 0)
     slots = np.array([[found.there(client, 2.0 * slot + 0.5) for slot in range(4000)] for client in range(3)])
     assert slots.mean(axis=1) == pytest.approx([0.3] * 3, abs=4 * (0.21 / 4000) ** 0.5)
@@ -281,9 +272,7 @@ def played(found: Availability, interval: float | None, time: float, end: float)
 )
 @example([(8, 8), (17, 1)], 1, 2.5)  # back before the aggregation that it waits for
 @example([(0, 1), (2, 18)], 1, 2.5)  # and so over the end of a period
-def test_a_cycle_is_what_a_clock_in_small_steps_counts(
-    pairs: list[tuple[int, int]], tenths: int, interval: float | None
-) -> None:
+def test_a_cycle_is_what_a_clock_in_small_steps_counts(pairs, tenths, interval):
     found = ByStretches([Stretches([(float(a), float(min(a + n, 20))) for a, n in pairs], 20.0)])
     time = tenths / 10
     cycle = Cycle(found, 0, interval, time).of_fixed()
@@ -296,7 +285,7 @@ def test_a_cycle_is_what_a_clock_in_small_steps_counts(
     assert cycle == (20.0 / number if number else math.inf)
 
 
-def test_a_cycle_of_drawn_tasks_is_the_mean_of_those_played() -> None:
+def test_a_cycle_of_drawn_tasks_is_the_mean_of_those_played():
     assert Cycle(Always(), 0, None, 2.0).of_drawn(
         lambda task, when: (when + 2.0, task % 2 == 0)
     ) == pytest.approx(4.0)
@@ -318,9 +307,7 @@ def mean_of_many(found: Availability, interval: float | None, time: float, tasks
 
 @pytest.mark.parametrize("time", [0.03, 1.0, 7.5, 200.0, 300.0, 400.0, 1500.0])
 @pytest.mark.parametrize(("share", "interval"), [(0.5, None), (0.05, None), (0.5, 2.5)])
-def test_a_task_may_outlast_many_slots_of_bernoulli(
-    share: float, interval: float | None, time: float
-) -> None:
+def test_a_task_may_outlast_many_slots_of_bernoulli(share, interval, time):
     # Its wait has a deviation of 1 / share slots at most: 512 tell the mean so well, 32 where it is little of it.
     found = make_availability(f"bernoulli:{share},1", 1, 5)
     mean = mean_of_many(found, interval, time, 100_000 if time < 1 else 4000)
@@ -341,9 +328,7 @@ def test_a_task_may_outlast_many_slots_of_bernoulli(
         ([((0, 10), 24), ((0, 20), 40)], 8.0, [24.0, 20.0]),
     ],
 )
-def test_a_cycle_is_counted_over_the_clients_own_period(
-    stretches: list[tuple[tuple[float, float], float]], time: float, cycles: list[float]
-) -> None:
+def test_a_cycle_is_counted_over_the_clients_own_period(stretches, time, cycles):
     found = ByStretches([Stretches([pair], period) for pair, period in stretches])
     assert [Cycle(found, place, None, time).of_fixed() for place in (0, 1)] == pytest.approx(
         cycles, rel=1e-12
@@ -361,20 +346,20 @@ def until_it_goes(found: Availability, place: int, time: float) -> Callable[[int
 
 
 @pytest.mark.parametrize("interval", [0.7, 1.9, 7.3, 33.0])
-def test_of_a_client_whose_period_is_no_whole_number_of_intervals_too(interval: float) -> None:
+def test_of_a_client_whose_period_is_no_whole_number_of_intervals_too(interval):
     # Client 1's is far longer, and says nothing of how often client 0 comes.
     found = ByStretches([Stretches([(1.0, 4.0), (6.5, 9.0)], 10.0), Stretches([(0.0, 50.0)], 86_400.0)])
     number = played(found, interval, 0.6, 7000.0) - played(found, interval, 0.6, 70.0)
     assert Cycle(found, 0, interval, 0.6).of_fixed() == pytest.approx(6930.0 / number, rel=0.01)
 
 
-def test_a_task_that_begins_with_a_period_is_one_of_that_period() -> None:
+def test_a_task_that_begins_with_a_period_is_one_of_that_period():
     # Five periods are 73 intervals, and 5 · 7.3 + 2.21 is more than 2.21 + 36.5 to a computer, or less.
     found = ByStretches([Stretches([(2.21, 5.17)], 7.3)])
     assert Cycle(found, 0, 0.5, 0.595).of_fixed() == pytest.approx(7.3 / 3, rel=1e-9)
 
 
-def test_tasks_of_drawn_times_are_as_many_where_a_client_is_there_for_a_moment_only() -> None:
+def test_tasks_of_drawn_times_are_as_many_where_a_client_is_there_for_a_moment_only():
     found = ByStretches([Stretches([(0.0, 2.0)], 100.0), Stretches([(0.0, 50.0)], 86_400.0)])
     lost = []
 
@@ -386,7 +371,7 @@ def test_tasks_of_drawn_times_are_as_many_where_a_client_is_there_for_a_moment_o
     assert lost.count(False) >= 512
 
 
-def test_the_mean_share_over_a_period() -> None:
+def test_the_mean_share_over_a_period():
     # Client 0 always; client 1 in the first half, of which the last quarter is too short for its task of 5 s.
     found = ByStretches([Stretches([(0.0, 20.0)], 20.0), Stretches([(0.0, 10.0)], 20.0)])
     p = np.array([0.25, 0.75])
@@ -401,7 +386,7 @@ def test_the_mean_share_over_a_period() -> None:
 @pytest.mark.parametrize(
     "periods", [(100.0, 70.0, 70.0), (100.0, 70.0, 900.0), (86_400.0, 900.0, 61.3), (7.0, 7.0, 7.0)]
 )
-def test_the_mean_share_where_clients_have_periods_of_their_own(periods: tuple[float, ...]) -> None:
+def test_the_mean_share_where_clients_have_periods_of_their_own(periods):
     # The first is there for half of its time, the second for all, the third for a third: all at times that have
     # nothing to do with each other, so that each pair is there as often as its parts say.
     parts, p = (0.5, 1.0, 1 / 3), np.array([0.2, 0.3, 0.5])

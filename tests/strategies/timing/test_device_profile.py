@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from strategies.timing.device_profile import DeviceProfile
 from strategies.timing.load import Load, Loads
 from strategies.timing.time_scenario import TimeScenario
 
-Written = Callable[..., str]
-
 
 @pytest.fixture
-def written(tmp_path: Path) -> Written:
+def written(tmp_path):
     def write(content: str | bytes, name: str = "devices") -> str:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
         return f"profile:{tmp_path / name}"
@@ -33,7 +30,7 @@ def written(tmp_path: Path) -> Written:
 # ---- A file of one's own --------------------------------------------------------------------------------------
 
 
-def test_the_parts_of_a_task_by_hand(written: Written) -> None:
+def test_the_parts_of_a_task_by_hand(written):
     device = DeviceProfile(written("0,50,2e6,1e6,0.5"), 1).device(0)
     load = Load(300, 1_000_000, 250_000)
     assert device.parts(load) == (4.25, 6.0, 2.25)  # of the latency each way has half
@@ -43,7 +40,7 @@ def test_the_parts_of_a_task_by_hand(written: Written) -> None:
 @pytest.mark.parametrize(
     "header", ["", "client,speed,down,up,latency\n", "client, speed, down, up, latency, watts\n"]
 )
-def test_the_time_of_a_task_by_hand(written: Written, header: str) -> None:
+def test_the_time_of_a_task_by_hand(written, header):
     # 300 examples at 50 a second: 6 s. 1,000,000 bytes are 8e6 bits: 4 s at 2 Mbit/s; 250,000 up at 1 Mbit/s: 2 s.
     rows = "1,100,4e6,1e6,0\n0,50,2e6,1e6,0.5\n7,1,1,1,1\n"
     scenario = TimeScenario(written(header + rows), 2)
@@ -57,7 +54,7 @@ def test_the_time_of_a_task_by_hand(written: Written, header: str) -> None:
     assert scenario.task_time(2, 1, Load(300, 1_000_000, 250_000)) == pytest.approx(6 + 4 + 2 + 0.5)
 
 
-def test_watts_may_be_said_of_some(written: Written) -> None:
+def test_watts_may_be_said_of_some(written):
     devices = DeviceProfile(written("0,50,2e6,1e6,0.5,3.5\n1,50,2e6,1e6,0.5\n"), 2)
     assert [devices.device(client).watts for client in (0, 1, 2)] == [3.5, None, 3.5]
 
@@ -66,7 +63,7 @@ def test_watts_may_be_said_of_some(written: Written) -> None:
     st.tuples(*[st.floats(1e-3, 1e9)] * 3, st.floats(0, 1e3)),
     st.tuples(st.floats(0, 1e9), st.integers(0, 10**10), st.integers(0, 10**10)),
 )
-def test_time_grows_with_the_work_and_every_way(device: Any, load: Any) -> None:
+def test_time_grows_with_the_work_and_every_way(device, load):
     from strategies.timing.device_profile import Capacity
 
     one, more = Capacity(*device), Load(*load)
@@ -75,7 +72,7 @@ def test_time_grows_with_the_work_and_every_way(device: Any, load: Any) -> None:
     assert whole == pytest.approx(sum(parts), rel=1e-12)
 
 
-def test_a_profile_alone_has_no_task_times(written: Written) -> None:
+def test_a_profile_alone_has_no_task_times(written):
     with pytest.raises(ValueError, match="follow from their work and their bytes"):
         _ = TimeScenario(written("0,1,1,1,0\n"), 1).means
 
@@ -129,16 +126,14 @@ def test_a_profile_alone_has_no_task_times(written: Written) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_without_what_is_in_it(
-    written: Written, content: str | bytes, reason: str
-) -> None:
+def test_what_is_wrong_with_a_file_is_said_without_what_is_in_it(written, content, reason):
     name = written(content)
     with pytest.raises(ValueError, match="time_scenario") as error:
         TimeScenario(name, 2)
     assert str(error.value) == f"time_scenario = {name!r}: {reason}"
 
 
-def test_a_pickle_runs_nothing(written: Written, tmp_path: Path) -> None:
+def test_a_pickle_runs_nothing(written, tmp_path):
     class Trap:
         def __reduce__(self) -> Any:
             return Path.touch, (tmp_path / "was-here",)
@@ -154,9 +149,7 @@ def test_a_pickle_runs_nothing(written: Written, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "write", [pickle.dumps, lambda found: json.dumps(found, indent=1).encode()], ids=["pickle", "json"]
 )
-def test_fedscales_capacities_are_milliseconds_forward_and_kilobits(
-    written: Written, write: Callable[[Any], bytes]
-) -> None:
+def test_fedscales_capacities_are_milliseconds_forward_and_kilobits(written, write):
     found = {
         9: {"computation": 20.0, "communication": 2000.0},
         4: {"computation": 100, "communication": 500.0},
@@ -171,7 +164,7 @@ def test_fedscales_capacities_are_milliseconds_forward_and_kilobits(
 # ---- APPFL's -----------------------------------------------------------------------------------------------------
 
 
-def test_appfls_profiles_are_times_slower_and_megabits(written: Written) -> None:
+def test_appfls_profiles_are_times_slower_and_megabits(written):
     found = {
         "Client1": {"compute_factor": 2.0, "bandwidth": 8.0},
         "Client2": {"compute_factor": 0.5, "bandwidth": 300},
@@ -183,7 +176,7 @@ def test_appfls_profiles_are_times_slower_and_megabits(written: Written) -> None
     assert scenario.task_time(2, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(1 + 1 + 0.5)  # in turn
 
 
-def test_an_appfl_profile_without_a_bandwidth_is_named(written: Written) -> None:
+def test_an_appfl_profile_without_a_bandwidth_is_named(written):
     found = {
         "Client1": {"compute_factor": 2.0, "bandwidth": 8.0},
         "Client2": {"compute_factor": 2.0, "bandwidth": 0},
@@ -202,7 +195,7 @@ def factors(law: str, number: int = 4000) -> np.ndarray:
     return np.array([[1000 / device.speed, 1e6 / device.down] for device in found]).T
 
 
-def test_lognormal_devices() -> None:
+def test_lognormal_devices():
     for drawn in np.log(factors("lognormal:0.6")):
         assert drawn.mean() == pytest.approx(0, abs=4 * 0.6 / 4000**0.5)
         assert drawn.std() == pytest.approx(0.6, rel=4 / 8000**0.5)
@@ -211,7 +204,7 @@ def test_lognormal_devices() -> None:
     assert factors("lognormal:0", 5).tolist() == [[1.0] * 5] * 2
 
 
-def test_pareto_devices() -> None:
+def test_pareto_devices():
     for drawn in factors("pareto:1.5"):
         assert drawn.min() >= 1
         assert drawn.max() <= 1000
@@ -220,7 +213,7 @@ def test_pareto_devices() -> None:
             assert (drawn > x).mean() == pytest.approx(share, abs=4 * (share / 4000) ** 0.5)
 
 
-def test_zipf_devices() -> None:
+def test_zipf_devices():
     zeta = sum(k**-2.0 for k in range(1, 200_000))
     for drawn in factors("zipf:2"):
         whole = np.rint(drawn)
@@ -231,7 +224,7 @@ def test_zipf_devices() -> None:
             assert (whole == k).mean() == pytest.approx(share, abs=4 * (share / 4000) ** 0.5)
 
 
-def test_a_device_is_the_same_in_any_fleet_of_a_seed_and_another_of_another() -> None:
+def test_a_device_is_the_same_in_any_fleet_of_a_seed_and_another_of_another():
     small, large = DeviceProfile("lognormal:1", 3, 5), DeviceProfile("lognormal:1", 900, 5)
     assert [large.device(client) for client in (800, 2, 0)] == [
         small.device(client) for client in (800, 2, 0)
@@ -257,7 +250,7 @@ def test_a_device_is_the_same_in_any_fleet_of_a_seed_and_another_of_another() ->
         "lognormal:1,,2",
     ],
 )
-def test_what_is_no_law_is_refused(law: str) -> None:
+def test_what_is_no_law_is_refused(law):
     with pytest.raises(ValueError, match=f"^time_scenario = '{law}': "):
         TimeScenario(law, 3)
 
@@ -269,7 +262,7 @@ def client(num_examples: float | None) -> Client:
     return Client(1, 0, num_examples, MetricRecord())
 
 
-def test_a_task_weighs_its_examples_and_the_bytes_that_it_was_sent() -> None:
+def test_a_task_weighs_its_examples_and_the_bytes_that_it_was_sent():
     loads = Loads()
     loads.model, loads.up = 100, 90
     assert loads.of(client(30)) == (30, 100, 90)
@@ -285,7 +278,7 @@ def test_a_task_weighs_its_examples_and_the_bytes_that_it_was_sent() -> None:
     assert loads.of(client(None)).work == 7.5
 
 
-def test_what_several_are_sent_is_noted_as_of_each() -> None:
+def test_what_several_are_sent_is_noted_as_of_each():
     at_once, each = Loads(), Loads()
     for clients, down, parts in (([0, 1, 2], 150, [1.0, 0.5, 1.0]), ([1, 2], 120, [1.0, 0.25])):
         at_once.note_all(clients, down, parts)
@@ -297,6 +290,6 @@ def test_what_several_are_sent_is_noted_as_of_each() -> None:
     assert at_once.state() == each.state()
 
 
-def test_without_a_size_nobody_knows_the_work() -> None:
+def test_without_a_size_nobody_knows_the_work():
     with pytest.raises(RunError, match=r"client 0 doesn't say how many examples it has \(query.describe\)"):
         Loads().of(client(None))

@@ -13,7 +13,7 @@ def scheduler() -> RealTimeScheduler:
     return made
 
 
-def test_an_interval_of_another_length_begins_where_the_last_one_ended() -> None:
+def test_an_interval_of_another_length_begins_where_the_last_one_ended():
     pace = scheduler()
     assert (pace.tick(None), pace.tick(4.0), pace.tick(2.0)) == (NEVER, 14.0, 12.0)
     for end in (12.0, 14.0):
@@ -26,7 +26,7 @@ def test_an_interval_of_another_length_begins_where_the_last_one_ended() -> None
     assert (pace.tick(5.0), pace.tick(1.0)) == (24.0, 20.0)
 
 
-def test_a_resumed_run_knows_where_the_last_interval_ended() -> None:
+def test_a_resumed_run_knows_where_the_last_interval_ended():
     pace, other = scheduler(), scheduler()
     for end, interval in ((12.0, 2.0), (14.0, 2.0), (17.0, 3.0)):
         pace.clock.wait_until(end)
@@ -37,7 +37,7 @@ def test_a_resumed_run_knows_where_the_last_interval_ended() -> None:
 
 
 @pytest.mark.parametrize("interval", [2.0, 3.0])
-def test_intervals_that_were_missed_are_not_made_up_for(interval: float) -> None:
+def test_intervals_that_were_missed_are_not_made_up_for(interval):
     pace = scheduler()
     pace.clock.wait_until(12.0)
     pace.count_interval(2.0)

@@ -43,7 +43,7 @@ def together(rule: str, faulty: int, updates: list[list[float]]) -> list[float] 
     return None if result is None else result.tolist()
 
 
-def test_rules_by_hand() -> None:
+def test_rules_by_hand():
     five = [[1.0, 0.0], [2.0, 1.0], [3.0, 5.0], [4.0, 2.0], [1e6, -1e6]]
     assert together("median", 1, five) == [3.0, 1.0]  # by coordinate
     assert together("trimmed-mean", 1, five) == [3.0, 1.0]  # (2 + 3 + 4) / 3 and (0 + 1 + 2) / 3
@@ -58,7 +58,7 @@ def test_rules_by_hand() -> None:
     assert together("bulyan", 1, [[-1.0], [0.0], [1.0], [2.0], [3.0], [4.5], [1e6]]) == [1.0]
 
 
-def test_too_few_updates_are_none() -> None:
+def test_too_few_updates_are_none():
     assert [least_updates(rule, 1) for rule in ROBUST] == [3, 3, 5, 5, 7]
     for rule in ROBUST:
         enough = [[float(i)] for i in range(least_updates(rule, 1))]
@@ -73,7 +73,7 @@ def test_too_few_updates_are_none() -> None:
     lie=st.floats(1e3, 1e12),
     data=st.data(),
 )
-def test_no_lie_gets_far(rule: str, faulty: int, extra: int, lie: float, data: st.DataObject) -> None:
+def test_no_lie_gets_far(rule, faulty, extra, lie, data):
     """With as many liars as a rule bears, it stays within what honest clients sent."""
     number = least_updates(rule, faulty) + extra
     honest = data.draw(hnp.arrays(np.float64, (number - faulty, 3), elements=st.floats(-1, 1)))
@@ -84,7 +84,7 @@ def test_no_lie_gets_far(rule: str, faulty: int, extra: int, lie: float, data: s
 
 
 @given(hnp.arrays(np.float64, st.integers(1, 6), elements=st.floats(0.1, 5)), st.data())
-def test_the_sum_shares_missing_weights(weights: np.ndarray, data: st.DataObject) -> None:
+def test_the_sum_shares_missing_weights(weights, data):
     there = data.draw(hnp.arrays(np.bool_, len(weights)).filter(np.any))
     gathered = WeightedSum(2)
     for weight in weights[there]:
@@ -103,8 +103,8 @@ def test_the_sum_shares_missing_weights(weights: np.ndarray, data: st.DataObject
     st.data(),
 )
 def test_no_update_moves_the_sum_beyond_the_bound_also_with_the_weight_of_others(
-    weights: np.ndarray, bound: float, blocks: bool, data: st.DataObject
-) -> None:
+    weights, bound, blocks, data
+):
     there = data.draw(hnp.arrays(np.bool_, len(weights)).filter(np.any))
     # One axis a client: the sum's coordinates are what each moves it by.
     lengths = data.draw(hnp.arrays(np.float64, len(weights), elements=st.floats(0, 10)))
@@ -132,9 +132,7 @@ def test_no_update_moves_the_sum_beyond_the_bound_also_with_the_weight_of_others
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedProx])
-def test_a_liar_decides_the_mean_and_not_the_median(
-    strategy: Any, federation: Make, model: Callable[..., ArrayRecord], train_config: Make
-) -> None:
+def test_a_liar_decides_the_mean_and_not_the_median(strategy, federation, model, train_config):
     # Clients go from w to (w + centre) / 2 of centres 3, 2, −1: Δ = 1, .5, −1 from w = 1, median .5.
     options = {"client_weights": "uniform", "aggregation_rule": "median"}
     run = strategy(strategy.Config(**options))
@@ -160,22 +158,14 @@ def test_a_liar_decides_the_mean_and_not_the_median(
         ),
     ],
 )
-def test_too_few_clients_are_an_error_before_any_trains(
-    options: dict[str, Any],
-    text: str,
-    federation: Make,
-    model: Callable[..., ArrayRecord],
-    train_config: Make,
-) -> None:
+def test_too_few_clients_are_an_error_before_any_trains(options, text, federation, model, train_config):
     grid, strategy = federation(), FedAvg(client_weights="uniform", **options)
     with pytest.raises(RunError, match=text):
         strategy.start(grid, model(1.0), num_rounds=2, timeout=10.0, train_config=train_config())
     assert grid.asked(messages.TRAIN, 1) == []
 
 
-def test_a_round_with_too_few_valid_replies_keeps_the_model(
-    federation: Make, model: Callable[..., ArrayRecord], train_config: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_round_with_too_few_valid_replies_keeps_the_model(federation, model, train_config, caplog):
     grid = federation()
     grid.spoil(1, "raise")
     config = FedAvg.Config(client_weights="uniform", aggregation_rule="trimmed-mean", faulty_clients=1)
@@ -212,12 +202,12 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(
         (Spectral, {"dp": "central"}, "dp = 'central': each client of the spectral method"),
     ],
 )
-def test_what_the_maths_does_not_allow_is_refused(strategy: Any, options: dict[str, Any], text: str) -> None:
+def test_what_the_maths_does_not_allow_is_refused(strategy, options, text):
     with pytest.raises(ValueError, match=text):
         strategy(strategy.Config(**options))
 
 
-def test_a_rule_for_more_clients_than_there_are_is_refused() -> None:
+def test_a_rule_for_more_clients_than_there_are_is_refused():
     config = FedAvg.Config(client_weights="uniform", aggregation_rule="bulyan", faulty_clients=1)
     FedAvg(config).check(7)
     with pytest.raises(ValueError, match="needs 7 clients a round or more, 6 take part"):
@@ -240,8 +230,8 @@ def noises(federation: Make, model: Callable[..., ArrayRecord], train_config: Ma
 
 
 def test_central_noise_has_the_right_size_and_is_repeated_only_in_a_simulation(
-    federation: Make, model: Callable[..., ArrayRecord], train_config: Make
-) -> None:
+    federation, model, train_config
+):
     tools = (federation, model, train_config)
     noise = noises(*tools)
     # z S / n = 3 · .5 / 3 = .5; updates of norm S / √20000 an entry don't show. 4 standard errors: 4 · .5 / √40000
@@ -265,16 +255,12 @@ def test_central_noise_has_the_right_size_and_is_repeated_only_in_a_simulation(
         (9, 1 << 30, 1),
     ],
 )
-def test_a_block_has_an_eighth_of_the_clients_at_most_64_and_64_mib(
-    number: int, size: int, clients: int
-) -> None:
+def test_a_block_has_an_eighth_of_the_clients_at_most_64_and_64_mib(number, size, clients):
     assert block_size(number, size) == clients
 
 
 @pytest.mark.parametrize(("private", "total"), [(False, 1.0), (True, 2.0)])
-def test_under_privacy_the_weight_of_missing_updates_is_shared_whatever_the_others_sent(
-    private: bool, total: float
-) -> None:
+def test_under_privacy_the_weight_of_missing_updates_is_shared_whatever_the_others_sent(private, total):
     gathered = WeightedSum(1, 2, bound=1.0, private=private)
     gathered.add(0.5, np.array([2.0]))  # moves the sum by the bound already
     gathered.skip()
@@ -282,7 +268,7 @@ def test_under_privacy_the_weight_of_missing_updates_is_shared_whatever_the_othe
     assert gathered.sensitivity([0.5, 0.5]) == total / 2
 
 
-def test_weights_that_cancel_still_have_a_sum() -> None:
+def test_weights_that_cancel_still_have_a_sum():
     gathered = WeightedSum(2, 2)
     gathered.add(1.0, np.array([3.0, 0.0]))
     gathered.add(-1.0, np.array([0.0, 5.0]))
@@ -291,7 +277,7 @@ def test_weights_that_cancel_still_have_a_sum() -> None:
 
 
 @given(st.integers(1, 150), st.sampled_from([1, 2, 3, 4, 7, 8, 9, 33, 1000]), st.integers(0, 2**32))
-def test_rows_are_added_one_after_the_other(rows: int, columns: int, seed: int) -> None:
+def test_rows_are_added_one_after_the_other(rows, columns, seed):
     rng = np.random.default_rng(seed)
     given_rows = rng.normal(size=(rows, columns)) * 10.0 ** rng.integers(-12, 12, (rows, 1))
     total = np.zeros(columns)

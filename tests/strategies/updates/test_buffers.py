@@ -1,6 +1,6 @@
 """Arrays that aren't trained, such as BatchNorm's statistics: averaged, whatever a method does with the others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,6 @@ from strategies import (
 from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
 from strategies.updates.buffers import Buffers, Untrained, untrained_positions
-
-Make = Callable[..., Any]
 
 # What client i says of the two: its running variance and its number of batches.
 VARIANCES, BATCHES = (4.0, 1.0, 0.5), (10, 20, 70)
@@ -101,7 +99,7 @@ def variance_of(arrays: ArrayRecord) -> float:
     return float(arrays["norm.running_var"].numpy()[0])
 
 
-def test_they_are_those_of_whole_numbers_and_those_that_are_called_so() -> None:
+def test_they_are_those_of_whole_numbers_and_those_that_are_called_so():
     layout = Layout.of(record())
     assert untrained_positions(layout, ("*running_var",)).tolist() == [2, 3]
     assert untrained_positions(layout, ()).tolist() == [3]
@@ -109,7 +107,7 @@ def test_they_are_those_of_whole_numbers_and_those_that_are_called_so() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_round_averages_them_by_the_clients_weights(optimizer: str) -> None:
+def test_a_round_averages_them_by_the_clients_weights(optimizer):
     # p = (1, 2, 3)/6: (4 + 2 + 1.5)/6 and (10 + 40 + 210)/6 = 43.3
     arrays = run(FedAvg, server_optimizer=optimizer, server_lr=0.01)
     assert variance_of(arrays) == pytest.approx(7.5 / 6)
@@ -118,13 +116,13 @@ def test_a_round_averages_them_by_the_clients_weights(optimizer: str) -> None:
     assert arrays["norm.num_batches_tracked"].shape == ()
 
 
-def test_weights_that_do_not_sum_to_one_do_not_extrapolate_them() -> None:
+def test_weights_that_do_not_sum_to_one_do_not_extrapolate_them():
     # L = 1 of 3: d_i = 3 p_i is 0.5, 1 or 1.5; the one that is drawn is all the average.
     arrays = run(FedAvg, participation="uniform", fraction_train=0.3)
     assert variance_of(arrays) in VARIANCES
 
 
-def test_a_long_update_is_shortened_and_their_jump_does_not_count_towards_it() -> None:
+def test_a_long_update_is_shortened_and_their_jump_does_not_count_towards_it():
     # ‖Δ‖ = √½ of the two weights alone; counts of 43 would have shortened it to nothing.
     arrays = run(FedAvg, update_norm_bound=0.71)
     assert arrays["layer.weight"].numpy().tolist() == [1.5, 1.5]
@@ -139,13 +137,13 @@ def test_a_long_update_is_shortened_and_their_jump_does_not_count_towards_it() -
         (AsyncFedAvg, 3, {"aggregation_weights": "identical", "time_scenario": "F0"}, 7),
     ],
 )
-def test_a_robust_rule_takes_their_median(kind: Any, rounds: int, own: dict[str, Any], count: int) -> None:
+def test_a_robust_rule_takes_their_median(kind, rounds, own, count):
     robust = {"client_weights": "uniform", "aggregation_rule": "median", "faulty_clients": 1}
     arrays = run(kind, rounds, **robust, **own)
     assert (variance_of(arrays), int(arrays["norm.num_batches_tracked"].numpy())) == (1.0, count)
 
 
-def test_with_central_privacy_they_stay_as_they_are() -> None:
+def test_with_central_privacy_they_stay_as_they_are():
     arrays = run(FedAvg, client_weights="uniform", dp="central")
     assert (variance_of(arrays), int(arrays["norm.num_batches_tracked"].numpy())) == (1.0, 0)
 
@@ -171,7 +169,7 @@ def test_with_central_privacy_they_stay_as_they_are() -> None:
     ],
 )
 @pytest.mark.parametrize("server_lr", [0.0, 1.0])
-def test_without_rounds_they_stay_within_what_clients_say(kind: Any, server_lr: float) -> None:
+def test_without_rounds_they_stay_within_what_clients_say(kind, server_lr):
     own = {"buffer_size": 2} if hasattr(kind.Config(), "buffer_size") else {}
     for rounds in (1, 2, 7, 40):
         arrays = run(kind, rounds, server_lr=server_lr, **own)
@@ -180,7 +178,7 @@ def test_without_rounds_they_stay_within_what_clients_say(kind: Any, server_lr: 
 
 
 @pytest.mark.parametrize("kind", [FedNova, Scaffold, FedDyn, Mifa, FedStale, FedAU])
-def test_methods_that_correct_updates_average_them_as_fedavg_does(kind: Any) -> None:
+def test_methods_that_correct_updates_average_them_as_fedavg_does(kind):
     some: list[dict[str, Any]] = [
         {"participation": "uniform", "fraction_train": 0.7},
         {"participation": "paired"},
@@ -191,32 +189,32 @@ def test_methods_that_correct_updates_average_them_as_fedavg_does(kind: Any) -> 
             assert ours[name].data == plain[name].data
 
 
-def test_while_a_method_waits_they_stay_with_the_model() -> None:
+def test_while_a_method_waits_they_stay_with_the_model():
     waiting = run(Mifa, 2, participation="uniform", fraction_train=0.3)  # two of three have answered at most
     assert waiting["layer.weight"].numpy().tolist() == [1.0, 1.0]
     assert (variance_of(waiting), int(waiting["norm.num_batches_tracked"].numpy())) == (1.0, 0)
 
 
-def test_fedexp_tells_the_mean_of_the_last_two() -> None:
+def test_fedexp_tells_the_mean_of_the_last_two():
     # 1.0 at first, 7.5/6 after a round, and each round the same after that.
     assert variance_of(run(FedAvg, 1, server_optimizer="fedexp")) == pytest.approx((1 + 7.5 / 6) / 2)
     assert variance_of(run(FedAvg, 3, server_optimizer="fedexp")) == pytest.approx(7.5 / 6)
 
 
-def test_an_arrival_moves_them_by_its_share_of_a_round() -> None:
+def test_an_arrival_moves_them_by_its_share_of_a_round():
     # F80: client 0 is the first. a = d_0 / Σ d_i = p_0 τ_0 / Σ p_i τ_i, p = (1, 2, 3)/6, τ = (.2, .6, 1).
     a = 0.2 / (0.2 + 2 * 0.6 + 3 * 1.0)
     assert variance_of(run(AsyncFedAvg)) == pytest.approx((1 - a) * 1.0 + a * 4.0)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-def test_a_model_that_is_mixed_mixes_them_alike(optimizer: str) -> None:
+def test_a_model_that_is_mixed_mixes_them_alike(optimizer):
     # F80: client 0 is the first, at .2 and .4 with δ = 0: b ← .4 b + .6 · 4, twice, whatever the others' step is.
     arrays = run(FedAsync, 2, mixing_alpha=0.6, server_optimizer=optimizer, server_lr=0.1)
     assert variance_of(arrays) == pytest.approx(0.4 * (0.4 * 1.0 + 0.6 * 4.0) + 0.6 * 4.0)
 
 
-def test_a_stale_model_does_not_pull_them_back() -> None:
+def test_a_stale_model_does_not_pull_them_back():
     # At .6 the fourth arrival is client 1's, of model 0: b ← .4 b + .6 · 1, and not by its own start.
     b = 1.0
     for said in (4.0, 4.0, 4.0, 1.0):
@@ -224,7 +222,7 @@ def test_a_stale_model_does_not_pull_them_back() -> None:
     assert variance_of(run(FedAsync, 4)) == pytest.approx(b)
 
 
-def test_the_spectral_method_averages_them_too() -> None:
+def test_the_spectral_method_averages_them_too():
     assert 0.5 <= variance_of(run(Spectral, 2)) <= 4.0
 
 
@@ -233,9 +231,7 @@ def test_the_spectral_method_averages_them_too() -> None:
     st.floats(0.0, 1.0),
     st.floats(-3.0, 3.0),
 )
-def test_an_average_lies_between_what_goes_into_it(
-    said: list[tuple[float, float]], share: float, before: float
-) -> None:
+def test_an_average_lies_between_what_goes_into_it(said, share, before):
     apart, model = Untrained(buffers(np.array([1]))), np.array([7.0, before])
     for index, (weight, value) in enumerate(said):
         apart.add(index, weight, np.array([value]))

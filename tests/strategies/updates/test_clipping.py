@@ -1,12 +1,9 @@
 """Adaptive clipping: its update rule by hand, its noise, and the quantile that it goes to."""
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +11,6 @@ from strategies import FedAvg, streams
 from strategies.updates.chain import Local
 from strategies.updates.clipping import AdaptiveClip
 from tests.strategies.parts import client
-
-Make, Model = Callable[..., Any], Callable[..., ArrayRecord]
 
 
 def rng() -> np.random.Generator:
@@ -33,7 +28,7 @@ def clipped(clip: AdaptiveClip, *norms: float) -> list[float]:
     return left
 
 
-def test_a_round_by_hand() -> None:
+def test_a_round_by_hand():
     clip = AdaptiveClip(0.5)
     assert clipped(clip, 0.05, 0.1, 0.2, 0.3, 0.4) == pytest.approx([0.05, 0.1, 0.1, 0.1, 0.1])
     # b = 1, 1, 0, 0, 0, of which Σ (b − ½) = −½; n = 5, and σ_b = max(5/20, z)
@@ -46,7 +41,7 @@ def test_a_round_by_hand() -> None:
         assert again.norm == pytest.approx(0.1 * math.exp(-0.2 * (within - 0.5)), rel=1e-12)
 
 
-def test_the_noise_of_the_sum_by_hand() -> None:
+def test_the_noise_of_the_sum_by_hand():
     # z = 1, n = 100: σ_b = 5, z_Δ = (1 − 1/100)^(−½); n = 3: σ_b = z, z_Δ = (1 − ¼)^(−½)
     clip = AdaptiveClip(0.5)
     assert clip.multiplier(1.0, 100.0) == pytest.approx(1.0050378)
@@ -54,9 +49,7 @@ def test_the_noise_of_the_sum_by_hand() -> None:
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1.0, 1e5))
-def test_sum_and_count_together_are_one_release_with_the_noise_that_is_accounted_for(
-    z: float, n: float
-) -> None:
+def test_sum_and_count_together_are_one_release_with_the_noise_that_is_accounted_for(z, n):
     # The distance of a client from none, in deviations: S of z_Δ S, and ½ of σ_b.
     sigma = max(n / 20, z)
     distance = math.hypot(1 / AdaptiveClip(0.5).multiplier(z, n), 0.5 / sigma)
@@ -64,7 +57,7 @@ def test_sum_and_count_together_are_one_release_with_the_noise_that_is_accounted
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
-def test_it_goes_to_the_quantile(quantile: float) -> None:
+def test_it_goes_to_the_quantile(quantile):
     clip, drawn = AdaptiveClip(quantile), streams.generator(0, "lognormal-norms")
     norms = drawn.lognormal(1.0, 1.0, size=200)
     rates = []
@@ -76,7 +69,7 @@ def test_it_goes_to_the_quantile(quantile: float) -> None:
     assert np.mean(rates[100:]) == pytest.approx(quantile, abs=0.03)
 
 
-def test_extreme_noise_moves_the_norm_by_a_factor_at_most() -> None:
+def test_extreme_noise_moves_the_norm_by_a_factor_at_most():
     clip = AdaptiveClip(0.5)
     for number in range(5):
         before = clip.norm
@@ -86,7 +79,7 @@ def test_extreme_noise_moves_the_norm_by_a_factor_at_most() -> None:
         ) or clip.norm / before == pytest.approx(math.exp(-0.1), rel=1e-9)
 
 
-def test_a_round_that_counts_for_nothing_leaves_no_count() -> None:
+def test_a_round_that_counts_for_nothing_leaves_no_count():
     clip, other = AdaptiveClip(0.5), AdaptiveClip(0.5)
     clipped(clip, 9.0, 9.0)
     clip.begin()
@@ -96,9 +89,7 @@ def test_a_round_that_counts_for_nothing_leaves_no_count() -> None:
     assert clip.norm == other.norm
 
 
-def test_rounds_without_a_norm_have_the_adaptive_one_and_its_noise(
-    federation: Make, model: Model, train_config: Make
-) -> None:
+def test_rounds_without_a_norm_have_the_adaptive_one_and_its_noise(federation, model, train_config):
     strategy = FedAvg(client_weights="uniform", dp="central", dp_noise_multiplier=30.0, seed=1)
     strategy.run.repeatable = True
     result = strategy.start(federation(), model(*[1.0] * 20_000), num_rounds=1, train_config=train_config())

@@ -81,7 +81,7 @@ def read(base: ArrayRecord, record: ArrayRecord, name: str, untrained: tuple[str
 # What is sent ----------------------------------------------------------------------------------------------------
 
 
-def test_an_update_by_hand() -> None:
+def test_an_update_by_hand():
     # Δ = (1, −2, 0.5): a share of 0.3 is one value of three, −2; the next Δ = (0.5, 0, 0.25) adds to (1, 0, 0.5).
     base, context = model_of(w=np.float64([10.0, 10.0]), v=np.float64(5.0)), a_context()
     record = sent(base, model_of(w=np.float64([11.0, 8.0]), v=np.float64(5.5)), "topk:0.3", context)
@@ -95,7 +95,7 @@ def test_an_update_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_trained_goes_as_it_is(name: str) -> None:
+def test_what_is_not_trained_goes_as_it_is(name):
     base = model_of(
         a=np.zeros((2, 2), np.float32), n=np.int64(7), mean=np.float32([0.5, -1]), flag=np.array([True])
     )
@@ -117,9 +117,7 @@ def test_what_is_not_trained_goes_as_it_is(name: str) -> None:
     st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from("fdeiq?")), max_size=4),
     st.booleans(),
 )
-def test_the_size_that_is_foretold_is_that_of_the_message(
-    name: str, arrays: list[tuple[list[int], str]], apart: bool
-) -> None:
+def test_the_size_that_is_foretold_is_that_of_the_message(name, arrays, apart):
     base = model_of(**{f"a{i}": np.zeros(shape, kind) for i, (shape, kind) in enumerate(arrays)})
     untrained = ("a1",) if apart else ()
     request = request_for(base, name, **{messages.UNTRAINED: list(untrained)})
@@ -131,7 +129,7 @@ def test_the_size_that_is_foretold_is_that_of_the_message(
     assert 0 <= whole - without - messages.total_bytes(reply) <= 120 * max(len(base), 1)
 
 
-def test_the_size_of_a_model_that_is_sent_whole() -> None:
+def test_the_size_of_a_model_that_is_sent_whole():
     base = model_of(w=np.zeros((3, 2), np.float32), b=np.zeros(2))
     headers = len(npy_header(np.dtype("f4"), (3, 2))[1]) + len(npy_header(np.dtype("f8"), (2,))[1])
     assert size_of(Layout.of(base)) == 6 * 4 + 2 * 8 + headers == messages.num_bytes(base)
@@ -147,9 +145,7 @@ def test_the_size_of_a_model_that_is_sent_whole() -> None:
     st.lists(st.lists(st.floats(-9, 9, width=32), min_size=5, max_size=5), min_size=1, max_size=6),
     st.sampled_from([np.float32, np.float64]),
 )
-def test_what_was_meant_and_what_is_left_out_is_all_that_was_trained(
-    name: str, updates: list[list[float]], kind: Any
-) -> None:
+def test_what_was_meant_and_what_is_left_out_is_all_that_was_trained(name, updates, kind):
     context, base = a_context(), model_of(w=np.zeros(3, kind), v=np.zeros(2, kind))
     meant, true = np.zeros(5), np.zeros(5)
     for task, values in enumerate(updates, 1):
@@ -164,7 +160,7 @@ def test_what_was_meant_and_what_is_left_out_is_all_that_was_trained(
 
 
 @pytest.mark.parametrize("name", BIASED)
-def test_a_task_that_is_handed_out_again_is_done_again_and_another_run_begins_anew(name: str) -> None:
+def test_a_task_that_is_handed_out_again_is_done_again_and_another_run_begins_anew(name):
     rng = np.random.Generator(np.random.PCG64(0))
     base, context = model_of(w=np.zeros(50, np.float32)), a_context()
     models = [model_of(w=rng.normal(size=50).astype(np.float32)) for _ in range(3)]
@@ -180,7 +176,7 @@ def test_a_task_that_is_handed_out_again_is_done_again_and_another_run_begins_an
     assert dict(context.state[LEFT_OUT_OF]) == {messages.RUN: RUN + 1, messages.TASK: 7}  # type: ignore[arg-type]
 
 
-def test_a_code_that_is_right_in_the_mean_leaves_nothing_and_draws_by_client_and_task() -> None:
+def test_a_code_that_is_right_in_the_mean_leaves_nothing_and_draws_by_client_and_task():
     base, context = model_of(w=np.zeros(50, np.float32)), a_context()
     trained = model_of(w=np.linspace(-1, 1, 50, dtype=np.float32))
     one, same, other = (content(sent(base, trained, "qsgd:2", context, task=task)) for task in (1, 1, 2))
@@ -194,7 +190,7 @@ def test_a_code_that_is_right_in_the_mean_leaves_nothing_and_draws_by_client_and
 
 
 @pytest.fixture
-def run(federation: Make, train_config: Make) -> Make:
+def run(federation, train_config):
     """Run a strategy on six clients that can compress."""
 
     def start(
@@ -211,7 +207,7 @@ def run(federation: Make, train_config: Make) -> Make:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_a_code_that_leaves_nothing_out_changes_no_strategy(name: str, run: Make) -> None:
+def test_a_code_that_leaves_nothing_out_changes_no_strategy(name, run):
     arrays = model_of(w=np.full((2, 3), 0.1), b=np.array([1.0, -1.0]))
     plain, exact = (run(name, compression=kind, arrays=arrays)[0] for kind in ("none", "topk:1"))
     for key, array in plain.arrays.items():
@@ -221,9 +217,7 @@ def test_a_code_that_leaves_nothing_out_changes_no_strategy(name: str, run: Make
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedbuff", "async-fedavg"])
 @pytest.mark.parametrize("compression", NAMES)
-def test_what_is_counted_is_what_the_replies_hold(
-    name: str, compression: str, run: Make, monkeypatch: Any
-) -> None:
+def test_what_is_counted_is_what_the_replies_hold(name, compression, run, monkeypatch):
     seen: dict[str, int] = {}
     plain = Check.__call__
 
@@ -242,9 +236,7 @@ def test_what_is_counted_is_what_the_replies_hold(
 
 
 @pytest.mark.parametrize("compression", NAMES)
-def test_packed_models_and_compressed_updates_go_together(
-    compression: str, run: Make, federation: Make
-) -> None:
+def test_packed_models_and_compressed_updates_go_together(compression, run, federation):
     results = []
     for mods in ((compresses,), (reads_packed, compresses)):
         grid = federation([0.0, 1.0, -2.0], [1, 2, 3], num_partitions=3, mods=mods)
@@ -258,7 +250,7 @@ def test_packed_models_and_compressed_updates_go_together(
     assert one.train_metrics_clientapp == other.train_metrics_clientapp
 
 
-def test_what_comes_after_sees_models_like_any_others(run: Make, federation: Make) -> None:
+def test_what_comes_after_sees_models_like_any_others(run, federation):
     # Rules and bounds look at what the codes mean: one client is far off, and the median doesn't follow it.
     seen: list[Any] = []
     options: dict[str, Any] = {"aggregation_rule": "median", "client_weights": "uniform", "faulty_clients": 1}
@@ -270,7 +262,7 @@ def test_what_comes_after_sees_models_like_any_others(run: Make, federation: Mak
 
 
 @pytest.mark.parametrize("compression", [*NAMES, "none"])
-def test_central_privacy_bounds_what_the_codes_mean(compression: str, federation: Make) -> None:
+def test_central_privacy_bounds_what_the_codes_mean(compression, federation):
     # Coarse codes make updates longer; the server's clipping is what its noise rests on.
     grid = federation([3.0, 2.0, -1.0], [1, 1, 1], mods=(compresses,))
     lengths: list[float] = []
@@ -285,7 +277,7 @@ def test_central_privacy_bounds_what_the_codes_mean(compression: str, federation
     assert max(lengths) == pytest.approx(0.25, abs=1e-9)
 
 
-def test_the_record_of_arrays_may_have_any_name(run: Make, federation: Make) -> None:
+def test_the_record_of_arrays_may_have_any_name(run, federation):
     grid = federation(mods=(compresses,))
     plain = grid.app
 
@@ -313,7 +305,7 @@ def test_the_record_of_arrays_may_have_any_name(run: Make, federation: Make) -> 
     assert result.train_metrics_clientapp[1][messages.BYTES_UP] == 3 * (4 + 2)
 
 
-def test_flowers_clipping_comes_before_it(federation: Make, train_config: Make) -> None:
+def test_flowers_clipping_comes_before_it(federation, train_config):
     from flwr.clientapp.mod import fixedclipping_mod
 
     lengths: list[float] = []
@@ -336,9 +328,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
-def test_an_app_without_the_mod_sends_whole_models_and_the_log_says_so_once(
-    name: str, run: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_app_without_the_mod_sends_whole_models_and_the_log_says_so_once(name, run, caplog):
     plain, _ = run(name)
     caplog.clear()
     whole, _ = run(name, mods=(), compression="int8")
@@ -397,9 +387,7 @@ LIES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", ["fedavg", "fedbuff"])
 @pytest.mark.parametrize("lie", LIES)
-def test_an_update_that_lies_is_left_out_in_one_line(
-    lie: str, name: str, federation: Make, run: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_update_that_lies_is_left_out_in_one_line(lie, name, federation, run, caplog):
     change, reason = LIES[lie]
     grid = federation(mods=(answering(change), compresses), node_ids=[10, 20, 30])
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
@@ -411,9 +399,7 @@ def test_an_update_that_lies_is_left_out_in_one_line(
     assert content(result.arrays) != content(initial_model())
 
 
-def test_another_code_than_asked_for_is_left_out(
-    federation: Make, run: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_code_than_asked_for_is_left_out(federation, run, caplog):
     grid = federation(mods=(answering(lambda array: array.data, "fp16\x1b[2J"), compresses))
     run("fedavg", grid=grid, compression="int8")
     lines = [line for line in warnings_of(caplog) if "left out client 1" in line]
@@ -423,9 +409,7 @@ def test_another_code_than_asked_for_is_left_out(
     )
 
 
-def test_a_compressed_update_that_nobody_asked_for_is_left_out(
-    federation: Make, run: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_compressed_update_that_nobody_asked_for_is_left_out(federation, run, caplog):
     def eager(message: Message, context: Any, call_next: Any) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == messages.TRAIN and context.node_config["partition-id"] == 1:
@@ -441,9 +425,7 @@ def test_a_compressed_update_that_nobody_asked_for_is_left_out(
 @pytest.mark.parametrize(
     ("fault", "reason"), [("nan", "aren't finite"), ("shape", "the model's is"), ("name", "other")]
 )
-def test_a_bad_model_is_left_out_for_the_reason_that_it_has_without(
-    fault: str, reason: str, federation: Make, run: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_model_is_left_out_for_the_reason_that_it_has_without(fault, reason, federation, run, caplog):
     said = []
     for options in ({"compression": "int8"}, {}):
         grid = federation(mods=(compresses,), node_ids=[10, 20, 30])
@@ -457,9 +439,7 @@ def test_a_bad_model_is_left_out_for_the_reason_that_it_has_without(
     assert reason in said[0][0]
 
 
-def test_a_code_that_a_client_does_not_know_is_said_in_its_reply(
-    federation: Make, run: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_code_that_a_client_does_not_know_is_said_in_its_reply(federation, run, caplog):
     def of_tomorrow(message: Message, context: Any, call_next: Any) -> Message:
         if message.metadata.message_type == messages.TRAIN and context.node_config["partition-id"] == 1:
             message.content["config"][messages.COMPRESSION] = "sketch:7"
@@ -474,13 +454,13 @@ def test_a_code_that_a_client_does_not_know_is_said_in_its_reply(
 # What can't be ---------------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_is_none_is_refused_when_a_strategy_is_made() -> None:
+def test_a_name_that_is_none_is_refused_when_a_strategy_is_made():
     for name in REGISTRY:
         with pytest.raises(ValueError, match="compression = 'topk:2': allowed are none, fp16, int8, topk:F"):
             REGISTRY[name](compression="topk:2")
 
 
-def test_a_loop_around_the_strategy_is_refused(federation: Make, train_config: Make) -> None:
+def test_a_loop_around_the_strategy_is_refused(federation, train_config):
     from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
     wrapper = DifferentialPrivacyServerSideFixedClipping(FedAvg(compression="int8"), 0.1, 1.0, 3)
@@ -492,7 +472,7 @@ def test_a_loop_around_the_strategy_is_refused(federation: Make, train_config: M
         )
 
 
-def test_clients_of_ray_do_not_evaluate_while_they_keep_what_is_left_out(federation: Make, run: Make) -> None:
+def test_clients_of_ray_do_not_evaluate_while_they_keep_what_is_left_out(federation, run):
     # Flower's simulation keeps the state that a client's last message returned, and evaluates beside the training.
     grid = federation(mods=(compresses,))
     grid.engine = "ray"

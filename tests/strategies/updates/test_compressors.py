@@ -39,14 +39,14 @@ def coded(name: str, values: list[float], arrays: tuple[int, ...], dtype: Any = 
 # By hand ---------------------------------------------------------------------------------------------------------
 
 
-def test_half_precision_by_hand() -> None:
+def test_half_precision_by_hand():
     # 1 + 2⁻¹¹ lies between 1 and 1 + 2⁻¹⁰, and goes to the even one; what is too large is cut off.
     data, meant = coded("fp16", [1.0, 1 + 2**-11, -2.5, 1e9], (3, 1))
     assert data == bytes.fromhex("003c 003c 00c1 ff7b")
     assert meant == [1.0, 1.0, -2.5, 65504.0]
 
 
-def test_int8_by_hand() -> None:
+def test_int8_by_hand():
     # The first array's scale is 254/127 = 2, the second's 1; 3 and 5 are halves of multiples, which go to the even.
     data, meant = coded("int8", [254.0, 3.0, 5.0, -1.2, -127.0, 0.4, 0.0], (4, 2, 1))
     assert (
@@ -56,7 +56,7 @@ def test_int8_by_hand() -> None:
     assert meant == [254.0, 4.0, 4.0, -2.0, -127.0, 0.0, 0.0]
 
 
-def test_topk_by_hand() -> None:
+def test_topk_by_hand():
     # Two of eight: −4, and of the two 3 the first. Their indices in three bits each would be a byte, as many as a bit
     # for each of the eight, which is taken: bits 2 and 5.
     data, meant = coded("topk:0.25", [1.0, 0.0, -4.0, 2.0, 0.5, 3.0, 3.0, 1.0], (3, 5))
@@ -70,7 +70,7 @@ def test_topk_by_hand() -> None:
     assert meant == values
 
 
-def test_qsgd_by_hand() -> None:
+def test_qsgd_by_hand():
     # ‖(3, −4)‖ = 5 and s = 3: 3 · 3/5 = 1.8 goes down to 1 at 0.8, 3 · 4/5 = 2.4 up to 3 at 0.3. Two bits of level
     # and one of sign each: 1 = 01|0 and 3, −: 11|1, from the lowest bit on: 100 111, that is 1 + 8 + 16 + 32.
     data, meant = coded("qsgd:2", [3.0, -4.0, 0.0], (2, 1), F4, 0.8, 0.3, 0.0)
@@ -79,7 +79,7 @@ def test_qsgd_by_hand() -> None:
     assert coded("qsgd:2", [3.0, -4.0], (2,), F4, 0.79, 0.41)[1] == pytest.approx([10 / 3, -10 / 3])
 
 
-def test_each_bucket_of_an_array_has_its_own_norm() -> None:
+def test_each_bucket_of_an_array_has_its_own_norm():
     values = [1.0] + [0.0] * (BUCKET - 1) + [-100.0, 0.0]
     data, meant = coded("qsgd:1", values, (len(values),), F4, *[0.5] * len(values))
     assert data[:8] == np.array([1.0, 100.0], "<f4").tobytes()
@@ -87,7 +87,7 @@ def test_each_bucket_of_an_array_has_its_own_norm() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_at_all_and_zeros_have_a_code(name: str) -> None:
+def test_nothing_at_all_and_zeros_have_a_code(name):
     assert coded(name, [], ())[1] == []
     assert coded(name, [], (0, 0))[1] == []
     assert coded(name, [0.0] * 3, (0, 3), F4, 0.5, 0.5, 0.5)[1] == [0.0] * 3
@@ -114,7 +114,7 @@ def test_nothing_at_all_and_zeros_have_a_code(name: str) -> None:
         "topk:0,1",
     ],
 )
-def test_another_name_is_refused_with_what_is_allowed(name: str) -> None:
+def test_another_name_is_refused_with_what_is_allowed(name):
     with pytest.raises(
         ValueError, match=r"allowed are none, fp16, int8, topk:F with F in \(0, 1\], or qsgd"
     ) as caught:
@@ -128,9 +128,7 @@ vectors = st.lists(st.floats(-1e6, 1e6, width=32), min_size=0, max_size=40)
 
 
 @given(st.sampled_from(NAMES), vectors, st.integers(0, 40), st.sampled_from([F4, F8]), st.integers(0, 9))
-def test_its_size_follows_from_the_layout_alone(
-    name: str, values: list[float], cut: int, dtype: Any, seed: int
-) -> None:
+def test_its_size_follows_from_the_layout_alone(name, values, cut, dtype, seed):
     code, first = code_of(name), min(cut, len(values))
     sizes = Sizes((first, len(values) - first), dtype)
     assert code is not None
@@ -139,7 +137,7 @@ def test_its_size_follows_from_the_layout_alone(
     assert len(code.decode(memoryview(data), sizes)) == len(values)
 
 
-def test_the_sizes_of_a_model_by_hand() -> None:
+def test_the_sizes_of_a_model_by_hand():
     # D = 9,600 + 10: a top hundredth is 97 of it, of 14 bits and 4 bytes each; 19 buckets and one.
     sizes = Sizes((9600, 10), F4)
     expected = {
@@ -157,7 +155,7 @@ def test_the_sizes_of_a_model_by_hand() -> None:
 @pytest.mark.parametrize(
     ("share", "total", "count"), [(0.07, 100, 7), (0.01, 9610, 97), (1e-9, 5, 1), (1.0, 5, 5)]
 )
-def test_a_share_is_rounded_up(share: float, total: int, count: int) -> None:
+def test_a_share_is_rounded_up(share, total, count):
     code: Any = code_of(f"topk:{share}")
     assert code.count(total) == count
 
@@ -167,7 +165,7 @@ def test_a_share_is_rounded_up(share: float, total: int, count: int) -> None:
         lambda width: st.tuples(st.just(width), st.lists(st.integers(0, 2**width - 1)))
     )
 )
-def test_bits_come_back(case: tuple[int, list[int]]) -> None:
+def test_bits_come_back(case):
     width, numbers = case
     data = pack_bits(np.array(numbers, dtype=np.int64), width)
     assert len(data) == math.ceil(len(numbers) * width / 8)
@@ -175,13 +173,13 @@ def test_bits_come_back(case: tuple[int, list[int]]) -> None:
     assert unpack_bits(memoryview(data), len(numbers), width).tolist() == numbers
 
 
-def test_bits_come_back_across_blocks() -> None:
+def test_bits_come_back_across_blocks():
     numbers = np.arange(200_000) % 8191
     assert (unpack_bits(memoryview(pack_bits(numbers, 13)), len(numbers), 13) == numbers).all()
 
 
 @given(st.lists(st.integers(0, 3), min_size=1), st.integers(1, 12))
-def test_the_largest_are_those_that_a_stable_sort_has_first(values: list[int], count: int) -> None:
+def test_the_largest_are_those_that_a_stable_sort_has_first(values, count):
     order = sorted(range(len(values)), key=lambda place: -values[place])[:count]
     assert largest(np.array(values, dtype=float), count).tolist() == sorted(order)
 
@@ -191,7 +189,7 @@ def test_the_largest_are_those_that_a_stable_sort_has_first(values: list[int], c
 
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=5), st.integers(1, 5))
 @example([3, -4], 2)
-def test_qsgd_is_right_in_the_mean_over_all_that_can_be_drawn(values: list[int], bits: int) -> None:
+def test_qsgd_is_right_in_the_mean_over_all_that_can_be_drawn(values, bits):
     # Each value goes up with probability a − ⌊a⌋ and down else: 2ⁿ outcomes, with the bound of the paper's lemma 3.1.
     vector, s = np.array(values, dtype=float), 2**bits - 1
     norm = float(np.linalg.norm(vector))
@@ -209,7 +207,7 @@ def test_qsgd_is_right_in_the_mean_over_all_that_can_be_drawn(values: list[int],
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=30), st.integers(1, 16), st.integers(0, 9))
-def test_a_level_is_one_of_the_two_next_to_a_value(values: list[float], bits: int, seed: int) -> None:
+def test_a_level_is_one_of_the_two_next_to_a_value(values, bits, seed):
     code, vector = Qsgd(bits), np.array(values)
     sizes = Sizes((len(values),), F4)
     data = code.encode(vector, sizes, np.random.Generator(np.random.PCG64(seed)))
@@ -220,7 +218,7 @@ def test_a_level_is_one_of_the_two_next_to_a_value(values: list[float], bits: in
 
 
 @given(vectors.filter(len))
-def test_how_far_the_biased_ones_are_off_at_most(values: list[float]) -> None:
+def test_how_far_the_biased_ones_are_off_at_most(values):
     vector = np.array(values)
     top = np.abs(vector).max()
     half = np.array(coded("fp16", values, (len(values),))[1])
@@ -238,9 +236,7 @@ def test_how_far_the_biased_ones_are_off_at_most(values: list[float]) -> None:
 
 
 @given(st.sampled_from(NAMES), st.lists(st.integers(0, 12), max_size=3), st.data())
-def test_no_bytes_of_the_right_number_do_more_than_be_refused(
-    name: str, arrays: list[int], data: st.DataObject
-) -> None:
+def test_no_bytes_of_the_right_number_do_more_than_be_refused(name, arrays, data):
     code, sizes = code_of(name), Sizes(tuple(arrays), F4)
     assert code is not None
     size = code.num_bytes(sizes)
@@ -253,7 +249,7 @@ def test_no_bytes_of_the_right_number_do_more_than_be_refused(
 @pytest.mark.parametrize(
     "where", [b"\x84\x01", b"\x00\x00", b"\xff\xff"], ids=["falling", "equal", "outside"]
 )
-def test_places_that_are_none_are_refused(where: bytes) -> None:
+def test_places_that_are_none_are_refused(where):
     # Two of 60 values in six bits each: 4 and 6, 0 twice, and 63 twice.
     code, sizes = code_of("topk:0.03"), Sizes((60,), F4)
     assert code is not None
@@ -265,7 +261,7 @@ def test_places_that_are_none_are_refused(where: bytes) -> None:
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -1.0])
 @pytest.mark.parametrize("name", ["int8", "qsgd:3"])
-def test_scales_that_are_none_are_refused(name: str, scale: float) -> None:
+def test_scales_that_are_none_are_refused(name, scale):
     code, sizes = code_of(name), Sizes((2,), F4)
     assert code is not None
     data = np.float32(scale).tobytes() + bytes(code.num_bytes(sizes) - 4)

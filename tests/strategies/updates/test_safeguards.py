@@ -1,10 +1,8 @@
 """What one client can do to the model at most, in rounds and without, by hand and by the worst that it can send."""
 
 import logging
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +21,11 @@ from strategies.flower import messages
 from strategies.testing import MemoryGrid
 from strategies.updates.safeguards import Bounds, Safeguards, capped_sizes, drawn_in
 
-Make = Callable[..., Any]
 LOGGER = "flwr.strategies"
 
 
 @pytest.fixture
-def go(model: Make, train_config: Make) -> Make:
+def go(model, train_config):
     """Run a strategy on a grid, from w = 1; return the values of w after every aggregation, and the strategy."""
 
     def run(
@@ -74,14 +71,14 @@ def go(model: Make, train_config: Make) -> Make:
         ("off", WallClock, False),
     ],
 )
-def test_auto_is_on_in_real_time(mode: str, clock: Any, on: bool) -> None:
+def test_auto_is_on_in_real_time(mode, clock, on):
     assert FedAvg(FedAvg.Config(safeguards=mode), clock=clock()).safeguards.active is on
 
 
 # Sizes --------------------------------------------------------------------------------------------
 
 
-def test_sizes_by_hand() -> None:
+def test_sizes_by_hand():
     assert capped_sizes([1, 2, 5], 2.0, 0).tolist() == [1, 2, 4]  # twice the median, 2
     assert capped_sizes([1, 2, 5], 0.0, 3).tolist() == [1, 2, 3]
     assert capped_sizes([1, 2, 10**12], 0.0, 0).tolist() == [1, 2, 1e12]
@@ -94,7 +91,7 @@ def test_sizes_by_hand() -> None:
 @given(
     st.lists(st.integers(1, 2**63 - 1), min_size=3, max_size=30), st.floats(1, 10), st.integers(1, 2**63 - 1)
 )
-def test_a_liar_counts_no_more_than_so_many_typical_ones(honest: list[int], ratio: float, lie: int) -> None:
+def test_a_liar_counts_no_more_than_so_many_typical_ones(honest, ratio, lie):
     # Of 2f + 1 or more clients, f liars can't move the median beyond the honest sizes.
     capped = capped_sizes([*honest, lie], ratio, 0)
     assert capped[-1] <= ratio * max(honest) * (1 + 1e-9)
@@ -104,9 +101,7 @@ def test_a_liar_counts_no_more_than_so_many_typical_ones(honest: list[int], rati
     )
 
 
-def test_a_client_that_says_it_has_a_trillion_examples(
-    federation: Make, go: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_says_it_has_a_trillion_examples(federation, go, caplog):
     # From w = 1 the updates are (1, 0.5, −1). Sizes 1, 2, 10^12 count as 1, 2, 2·2: p = (1, 2, 4)/7.
     grid = federation(sizes=(1, 2, 10**12))
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -120,15 +115,13 @@ def test_a_client_that_says_it_has_a_trillion_examples(
     assert unguarded[1] == pytest.approx(0.0, abs=1e-9)  # client 2's model alone
 
 
-def test_sizes_of_clients_that_tell_them_with_their_replies(federation: Make, go: Make) -> None:
+def test_sizes_of_clients_that_tell_them_with_their_replies(federation, go):
     values, _ = go(FedAvg, federation(sizes=(1, 2, 10**12), describes=False), norm_ratio_bound=0.0)
     assert values[1] == pytest.approx(1 + (1 * 1 + 2 * 0.5 - 4 * 1) / 7, rel=1e-14)
 
 
 @pytest.mark.parametrize("size", [-5, 0, float("nan"), float("inf"), 1.7e308, [5, 5]])
-def test_a_size_that_is_none_leaves_out_that_client_alone(
-    size: Any, federation: Make, go: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_size_that_is_none_leaves_out_that_client_alone(size, federation, go, caplog):
     # Without client 1: (1·1 − 5·1) / 6 from p = (1, 5)/6.
     with caplog.at_level(logging.WARNING, LOGGER):
         values, _ = go(FedAvg, federation(sizes=(1, size, 5)), safeguards="off")
@@ -157,9 +150,7 @@ def liar(described: int, replied: int) -> ClientApp:
 
 
 @pytest.mark.parametrize(("replied", "counts"), [(30, True), (7, True), (31, False), (10**12, False)])
-def test_a_reply_may_not_say_more_than_the_description(
-    replied: int, counts: bool, go: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reply_may_not_say_more_than_the_description(replied, counts, go, caplog):
     grid = MemoryGrid(liar(30, replied), [{"partition-id": 0}])
     with caplog.at_level(logging.WARNING, LOGGER), nullcontext() if counts else pytest.raises(RunError):
         values, _ = go(FedAvg, grid, safeguards="on")
@@ -169,9 +160,7 @@ def test_a_reply_may_not_say_more_than_the_description(
 
 @pytest.mark.parametrize("kind", [FedAvg, FedBuff])
 @pytest.mark.parametrize(("replied", "more"), [(30, False), (31, True), (10**12, True)])
-def test_without_safeguards_it_counts_as_described(
-    replied: int, more: bool, kind: Any, federation: Make, model: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_safeguards_it_counts_as_described(replied, more, kind, federation, model, caplog):
     def says(message: Message, context: Any, call_next: Any) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == messages.TRAIN and context.node_config["partition-id"] == 0:
@@ -212,7 +201,7 @@ def observed(aggregations: int, **members: tuple[int, int]) -> list[float]:
     return strategy.periods(np.ones(len(members))).tolist()
 
 
-def test_a_newcomers_period_counts_from_when_it_came() -> None:
+def test_a_newcomers_period_counts_from_when_it_came():
     # The 53rd aggregation; three contribute to every other, P = 2, a newcomer was there for 3. Observed: 53/26 and
     # 3/1; with one contribution at the mean period, 162/79, the newcomer's is (3 + 162/79) / 2.
     periods = observed(52, a=(26, 0), b=(26, 0), c=(26, 0), newcomer=(1, 50))
@@ -226,14 +215,12 @@ def test_a_newcomers_period_counts_from_when_it_came() -> None:
     st.integers(0, 200),
     st.lists(st.tuples(st.integers(1, 50), st.just(0)), min_size=1, max_size=6),
 )
-def test_a_newcomers_first_contribution_counts_for_what_it_was_there(
-    there: int, before: int, others: list[tuple[int, int]]
-) -> None:
+def test_a_newcomers_first_contribution_counts_for_what_it_was_there(there, before, others):
     members = {f"c{i}": other for i, other in enumerate(others)} | {"new": (1, before + 1)}
     assert observed(before + there, **members)[-1] <= there
 
 
-def test_what_came_while_a_client_was_dropped_is_not_held_against_it() -> None:
+def test_what_came_while_a_client_was_dropped_is_not_held_against_it():
     member = Member(Client(1, 0, 1, MetricRecord()), contributions=5, since=0)
     member.drop(10)
     member.count_again(60)
@@ -243,8 +230,8 @@ def test_what_came_while_a_client_was_dropped_is_not_held_against_it() -> None:
 
 
 def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
-    federation: Make, add_node: Make, model: Make, train_config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    federation, add_node, model, train_config, monkeypatch
+):
     """The run that went from 0.96 to 0.10: FedBuff in real time, a device that comes at aggregation 50."""
     monkeypatch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.05)
     grid = federation(centres=(3.0, 2.0, -1.0), sizes=(1, 1, 1))
@@ -275,9 +262,7 @@ def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
 
 
 @pytest.mark.parametrize("bound", [2.0, 1.0])
-def test_a_slow_clients_contribution_has_a_ceiling(
-    bound: float, federation: Make, go: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_slow_clients_contribution_has_a_ceiling(bound, federation, go, caplog):
     # F80, three clients: τ = 0.2, 0.6, 1; Σ 1/τ = 23/3; d = τ Σ 1/τ / 3 = (0.51, 1.53, 2.56).
     grid = federation(sizes=(1, 1, 1))
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -298,7 +283,7 @@ def test_a_slow_clients_contribution_has_a_ceiling(
     assert "this run minimised" in caplog.text
 
 
-def test_the_ceiling_holds_for_weights_of_ones_own(federation: Make, go: Make) -> None:
+def test_the_ceiling_holds_for_weights_of_ones_own(federation, go):
     class Heavy(Observed):
         def weigh(self, contributions: Any) -> list[float]:
             return [100.0] * len(contributions)
@@ -311,7 +296,7 @@ def test_the_ceiling_holds_for_weights_of_ones_own(federation: Make, go: Make) -
 # Norms --------------------------------------------------------------------------------------------
 
 
-def test_an_update_far_longer_than_usual_is_shortened(federation: Make, go: Make) -> None:
+def test_an_update_far_longer_than_usual_is_shortened(federation, go):
     # Five alike, and one at 10^6: norms 1, 1, 1, 1, 5·10^5 (from w = 1, lr ½); at most 1.5 times the median.
     grid = federation(centres=(3.0, 3.0, 3.0, 3.0, 1e6 + 1), sizes=(1, 1, 1, 1, 1))
     values, strategy = go(FedAvg, grid)
@@ -319,7 +304,7 @@ def test_an_update_far_longer_than_usual_is_shortened(federation: Make, go: Make
     assert strategy.safeguards.norms.norms == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5e5}
 
 
-def test_f_liars_of_more_than_twice_as_many(federation: Make, go: Make) -> None:
+def test_f_liars_of_more_than_twice_as_many(federation, go):
     # Two of five, about size and length: (1, 1, 1, 10^12, 10^12) count as (1, 1, 1, 2, 2), 4/7 of all;
     # their updates of 5·10^5 count as 0.75, so that twice the size times that is 1.5 times the median norm.
     grid = federation(centres=(3.0, 3.0, 3.0, 1e6 + 1, 1e6 + 1), sizes=(1, 1, 1, 10**12, 10**12))
@@ -328,7 +313,7 @@ def test_f_liars_of_more_than_twice_as_many(federation: Make, go: Make) -> None:
     assert values[1] == pytest.approx(1 + (3 * 1 + 2 * 2 * 0.75) / 7, rel=1e-12)
 
 
-def test_what_a_method_keeps_of_a_client_is_near_the_others_by_hand() -> None:
+def test_what_a_method_keeps_of_a_client_is_near_the_others_by_hand():
     clients = [Client(index + 1, index, 1, MetricRecord()) for index in range(3)]
     guards = Safeguards("on", Bounds(size_ratio=2.0, memory_ratio=1.5), lambda: False)
     assert guards.furthest(clients, [1.0, 2.0, 40.0]) == [3.0, 3.0, 3.0]
@@ -342,7 +327,7 @@ def test_what_a_method_keeps_of_a_client_is_near_the_others_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
-def test_in_runs_without_rounds_too_from_the_first_arrival_on(kind: Any, federation: Make, go: Make) -> None:
+def test_in_runs_without_rounds_too_from_the_first_arrival_on(kind, federation, go):
     # F0: all arrive at once, in client order, the liar first: it waits until the norms of three are known.
     grid = federation(centres=(1e6 + 1, 3.0, 3.0, 3.0, 3.0), sizes=(1, 1, 1, 1, 1))
     more = {"buffer_size": 5} if kind is FedBuff else {}
@@ -351,13 +336,13 @@ def test_in_runs_without_rounds_too_from_the_first_arrival_on(kind: Any, federat
     assert strategy.ledger.members[0].contributions >= 1
 
 
-def test_a_bound_of_ones_own_comes_in_place_of_it(federation: Make, go: Make) -> None:
+def test_a_bound_of_ones_own_comes_in_place_of_it(federation, go):
     grid = federation(centres=(3.0, 3.0, 3.0, 3.0, 1e6 + 1), sizes=(1, 1, 1, 1, 1))
     values, _ = go(FedAvg, grid, update_norm_bound=10.0)
     assert values[1] == pytest.approx(1 + (4 * 1 + 10) / 5, rel=1e-12)
 
 
-def test_an_update_norm_bound_bounds_what_moves_the_model(federation: Make, go: Make) -> None:
+def test_an_update_norm_bound_bounds_what_moves_the_model(federation, go):
     # d = 2 for client 0's update of norm 1, bounded by S = 0.5: not 2 · 0.5, but 0.5.
     class Heavy(Observed):
         def weigh(self, contributions: Any) -> list[float]:
@@ -368,9 +353,7 @@ def test_an_update_norm_bound_bounds_what_moves_the_model(federation: Make, go: 
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg, FedBuff])
-def test_a_resumed_run_goes_on_with_the_norms_it_knew(
-    kind: Any, federation: Make, model: Make, train_config: Make
-) -> None:
+def test_a_resumed_run_goes_on_with_the_norms_it_knew(kind, federation, model, train_config):
     def start(rounds: int, state: Any = None) -> tuple[list[float], list[Any]]:
         grid = federation(centres=(3.0, 2.0, -1.0, 50.0), sizes=(1, 2, 5, 2), node_ids=[1, 2, 3, 4])
         values: list[float] = []
@@ -394,9 +377,7 @@ def test_a_resumed_run_goes_on_with_the_norms_it_knew(
 
 
 @pytest.mark.parametrize("begins", [0, 100])
-def test_whoever_answers_long_before_the_others_waits_for_a_while_only(
-    begins: int, federation: Make, go: Make, tmp_path: Path
-) -> None:
+def test_whoever_answers_long_before_the_others_waits_for_a_while_only(begins, federation, go, tmp_path):
     # F99: client 0 answers after 10 ms, the next after 340 ms: it waits ten times as long as its task took, whenever
     # that began.
     (tmp_path / "there.csv").write_text("".join(f"{client},{begins},999\n" for client in range(4)))
@@ -410,7 +391,7 @@ def test_whoever_answers_long_before_the_others_waits_for_a_while_only(
     assert not strategy.ledger.held
 
 
-def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation: Make, go: Make) -> None:
+def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation, go):
     # As without safeguards: the model waits for the slowest of three, and 99 times as long for no other.
     values, strategy = go(FedBuff, federation(sizes=(1, 1, 1)), 5, time_scenario="F99", buffer_size=3, lr=0.1)
     assert (
@@ -428,7 +409,7 @@ def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation: Make, g
     assert strategy.pace.now() == 5.0
 
 
-def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation: Make, go: Make) -> None:
+def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation, go):
     # F0: of three answers at once each would make a model, when the third says which norms are usual.
     values, strategy = go(AsyncFedAvg, federation(), 1, time_scenario="F0", aggregation_weights="identical")
     assert values == [1.0, 2.0]  # client 0's update of 1
@@ -436,9 +417,7 @@ def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation: Mak
     assert [member.contributions for member in strategy.ledger.members.values()] == [1, 0, 0]
 
 
-def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(
-    federation: Make, go: Make, tmp_path: Path
-) -> None:
+def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(federation, go, tmp_path):
     (tmp_path / "there.csv").write_text("0,0,99\n1,0,0.5\n2,0,0.5\n")
     there = {"availability": f"trace:{tmp_path / 'there.csv'}", "time_scenario": "F0"}
     _, strategy = go(AsyncFedAvg, federation(), 5, lr=0.1, **there)
@@ -448,9 +427,7 @@ def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
 @pytest.mark.parametrize("seconds", [(3, 2, 1, 3.5), (0.3, 0.1, 5, 5)], ids=["enough", "patience over"])
-def test_a_run_goes_on_in_the_midst_of_what_was_held_back(
-    kind: Any, seconds: tuple[float, ...], federation: Make, go: Make, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_in_the_midst_of_what_was_held_back(kind, seconds, federation, go, tmp_path):
     (tmp_path / "times.csv").write_text("".join(f"{i},{each}\n" for i, each in enumerate(seconds)))
     grid = partial(federation, (3.0, 2.0, -1.0, 50.0), (1, 2, 5, 2), node_ids=[1, 2, 3, 4])
     options = {"time_scenario": f"trace:{tmp_path / 'times.csv'}", "lr": 0.1}
@@ -464,7 +441,7 @@ def test_a_run_goes_on_in_the_midst_of_what_was_held_back(
     assert [len(state["tasks-under-way"]) for state in states[1:-1]] == [4] * 8
 
 
-def test_a_federation_that_is_alike_is_left_alone(federation: Make, go: Make) -> None:
+def test_a_federation_that_is_alike_is_left_alone(federation, go):
     grid = {mode: federation(sizes=(1, 1, 1)) for mode in ("on", "off")}
     on, off = (go(FedAvg, grid[mode], 5, safeguards=mode)[0] for mode in ("on", "off"))
     assert on == off
@@ -472,8 +449,8 @@ def test_a_federation_that_is_alike_is_left_alone(federation: Make, go: Make) ->
 
 @pytest.mark.parametrize("more", [{}, {"update_norm_bound": 0.9}])
 def test_under_central_privacy_one_client_moves_the_model_by_no_more_than_the_noise_is_for(
-    more: dict[str, float], federation: Make, go: Make
-) -> None:
+    more, federation, go
+):
     """Of 21 clients one changes, and with it which norm is the median: 0.02, or 1, which is S."""
 
     def moved_to(last: float) -> float:
@@ -491,9 +468,7 @@ def test_under_central_privacy_one_client_moves_the_model_by_no_more_than_the_no
     assert {account.clipped for strategy in told for _, account in strategy.accounts.items()} == {0}
 
 
-def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(
-    federation: Make, model: Make, train_config: Make
-) -> None:
+def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(federation, model, train_config):
     def told(**options: Any) -> set[str]:
         strategy = FedAvg(client_weights="uniform", safeguards="on", min_available_nodes=1, **options)
         result = strategy.start(

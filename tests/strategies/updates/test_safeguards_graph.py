@@ -1,8 +1,5 @@
 """Copies of one device in the graph of clients: what they weigh together, by enumeration and at worst."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from flwr.app import MetricRecord
@@ -12,8 +9,6 @@ from hypothesis import strategies as st
 from strategies import FedAvg
 from strategies.clients.client_graph import ClientGraph
 from strategies.clients.roster import Client
-
-Make = Callable[..., Any]
 
 
 def shares(copies: int, honest: int, *, guarded: bool, seed: int = 0, direction: str = "own") -> float:
@@ -28,7 +23,7 @@ def shares(copies: int, honest: int, *, guarded: bool, seed: int = 0, direction:
     return float(graph.weights(clients)[:copies].sum())
 
 
-def test_the_two_cases_of_the_review() -> None:
+def test_the_two_cases_of_the_review():
     assert shares(2, 1, guarded=False) > 0.85
     assert shares(2, 1, guarded=True) == pytest.approx(2 / 3)
     assert shares(5, 20, guarded=False) > 0.35
@@ -36,7 +31,7 @@ def test_the_two_cases_of_the_review() -> None:
 
 
 @pytest.mark.parametrize("direction", ["own", "centre"])
-def test_copies_gain_no_more_than_their_number(direction: str) -> None:
+def test_copies_gain_no_more_than_their_number(direction):
     # By enumeration. What is proved is 2k/C; with directions of their own, copies stay within a tenth of k/C.
     for clients in range(3, 16):
         for copies in range(1, clients):
@@ -48,7 +43,7 @@ def test_copies_gain_no_more_than_their_number(direction: str) -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(2, 8))
-def test_no_client_weighs_more_than_twice_its_share(seed: int, clients: int, dimensions: int) -> None:
+def test_no_client_weighs_more_than_twice_its_share(seed, clients, dimensions):
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(clients, dimensions)) ** 3
     graph = ClientGraph(guarded=True)
@@ -59,7 +54,7 @@ def test_no_client_weighs_more_than_twice_its_share(seed: int, clients: int, dim
 
 
 @pytest.mark.parametrize("against", [2, 3])
-def test_the_bound_holds_where_most_pairs_point_opposite_ways(against: int) -> None:
+def test_the_bound_holds_where_most_pairs_point_opposite_ways(against):
     # Two copies, and accomplices opposite to all: most pairs, so the median one, have misalignment 1.
     up, down = np.array([1.0, 0.0]), np.array([-1.0, 0.0])
     graph = ClientGraph(guarded=True)
@@ -68,9 +63,7 @@ def test_the_bound_holds_where_most_pairs_point_opposite_ways(against: int) -> N
     assert graph.weights(clients).max() <= 2 / len(clients) + 1e-12
 
 
-def test_in_a_simulation_the_formula_is_the_papers(
-    tied: list[list[float]], federation: Make, model: Make, train_config: Make
-) -> None:
+def test_in_a_simulation_the_formula_is_the_papers(tied, federation, model, train_config):
     def importances(safeguards: str) -> list[float]:
         strategy = FedAvg(FedAvg.Config(client_weights="adjacency", safeguards=safeguards))
         grid = federation(sizes=(1, 1, 1), directions=tied)

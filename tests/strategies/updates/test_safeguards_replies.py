@@ -18,7 +18,6 @@ from strategies.updates.buffers import UNTRAINED, Buffers, UsualBuffers
 from strategies.updates.chain import Bound, Local
 from tests.strategies.parts import client, safeguards
 
-Make = Callable[..., Any]
 Spoil = Callable[[dict[str, Any], RecordDict], None]
 
 KINDS = [FedAvg, FedBuff, AsyncFedAvg, FedFix]
@@ -79,9 +78,7 @@ def run(kind: Any, grid: MemoryGrid, rounds: int = 12, **options: Any) -> dict[s
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [-1e6, -1e-9])
-def test_a_negative_variance_refuses_the_reply(
-    kind: Any, value: float, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_negative_variance_refuses_the_reply(kind, value, caplog):
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         arrays["norm.running_var"][:] = value
 
@@ -103,9 +100,7 @@ def test_a_negative_variance_refuses_the_reply(
     ],
     ids=["the fastest", "the slowest", "the two fastest"],
 )
-def test_false_running_statistics_move_them_by_the_spread_of_the_others(
-    kind: Any, liars: list[int], of_mean: float, of_variance: float
-) -> None:
+def test_false_running_statistics_move_them_by_the_spread_of_the_others(kind, liars, of_mean, of_variance):
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         arrays["norm.running_mean"][:] = 1e6
         arrays["norm.running_var"][:] = 1e6
@@ -131,7 +126,7 @@ def test_false_running_statistics_move_them_by_the_spread_of_the_others(
     assert values("norm.running_mean", "off").max() > 1e4
 
 
-def test_a_path_that_is_too_short_makes_an_update_count_for_no_more_than_its_length_may_be() -> None:
+def test_a_path_that_is_too_short_makes_an_update_count_for_no_more_than_its_length_may_be():
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         content[messages.APPLIED] = ConfigRecord({messages.PATH: 1e-9})
 
@@ -142,19 +137,19 @@ def test_a_path_that_is_too_short_makes_an_update_count_for_no_more_than_its_len
     assert run(FedNova, five(spoil), 1, server_lr=1.0, safeguards="off")["weight"][0] > 1e6
 
 
-def test_honest_statistics_are_left_alone() -> None:
+def test_honest_statistics_are_left_alone():
     on, off = (run(FedAvg, five(), 10, safeguards=mode) for mode in ("on", "off"))
     assert {name: values.tolist() for name, values in on.items()} == {n: v.tolist() for n, v in off.items()}
 
 
-def test_a_personal_model_has_bounded_statistics_too() -> None:
+def test_a_personal_model_has_bounded_statistics_too():
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         arrays["norm.running_mean"][:] = 1e6
 
     assert abs(run(FedAMP, five(spoil), 3)["norm.running_mean"][0]) < 1.5
 
 
-def test_bounds_by_hand() -> None:
+def test_bounds_by_hand():
     # Changes 1, 2, 3, 100: median 2.5, spread median(1.5, .5, .5, 97.5) = 1, five of them: from −2.5 to 7.5.
     buffers = Buffers(np.arange(2), np.array([False, True]), np.zeros(2, bool))
     changes = [(i, np.array([value, value])) for i, value in enumerate((1.0, 2.0, 3.0, 100.0))]
@@ -166,7 +161,7 @@ def test_bounds_by_hand() -> None:
     assert changes[0][1].tolist() == [-3.5, 0.0]  # a counter isn't lowered
 
 
-def test_all_of_a_round_are_compared_and_between_rounds_the_last_of_32_clients() -> None:
+def test_all_of_a_round_are_compared_and_between_rounds_the_last_of_32_clients():
     buffers, usual = Buffers(np.arange(1), np.zeros(1, bool), np.zeros(1, bool)), UsualBuffers(3)
     changes = [(i, np.array([0.0 if i < 25 else 100.0])) for i in range(41)]
     usual.bound(buffers, changes)  # 25 of 41 say 0; of the last 32 it would be half
@@ -177,7 +172,7 @@ def test_all_of_a_round_are_compared_and_between_rounds_the_last_of_32_clients()
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=9), st.floats(-1e30, 1e30), st.integers(0, 2**16))
-def test_a_minority_of_liars_stays_near_the_honest(honest: list[float], lie: float, seed: int) -> None:
+def test_a_minority_of_liars_stays_near_the_honest(honest, lie, seed):
     liars = (len(honest) - 1) // 2
     changes = [(i, np.array([v])) for i, v in enumerate([*honest, *[lie] * liars])]
     UsualBuffers(3).bound(Buffers(np.arange(1), np.zeros(1, bool), np.zeros(1, bool)), changes)
@@ -186,7 +181,7 @@ def test_a_minority_of_liars_stays_near_the_honest(honest: list[float], lie: flo
     assert all(low <= change[0] <= high for _, change in changes)
 
 
-def test_a_resumed_run_goes_on_with_the_changes_it_knew() -> None:
+def test_a_resumed_run_goes_on_with_the_changes_it_knew():
     buffers = Buffers(np.arange(1), np.zeros(1, bool), np.zeros(1, bool))
     usual, again = UsualBuffers(3), UsualBuffers(3)
     usual.bound(buffers, [(i, np.array([float(i)])) for i in range(40)])
@@ -200,7 +195,7 @@ def test_a_resumed_run_goes_on_with_the_changes_it_knew() -> None:
     assert len(again) == 0
 
 
-def test_the_norm_bound_is_for_running_statistics_as_well() -> None:
+def test_the_norm_bound_is_for_running_statistics_as_well():
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         arrays["norm.running_mean"][:] = 3e6
         arrays["norm.running_var"][:] = 4e6
@@ -213,7 +208,7 @@ def test_the_norm_bound_is_for_running_statistics_as_well() -> None:
     assert bounded["weight"][0] == pytest.approx((0.5 / np.sqrt(0.5)) * 0.5, rel=1e-5)
 
 
-def test_a_jump_of_the_statistics_alone_is_shortened_and_marked() -> None:
+def test_a_jump_of_the_statistics_alone_is_shortened_and_marked():
     layout = Layout.of(record(model()))
     base = layout.to_vector(record(model()))
     local = Local(client(0), base.copy(), base, untrained=np.array([3.0, 5.0, 7.0]))
@@ -224,7 +219,7 @@ def test_a_jump_of_the_statistics_alone_is_shortened_and_marked() -> None:
     assert local.model.tolist() == base.tolist()
 
 
-def test_updates_wait_until_three_or_all_are_known_of_norms_and_of_buffers() -> None:
+def test_updates_wait_until_three_or_all_are_known_of_norms_and_of_buffers():
     one, none = (Buffers(np.arange(n), np.zeros(n, bool), np.zeros(n, bool)) for n in (1, 0))
     guards = safeguards("on", norm_ratio=2.0)
     for index in range(2):
@@ -239,9 +234,7 @@ def test_updates_wait_until_three_or_all_are_known_of_norms_and_of_buffers() -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_second_record_that_nobody_asked_for_refuses_the_reply(
-    kind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_record_that_nobody_asked_for_refuses_the_reply(kind, caplog):
     size = 2 << 20
 
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
@@ -260,7 +253,7 @@ def test_a_second_record_that_nobody_asked_for_refuses_the_reply(
 
 
 @pytest.mark.parametrize("beside", ["fields", "metrics"])
-def test_fields_and_metrics_count_too(beside: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_and_metrics_count_too(beside, caplog):
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         if beside == "fields":
             content["more"] = ConfigRecord({"text": "x" * (2 << 20)})
@@ -272,7 +265,7 @@ def test_fields_and_metrics_count_too(beside: str, caplog: pytest.LogCaptureFixt
     assert "left out client 4" in caplog.text
 
 
-def test_a_small_record_is_let_be_and_its_bytes_are_reported() -> None:
+def test_a_small_record_is_let_be_and_its_bytes_are_reported():
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         content["more"] = record({"zeros": np.zeros(1000, np.uint8)})
 
@@ -285,7 +278,7 @@ def test_a_small_record_is_let_be_and_its_bytes_are_reported() -> None:
     )
 
 
-def test_a_method_declares_what_its_clients_add() -> None:
+def test_a_method_declares_what_its_clients_add():
     class Adds(FedAvg):
         replies_beside = 3 << 20
 
@@ -299,9 +292,7 @@ def test_a_method_declares_what_its_clients_add() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_metrics_named_like_the_servers_own_have_a_prefix_and_the_servers_stay(
-    kind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metrics_named_like_the_servers_own_have_a_prefix_and_the_servers_stay(kind, caplog):
     names = [
         messages.PARTICIPANTS,
         messages.BYTES_UP,

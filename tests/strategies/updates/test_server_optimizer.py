@@ -15,8 +15,6 @@ from strategies import REGISTRY, FedAvg
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, make_optimizer
 from tests.selection import methods
 
-Make = Callable[..., Any]
-
 MODEL, FIRST, SECOND = np.array([1.0, -2.0]), np.array([0.5, -1.0]), np.array([1.0, 0.0])
 
 
@@ -26,12 +24,12 @@ def two_steps(name: str, lr: float) -> list[list[float]]:
     return [one.tolist(), optimizer.step(one, SECOND).tolist()]
 
 
-def test_sgd_by_hand() -> None:
+def test_sgd_by_hand():
     # 1 + .5·.5 = 1.25, −2 − .5·1 = −2.5; then 1.25 + .5·1 = 1.75, −2.5 + 0.
     assert two_steps("sgd", 0.5) == [[1.25, -2.5], [1.75, -2.5]]
 
 
-def test_momentum_by_hand() -> None:
+def test_momentum_by_hand():
     # v = (.5, −1), θ = (1, −2) + .5 v = (1.25, −2.5);
     # v = .9 (.5, −1) + (1, 0) = (1.45, −.9), θ = (1.25 + .725, −2.5 − .45).
     one, two = two_steps("momentum", 0.5)
@@ -54,21 +52,21 @@ def test_momentum_by_hand() -> None:
         ),  # up by .01 Δ² where Δ² is above v, down where below
     ],
 )
-def test_adaptive_steps_by_hand(name: str, first: list[float], second: list[float]) -> None:
+def test_adaptive_steps_by_hand(name, first, second):
     moments = zip(([0.05, -0.1], [0.145, -0.09]), (first, second), strict=True)
     steps = [0.1 * np.array(m) / (np.sqrt(v) + 0.001) for m, v in moments]
     expected = [MODEL + steps[0], MODEL + steps[0] + steps[1]]
     np.testing.assert_allclose(two_steps(name, 0.1), expected, rtol=1e-14)
 
 
-def test_yogis_second_moment_goes_both_ways_and_stays_where_it_is_reached() -> None:
+def test_yogis_second_moment_goes_both_ways_and_stays_where_it_is_reached():
     # v = 1: Δ² = 4 is above, v = 1 + .01·4; Δ² = .25 below, v = 1 − .01·.25; Δ² = 1 is v.
     v = make_optimizer("yogi", 1.0).second_moment(np.ones(3), np.array([4.0, 0.25, 1.0]))
     assert v == pytest.approx([1.04, 0.9975, 1.0], rel=1e-14)
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3).map(np.array), min_size=2, max_size=6))
-def test_sgd_with_rate_one_adds_the_updates_bit_for_bit(vectors: list[np.ndarray]) -> None:
+def test_sgd_with_rate_one_adds_the_updates_bit_for_bit(vectors):
     optimizer, model, expected = make_optimizer("sgd", 1.0), vectors[0], vectors[0]
     for update in vectors[1:]:
         model, expected = optimizer.step(model, update), expected + update
@@ -76,7 +74,7 @@ def test_sgd_with_rate_one_adds_the_updates_bit_for_bit(vectors: list[np.ndarray
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_no_argument_is_written_to(name: str) -> None:
+def test_no_argument_is_written_to(name):
     optimizer, model, update = make_optimizer(name, 0.3), MODEL.copy(), FIRST.copy()
     for _ in range(3):
         optimizer.step(model, update)
@@ -85,12 +83,12 @@ def test_no_argument_is_written_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_two_optimizers_share_no_state(name: str) -> None:
+def test_two_optimizers_share_no_state(name):
     make_optimizer(name, 0.3).step(MODEL, 100 * FIRST)
     assert two_steps(name, 0.3) == two_steps(name, 0.3)
 
 
-def test_an_unknown_optimizer_is_refused_with_what_is_allowed() -> None:
+def test_an_unknown_optimizer_is_refused_with_what_is_allowed():
     allowed = "allowed are sgd, momentum, adagrad, adam, amsgrad, yogi, fedexp$"
     with pytest.raises(ValueError, match=rf"^server_optimizer = 'lamb': {allowed}"):
         make_optimizer("lamb", 1.0)
@@ -99,8 +97,8 @@ def test_an_unknown_optimizer_is_refused_with_what_is_allowed() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "async-fedavg", "fedasync", "fadas"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_an_adaptive_step_is_short_where_nobody_says_how_long_it_is(
-    name: str, optimizer: str, federation: Make, model: Make, train_config: Make
-) -> None:
+    name, optimizer, federation, model, train_config
+):
     if optimizer == FEDEXP and name not in SUMS:
         return
     own, adaptive = (
@@ -132,8 +130,8 @@ def adam_by_hand(model: float, updates: Callable[[float], float], steps: int, lr
 
 
 def test_a_synchronous_strategy_hands_the_optimizer_the_weighted_sum(
-    federation: Make, model: Make, values_of: Make, train_config: Make
-) -> None:
+    federation, model, values_of, train_config
+):
     # Σ p_i Δ_i = −.5 (w − .25), by hand in test_round.py.
     strategy = FedAvg(FedAvg.Config(server_optimizer="adam", server_lr=0.1))
     result = strategy.start(federation(), model(1.0), num_rounds=3, train_config=train_config())
@@ -141,9 +139,7 @@ def test_a_synchronous_strategy_hands_the_optimizer_the_weighted_sum(
     assert values_of(result.arrays) == pytest.approx([expected], rel=1e-14)
 
 
-def test_a_robust_rule_hands_it_its_result(
-    federation: Make, model: Make, values_of: Make, train_config: Make
-) -> None:
+def test_a_robust_rule_hands_it_its_result(federation, model, values_of, train_config):
     # Δ = 1, .5, −1 at w = 1; the median is client 1's, −.5 (w − 2): .5, then 1.25 → .375. v = .5, .45 + .375.
     strategy = FedAvg(
         FedAvg.Config(
@@ -154,9 +150,7 @@ def test_a_robust_rule_hands_it_its_result(
     assert values_of(result.arrays) == pytest.approx([1.25 + 0.5 * 0.825], rel=1e-14)
 
 
-def test_it_acts_on_the_sum_with_its_noise(
-    federation: Make, model: Make, values_of: Make, train_config: Make
-) -> None:
+def test_it_acts_on_the_sum_with_its_noise(federation, model, values_of, train_config):
     def moved(**options: Any) -> float:
         strategy = FedAvg(
             FedAvg.Config(client_weights="uniform", dp="central", dp_clipping_norm=9.0, seed=1, **options)
@@ -170,9 +164,7 @@ def test_it_acts_on_the_sum_with_its_noise(
     assert scaled == pytest.approx(0.25 * plain, rel=1e-12)
 
 
-def test_a_round_with_no_valid_reply_takes_no_step(
-    federation: Make, model: Make, values_of: Make, train_config: Make
-) -> None:
+def test_a_round_with_no_valid_reply_takes_no_step(federation, model, values_of, train_config):
     grid = federation()
 
     def break_and_mend(progress: Any) -> None:
@@ -189,8 +181,8 @@ def test_a_round_with_no_valid_reply_takes_no_step(
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != FEDEXP])  # a mean: see below
 def test_flowers_own_loop_steps_alike_and_a_second_run_begins_anew(
-    name: str, federation: Make, model: Make, same_bytes: Make, train_config: Make
-) -> None:
+    name, federation, model, same_bytes, train_config
+):
     options: dict[str, Any] = {"num_rounds": 4, "timeout": 10.0, "train_config": train_config(2)}
     strategy = FedAvg(FedAvg.Config(server_optimizer=name, server_lr=0.3))
     runs: list[ArrayRecord] = [
@@ -203,9 +195,7 @@ def test_flowers_own_loop_steps_alike_and_a_second_run_begins_anew(
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_no_optimizer_is_without_effect_on_any_strategy(
-    name: str, federation: Make, model: Make, train_config: Make
-) -> None:
+def test_no_optimizer_is_without_effect_on_any_strategy(name, federation, model, train_config):
     # amsgrad is adam until updates shrink: the test below has enough of them for that.
     possible = [other for other in OPTIMIZERS if other != "amsgrad" and (other != FEDEXP or name in SUMS)]
     finals = set()
@@ -223,7 +213,7 @@ def test_no_optimizer_is_without_effect_on_any_strategy(
 SUMS = methods("has_rounds", "steps_by_plain_sum")
 
 
-def test_the_less_updates_agree_the_further_they_go_by_hand(go_fedexp: Callable[..., Any]) -> None:
+def test_the_less_updates_agree_the_further_they_go_by_hand(go_fedexp):
     # p = (1, 2, 5)/8, Δ = (1, .5, −1) at w = 1: Δ̄ = −3/8, Σ p Δ² = (1 + .5 + 5)/8 = .8125.
     first = 1 - 0.375 * (0.8125 / (2 * (0.375**2 + 1e-3)))
     deltas = [0.5 * (c - first) for c in (3.0, 2.0, -1.0)]
@@ -240,7 +230,7 @@ def test_the_less_updates_agree_the_further_they_go_by_hand(go_fedexp: Callable[
 
 
 @pytest.fixture
-def go_fedexp(federation: Make, model: Make, train_config: Make, values_of: Make) -> Callable[..., Any]:
+def go_fedexp(federation, model, train_config, values_of):
     def run(rounds: int, centres: Any = (3.0, 2.0, -1.0), **options: Any) -> list[float]:
         seen: list[float] = []
         strategy = FedAvg(
@@ -255,9 +245,7 @@ def go_fedexp(federation: Make, model: Make, train_config: Make, values_of: Make
     return run
 
 
-def test_a_round_without_replies_leaves_the_mean_as_it_is(
-    federation: Make, model: Make, train_config: Make, values_of: Make
-) -> None:
+def test_a_round_without_replies_leaves_the_mean_as_it_is(federation, model, train_config, values_of):
     grid, seen = federation(), []
 
     def spoil_from_the_second(progress: Any) -> None:
@@ -272,7 +260,7 @@ def test_a_round_without_replies_leaves_the_mean_as_it_is(
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name not in SUMS])
-def test_where_no_round_is_summed_fedexp_is_refused(name: str) -> None:
+def test_where_no_round_is_summed_fedexp_is_refused(name):
     with pytest.raises(ValueError, match=r"^server_optimizer = 'fedexp': .*; allowed are sgd, .*, yogi$"):
         REGISTRY[name](REGISTRY[name].Config(server_optimizer=FEDEXP))
 
@@ -284,7 +272,7 @@ def test_where_no_round_is_summed_fedexp_is_refused(name: str) -> None:
         {"dp": "central", "client_weights": "uniform"},
     ],
 )
-def test_where_there_is_no_sum_to_look_at_fedexp_is_refused(options: dict[str, Any]) -> None:
+def test_where_there_is_no_sum_to_look_at_fedexp_is_refused(options):
     with pytest.raises(
         ValueError, match=r"^server_optimizer = 'fedexp': .*(there is no sum|would tell of the data)"
     ):
@@ -292,8 +280,8 @@ def test_where_there_is_no_sum_to_look_at_fedexp_is_refused(options: dict[str, A
 
 
 def test_in_flowers_own_loop_it_says_that_the_result_is_the_last_model(
-    federation: Make, model: Make, train_config: Make, values_of: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+    federation, model, train_config, values_of, caplog
+):
     strategy = FedAvg(server_optimizer=FEDEXP)
     result = Strategy.start(strategy, federation(), model(1.0), num_rounds=1, train_config=train_config())
     assert values_of(result.arrays) == pytest.approx(
