@@ -122,6 +122,7 @@ from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
+from strategies.flower.kept import keeps_frozen
 from strategies.flower.namesakes import warn_of_namesakes
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
@@ -249,6 +250,7 @@ __all__ = [
     "VirtualClock",
     "WallClock",
     "compresses",
+    "keeps_frozen",
     "make_availability",
     "messages",
     "parameter",

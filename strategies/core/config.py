@@ -12,6 +12,7 @@ from strategies.clients.client_metrics import MetricsAggregation
 from strategies.clients.graph import FLOOR
 from strategies.core.parameters import check_parameters, parameter, parameters_of
 from strategies.flower import messages
+from strategies.flower.kept import Trained
 from strategies.timing import availability, time_scenario
 from strategies.timing.availability import ALWAYS
 from strategies.updates import compressors
@@ -346,6 +347,10 @@ class FlowerOptions:
     untrained : str, or sequence of str
         Patterns of the names of arrays that aren't trained, beside all that hold whole numbers: they are averaged,
         whatever the method does with the others.
+    trained : str, or sequence of str, or callable, optional
+        Patterns of the names of the arrays that are trained, or a function that returns True for such a name. Only
+        these travel, and buffers whose name matches ``untrained``; each client is sent the others once, and keeps
+        them by the mod ``keeps_frozen``. By default all arrays are trained.
     """
 
     min_available_nodes: int = 0
@@ -359,6 +364,7 @@ class FlowerOptions:
     train_metrics_aggr_fn: MetricsAggregation | None = None
     evaluate_metrics_aggr_fn: MetricsAggregation | None = None
     untrained: tuple[str, ...] = UNTRAINED
+    trained: Trained | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.fraction_evaluate <= 1:
@@ -471,9 +477,10 @@ def _changed(
     # As in Flower, nothing begins before so many are there.
     least = max(made.min_clients, *(given.get(key, 0) for key in ("min_train_nodes", "min_evaluate_nodes")))
     others = {key: value for key, value in options.items() if key in flower}
-    if "untrained" in others:
-        patterns = others["untrained"]
-        others["untrained"] = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for key in ("untrained", "trained"):
+        patterns = others.get(key)
+        if patterns is not None and not callable(patterns):
+            others[key] = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     return replace(made, min_clients=least), replace(keywords, **others)
 
 

@@ -88,7 +88,8 @@ class Receiver:
         run, compressed = self._run, self._compressed
         reader = None if compressed is None else compressed.reader(run.layout)
         model = max(run.layout.most_bytes, 0 if reader is None else reader.num_bytes)
-        return model + run.beside_bytes + self._replies_beside + messages.MOST_BESIDE
+        frozen = 0 if run.kept is None else run.kept.most_bytes  # a client may send the whole model
+        return model + frozen + run.beside_bytes + self._replies_beside + messages.MOST_BESIDE
 
     def _trained_on_more(self, client: Client, said: float) -> None:
         """Warn once of a client that trains on more examples than it described; without safeguards it counts."""

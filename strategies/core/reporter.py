@@ -128,9 +128,10 @@ class Reporter:
             collected[messages.BYTES_KEPT] = kept
         clients: Mapping[str, list[float]] = {}
         by_server: Mapping[str, Any] = {}
+        whole = self._run.whole(result.arrays)
         if shares is not None:
             self._run.evaluated = aggregation
-            if evaluate_fn and (evaluated := evaluate_fn(aggregation, result.arrays)) is not None:
+            if evaluate_fn and (evaluated := evaluate_fn(aggregation, whole)) is not None:
                 result.evaluate_metrics_serverapp[aggregation] = evaluated
                 collected.update(evaluated)
                 by_server = evaluated
@@ -149,9 +150,7 @@ class Reporter:
             self._log_line(aggregation, scalars)
         else:
             now, names = self._run.pace.now(), self._roster.names
-            self.observer(
-                Progress(aggregation, now, result.arrays, scalars, shares is not None, clients, names)
-            )
+            self.observer(Progress(aggregation, now, whole, scalars, shares is not None, clients, names))
 
     def _of_clients(
         self, clients: Mapping[str, list[float]], collected: dict[str, Any]

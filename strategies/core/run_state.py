@@ -22,6 +22,7 @@ from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
 from strategies.flower.frozen import FrozenArrays, FrozenGrid
 from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
+from strategies.flower.kept import KeptArrays, kept_parts
 from strategies.timing.scheduler import Scheduler
 from strategies.updates.buffers import Buffers
 from strategies.updates.server_optimizer import ServerOptimizer
@@ -84,7 +85,9 @@ class RunState:
     grid : Grid, optional
         Where the clients are, once the run has begun.
     frozen : FrozenArrays, optional
-        The arrays of clients' models that are none of this model's, as they never change.
+        The arrays of clients' models that are none of this model's, as they never change; clients build them.
+    kept : KeptArrays, optional
+        The same, where ``trained`` says what is trained; clients are sent them once.
     stopped : callable
         Asked at every poll; True ends the run with the last complete aggregation.
     timeout : float
@@ -160,6 +163,7 @@ class RunState:
         self._resumed: State | None = None
         self.grid: Grid | None = None
         self.frozen: FrozenArrays | None = None
+        self.kept: KeptArrays | None = None
         self.timeout = 3600.0
         self.clients: list[Client] = []
         self.own_loop = False
@@ -200,11 +204,42 @@ class RunState:
 
     def sending(self, grid: Grid) -> Grid:
         """Return the grid that sends frozen arrays to the clients that need them; the same if there are none."""
-        return grid if self.frozen is None else FrozenGrid(grid, self.frozen, self.flower.configrecord_key)
+        frozen = self.kept or self.frozen
+        return grid if frozen is None else FrozenGrid(grid, frozen)
 
-    def take_frozen_bytes(self) -> int:
-        """Return the bytes of requests that were sent once more, with frozen arrays, since the last call."""
-        return 0 if self.frozen is None else self.frozen.take_bytes()
+    def take_frozen_bytes(self) -> tuple[int, int]:
+        """Return the bytes of frozen arrays that were sent and received since the last call."""
+        frozen = self.kept or self.frozen
+        return (0, 0) if frozen is None else frozen.take_bytes()
+
+    def travelling(self, initial_arrays: ArrayRecord) -> ArrayRecord:
+        """Return the initial arrays of the run's model: all, or those that travel where ``trained`` names some.
+
+        Raises
+        ------
+        ValueError
+            If ``trained`` names no array.
+        RunError
+            If the state to resume has other frozen arrays.
+        """
+        self.kept, flower = None, self.flower
+        if flower.trained is None:
+            return initial_arrays
+        parts, nodes = kept_parts(initial_arrays, flower.trained, flower.untrained, self._resumed)
+        if not parts.frozen:
+            log.info("trained: names all arrays of the model, so that all of them travel")
+            return initial_arrays
+        self.kept = KeptArrays(parts, flower.keys, self.warn_once, nodes)
+        log.info(
+            "trained: %d of %d arrays travel; the others are sent once to each client with the mod keeps_frozen",
+            len(parts.travels),
+            len(parts.arrays),
+        )
+        return ArrayRecord({name: initial_arrays[name] for name in parts.travels})
+
+    def whole(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the whole model of its arrays that travel."""
+        return arrays if self.kept is None else self.kept.whole(arrays)
 
     def central_noise(self, number: int) -> np.random.Generator:
         """Return the generator of an aggregation's central noise: unpredictable, unless the run is to be repeated."""
@@ -231,6 +266,7 @@ class RunState:
             "model": flat(self.result.arrays),
             **self.pace.state(),
             **self.memory.state(),
+            **({} if self.kept is None else self.kept.state()),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -321,10 +357,9 @@ class RunState:
         return self.best is not None and bool(self.best.over)
 
     def outcome(self, result: Result) -> Result:
-        """Return the result of the whole run: with the best model, where that is kept."""
-        if self.best is None or self.best.arrays is None:
-            return result
-        return replace(result, arrays=self.best.arrays)
+        """Return the result of the whole run: the whole model, and the best one, where that is kept."""
+        best = None if self.best is None else self.best.arrays
+        return replace(result, arrays=self.whole(result.arrays if best is None else best))
 
     def warn_once(self, text: str, *values: object) -> None:
         """Log a warning only once in a run."""

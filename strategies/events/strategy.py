@@ -404,6 +404,7 @@ class AsynchronousStrategy(FederatedStrategy):
         if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
         run, ledger = self.run, self.ledger
+        initial_arrays = run.travelling(initial_arrays)
         grid = run.sending(packing(grid, self.receiver.most_bytes))
         self._mail, self.total = Mail(grid, timeout, run.stopped), num_rounds
         self._train_config = ConfigRecord() if train_config is None else train_config
@@ -794,7 +795,8 @@ class AsynchronousStrategy(FederatedStrategy):
         In real time the clients' evaluation of this model is waited for only if it is the ``last``.
         """
         run, since = self.run, self.ledger.since
-        since.bytes_down += self.run.take_frozen_bytes()
+        sent, received = self.run.take_frozen_bytes()
+        since.bytes_down, since.bytes_up = since.bytes_down + sent, since.bytes_up + received
         metrics, of_training = since.metrics(), since.metrics_of_clients()
         if (function := run.flower.train_metrics_aggr_fn) is not None and since.contents:
             of_training |= dict(function(since.contents, run.flower.weighted_by_key))

@@ -1,16 +1,18 @@
 """Frozen arrays: what of a model never changes, and is sent to a client only where the client doesn't have it.
 
 A request to train or to evaluate has the arrays that change, and in its fields a digest of those that don't
-(``messages.FROZEN``). A client that doesn't have arrays of this digest, built by itself or kept from before, answers
-with an error (``messages.NEEDS_FROZEN``). The request is then sent once more, with the frozen arrays in a record
-``messages.FROZEN`` beside the model, and the client keeps them. Strategies see the reply to the second request as
-that to the first.
+(``messages.FROZEN``). A client that doesn't have arrays of this digest answers with an error
+(``messages.NEEDS_FROZEN``), and the request is sent once more, with them. Strategies see the reply to the second
+request as that to the first.
+
+Clients may be able to build the frozen arrays (``FrozenArrays``), or be sent them (``strategies/flower/kept.py``).
 """
 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -20,22 +22,46 @@ from strategies.flower.grids import GridAround
 from strategies.flower.internals import as_reply_to
 
 
+class Frozen(Protocol):
+    """Frozen arrays, and how they come to clients."""
+
+    def outgoing(self, message: Message) -> Message:
+        """Return the message in place of one with a model, and note the bytes of what it has more."""
+        ...
+
+    def again(self, request: Message) -> RecordDict:
+        """Return the content of a request that is sent once more, with the frozen arrays."""
+        ...
+
+    def incoming(self, reply: Message) -> Message:
+        """Return the reply as strategies see it."""
+        ...
+
+    def note_sent(self, num_bytes: int) -> None:
+        """Note the bytes of a request that was sent once more."""
+        ...
+
+
 @dataclass
 class FrozenArrays:
-    """The frozen arrays of a run's model.
+    """The frozen arrays of a model that clients build by themselves, and ask for where they build another.
 
     Attributes
     ----------
     digest : str
         Of their names, types, shapes and values.
     make : callable
-        Returns the record in which they are sent; called once, and only if a client needs them.
+        Returns the record in which they are sent, as ``messages.FROZEN`` beside the model; called once, and only if a
+        client needs them.
+    config_key : str
+        Name of the record of fields.
     bytes_sent : int
         Bytes of the requests that were sent once more, since they were last counted.
     """
 
     digest: str
     make: Callable[[], ArrayRecord]
+    config_key: str = messages.CONFIG
     bytes_sent: int = 0
 
     @cached_property
@@ -43,10 +69,27 @@ class FrozenArrays:
         """The record in which they are sent."""
         return self.make()
 
-    def take_bytes(self) -> int:
-        """Return the bytes that were sent since the last call."""
+    def outgoing(self, message: Message) -> Message:
+        """Name the frozen arrays in a message's fields."""
+        name_in(message.content, self.config_key, {messages.FROZEN: self.digest})
+        return message
+
+    def again(self, request: Message) -> RecordDict:
+        """Return a request's content with the frozen arrays beside the model."""
+        return RecordDict({**request.content, messages.FROZEN: self.record})
+
+    def incoming(self, reply: Message) -> Message:
+        """Return the reply."""
+        return reply
+
+    def note_sent(self, num_bytes: int) -> None:
+        """Note the bytes of a request that was sent once more."""
+        self.bytes_sent += num_bytes
+
+    def take_bytes(self) -> tuple[int, int]:
+        """Return the bytes that were sent and received beside the travelling arrays since the last call."""
         size, self.bytes_sent = self.bytes_sent, 0
-        return size
+        return size, 0
 
 
 class FrozenGrid(GridAround):
@@ -56,24 +99,23 @@ class FrozenGrid(GridAround):
     ----------
     grid : Grid
         The Grid that sends the messages to the nodes.
-    frozen : FrozenArrays
+    frozen : Frozen
         The run's.
-    config_key : str
-        Name of the record of fields.
     """
 
-    def __init__(self, grid: Grid, frozen: FrozenArrays, config_key: str = messages.CONFIG) -> None:
-        self.grid, self.frozen, self._config_key = grid, frozen, config_key
+    def __init__(self, grid: Grid, frozen: Frozen) -> None:
+        self.grid, self.frozen = grid, frozen
         self._sent: dict[str, Message] = {}  # requests that haven't been answered, by id
         self._again: dict[str, str] = {}  # by the id of a request, that of the one in its place
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; return the ids of those that could be stored."""
-        outgoing = [self._naming(message) for message in messages]
+        given = list(messages)
+        outgoing = [self.frozen.outgoing(each) if _has_model(each) else each for each in given]
         stored = list(self.grid.push_messages(outgoing))
         now = time.time()
         self._sent = {name: each for name, each in self._sent.items() if _expiry(each) > now}
-        self._sent |= {each.metadata.message_id: each for each in outgoing if _has_model(each)}
+        self._sent |= {each.metadata.message_id: each for each in given if _has_model(each)}
         return stored
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -86,27 +128,26 @@ class FrozenGrid(GridAround):
             first = self._again.pop(name, None) is None
             if first and request is not None and _needs_frozen(reply) and self._send_again(name, request):
                 continue
-            found.append(reply if first else as_reply_to(reply, name))
+            seen = reply if request is None else self.frozen.incoming(reply)
+            found.append(seen if first else as_reply_to(seen, name))
         return found
-
-    def _naming(self, message: Message) -> Message:
-        """Return a message whose fields name the frozen arrays, if it has a model."""
-        if _has_model(message):
-            fields = message.content.get(self._config_key)
-            known = fields if isinstance(fields, ConfigRecord) else {}
-            message.content[self._config_key] = ConfigRecord({**known, messages.FROZEN: self.frozen.digest})
-        return message
 
     def _send_again(self, name: str, request: Message) -> bool:
         """Send a request once more, with the frozen arrays; return True if it could be stored."""
-        content = RecordDict({**request.content, messages.FROZEN: self.frozen.record})
         old = request.metadata
+        content = self.frozen.again(request)
         again = Message(content, old.dst_node_id, old.message_type, ttl=old.ttl, group_id=old.group_id)
         if not list(self.grid.push_messages([again])):
             return False
         self._again[name], self._sent[name] = again.metadata.message_id, request
-        self.frozen.bytes_sent += messages.total_bytes(again)
+        self.frozen.note_sent(messages.total_bytes(again))
         return True
+
+
+def name_in(content: RecordDict, config_key: str, fields: dict[str, str | list[str]]) -> None:
+    """Add fields to a message's record of fields."""
+    known = content.get(config_key)
+    content[config_key] = ConfigRecord({**(known if isinstance(known, ConfigRecord) else {}), **fields})
 
 
 def _has_model(message: Message) -> bool:

@@ -66,6 +66,7 @@ UNTRAINED: Final = "strategies.untrained"  # but for arrays of these names, patt
 FROZEN: Final = (
     "strategies.frozen"  # digest of arrays that aren't sent, and a record of them (flower/frozen.py)
 )
+TRAVELS: Final = "strategies.travels"  # names of the arrays of a whole model that travel (flower/kept.py)
 PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
 UNDER_WAY: Final = "strategies.under-way"  # in requests to evaluate: the client's task that isn't over yet
 KEPT_FOR: Final = (

@@ -175,6 +175,7 @@ class SynchronousStrategy(FederatedStrategy):
         Result
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
+        initial_arrays = self.run.travelling(initial_arrays)
         grid = self.run.sending(packing(grid, self.receiver.most_bytes))
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
@@ -363,7 +364,8 @@ class SynchronousStrategy(FederatedStrategy):
         self, current: Round, weights: Sequence[float], total: Gathered, apart: Untrained
     ) -> Outcome:
         """Enter a round in the accounts, and make the next model of its sum; None if no reply is valid."""
-        current.bytes_down += self.run.take_frozen_bytes()
+        sent, received = self.run.take_frozen_bytes()
+        current.bytes_down, current.bytes_up = current.bytes_down + sent, current.bytes_up + received
         metrics = current.told(clipped=self.receiver.bounds_updates)
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))
@@ -446,6 +448,8 @@ class SynchronousStrategy(FederatedStrategy):
                 f"compression = {config.compression!r}: {loop.who} can't read compressed updates; allowed is none, "
                 f"or {loop.instead}"
             )
+        if run.flower.trained is not None:
+            raise RunError(f"trained: {loop.who} sends whole models; allowed is none, or {loop.instead}")
         if run.best is not None:
             raise RunError(
                 f"keep = {self.config.keep!r}, stop_at = {self.config.stop_at!r}, patience = {self.config.patience}: "

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, pack, unpack
+from strategies.flower.kept import split_as_asked
 from strategies.updates.buffers import UNTRAINED, untrained_names, untrained_positions
 from strategies.updates.compression_residual import keep_left_out, left_out_before
 from strategies.updates.compressors import NONE, Code, Sizes, code_of
@@ -229,7 +230,12 @@ class _Asked:
 
         A model that isn't finite, or has another layout, is not compressed: the server refuses it with the reason.
         """
-        name, layout = str(self.fields[messages.COMPRESSION]), Layout.of(self.sent)
+        name, sent = str(self.fields[messages.COMPRESSION]), self.sent
+        if messages.TRAVELS in self.fields and reply.has_content():  # the request has the whole model
+            split_as_asked(self.fields, sent, reply, self.key)
+            travels: list[str] = self.fields[messages.TRAVELS]  # type: ignore[assignment]
+            sent = ArrayRecord({each: sent[each] for each in travels})
+        layout = Layout.of(sent)
         try:
             compression = compressing(name, layout, self.fields[messages.UNTRAINED])  # type: ignore[arg-type]
         except ValueError as error:  # a newer server may know more compressors
@@ -238,7 +244,7 @@ class _Asked:
         if compression is None or trained is None:
             return reply
         try:
-            base, model = layout.to_vector(self.sent), layout.to_vector(trained)
+            base, model = layout.to_vector(sent), layout.to_vector(trained)
         except ArraysMismatchError:
             return reply
         places = compression.trained

@@ -100,6 +100,35 @@ def with_strategy(name: str, strategy: str, folder: Path) -> Path:
     return copied
 
 
+def with_trained_head(folder: Path, mods: str) -> Path:
+    """Copy the app pytorch_fedfix into a folder, and let its last layer alone be trained and travel; return the copy.
+
+    ``mods`` are its clients'. It prints the bytes of each round.
+    """
+    copied = with_strategy("pytorch_fedfix", "fedavg", folder)
+    changes = {
+        "server_app.py": {
+            "FedAvg()": "FedAvg(trained='layers.3.*')",
+            "    last = ": "    told = result.train_metrics_clientapp\n"
+            "    print('Bytes', [[m['bytes-down'], m['bytes-up']] for m in told.values()])\n    last = ",
+        },
+        "client_app.py": {
+            "app = ClientApp()": f"from strategies import compresses, keeps_frozen, reads_packed\n\n"
+            f"app = ClientApp(mods=[{mods}])",
+            "    data, _ = ": "    for name, values in model.named_parameters():\n"
+            "        values.requires_grad_(name.startswith('layers.3.'))\n    data, _ = ",
+        },
+    }
+    for name, pairs in changes.items():
+        path = copied / "pytorch_fedfix" / name
+        code = path.read_text("utf-8")
+        for old, new in pairs.items():
+            assert code.count(old) == 1, old
+            code = code.replace(old, new)
+        path.write_text(code)
+    return copied
+
+
 def accuracy_in(output: str) -> float:
     """Return the last accuracy that an app has printed."""
     found = re.findall(r"Accuracy on the clients: ([\d.]+)", output)

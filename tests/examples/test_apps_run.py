@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
@@ -10,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from flwr.app import ArrayRecord
 
 from strategies import REGISTRY
+from strategies.flower import messages
 from tests.end_to_end.processes import (
     ROOT,
     command_of,
@@ -171,6 +174,48 @@ def test_another_strategy_on_a_superlink(name, strategy, link, tmp_path):
     assert "Accuracy on the clients" in output, output
     silent = strategy in ("fedprox", "feddyn", "fedamp")
     assert output.count("clients don't say that their local steps go by proximal-mu") == silent
+
+
+MODS = "reads_packed, compresses, keeps_frozen"
+# What travels of examples/pytorch_fedfix: its last layer, and the running statistics.
+HEAD = (
+    "layers.1.running_mean",
+    "layers.1.running_var",
+    "layers.1.num_batches_tracked",
+    "layers.3.weight",
+    "layers.3.bias",
+)
+
+
+def bytes_in(output: str) -> tuple[list[list[int]], int, int]:
+    """Return the bytes of each round, down and up, that an app has printed, those of the head and of the model."""
+    whole = ArrayRecord(apps.module("pytorch_fedfix", "task").Net().state_dict())
+    head = sum(len(whole[name].data) for name in HEAD)
+    found = re.findall(r"Bytes (\[\[.*\]\])", output)
+    assert found, output
+    return json.loads(found[-1]), head, messages.num_bytes(whole)
+
+
+@pytest.mark.parametrize("mods", [MODS, ""], ids=["keeps", "stock"])
+def test_what_is_trained_travels_on_a_superlink(mods, link, tmp_path):
+    output, status = link.run(apps.with_trained_head(tmp_path, mods))
+    assert status == "finished:completed", output
+    rounds, head, whole = bytes_in(output)
+    first = [2 * whole, 2 * (head if mods else whole)]
+    assert rounds == [first, *([[2 * head, 2 * head]] if mods else [first]) * 2]
+    assert output.count("doesn't keep the arrays that aren't trained") == (not mods)
+
+
+def test_what_is_trained_travels_in_a_simulation(tmp_path, free_port):
+    port = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port)}
+    with home_of_processes(tmp_path / "flower") as home:
+        federation = "num-supernodes=3 client-resources-num-cpus=1 client-resources-num-gpus=0.0"
+        app = apps.with_trained_head(tmp_path, MODS)
+        output = flwr_run(
+            app, home, "--federation-config", federation, config={"num-server-rounds": 3}, **port
+        )
+    rounds, head, whole = bytes_in(output)
+    assert rounds == [[3 * whole, 3 * head], *[[3 * head, 3 * head]] * 2]
 
 
 def test_the_cells_are_other_than_the_apps_own():
