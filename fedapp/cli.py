@@ -14,7 +14,14 @@ from typing import Annotated, Any
 
 import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+# The groups of commands in help, in this order; commands of other distributions are RESEARCH.
+RUN, LOOK, RESEARCH = "Run", "Look", "Research"
+GROUPS = {
+    RUN: ("run", "sweep", "deploy"),
+    LOOK: ("list", "compare", "report", "timeline", "keys", "methods"),
+}
 
 # Commands whose modules take seconds to import: ``module:function``, or the Typer of a group of commands.
 IMPORTED_WHEN_CALLED = {
@@ -27,11 +34,13 @@ IMPORTED_WHEN_CALLED = {
 HIDDEN = ("runs",)
 
 
-class CommandOfModule(click.Command):
+class CommandOfModule(TyperCommand):
     """A command that is imported when it is called; its help in the list of commands is read from its source."""
 
     def __init__(self, name: str, target: str) -> None:
-        super().__init__(name, help=_docstring(target), hidden=name in HIDDEN)
+        super().__init__(
+            name, help=_docstring(target), hidden=name in HIDDEN, rich_help_panel=_group_of(name)
+        )
         self.target = target
 
     def make_context(
@@ -46,7 +55,8 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order in which help shows them."""
-        return list(dict.fromkeys([*IMPORTED_WHEN_CALLED, *self.commands, *_of_others()]))
+        grouped = [name for names in GROUPS.values() for name in names]
+        return list(dict.fromkeys([*grouped, *IMPORTED_WHEN_CALLED, *_of_others()]))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command by its name."""
@@ -57,6 +67,10 @@ class Commands(TyperGroup):
         for name, each in {**IMPORTED_WHEN_CALLED, **_of_others()}.items():  # the nearest is suggested
             self.add_command(CommandOfModule(name, each))
         return None
+
+
+def _group_of(name: str) -> str:
+    return next((group for group, names in GROUPS.items() if name in names), RESEARCH)
 
 
 @cache
@@ -123,6 +137,7 @@ def commands(
 
 @app.command(
     "run",
+    rich_help_panel=RUN,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
 )
@@ -135,7 +150,7 @@ def run_command(context: typer.Context) -> None:
     raise SystemExit(command.run(command.parser_of("fedapp run", description).parse_args(context.args)))
 
 
-@app.command("report")
+@app.command("report", rich_help_panel=LOOK)
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs, or of one run each")],
     out: Annotated[
@@ -150,7 +165,7 @@ def report_command(
     report(runs, out, live=live, port=port)
 
 
-@app.command("timeline")
+@app.command("timeline", rich_help_panel=LOOK)
 def timeline_command(
     run: Annotated[Path, typer.Argument(help="folder of a run, also of an earlier version")],
     since: Annotated[
@@ -175,7 +190,7 @@ def timeline_command(
     print(path.absolute())
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def keys(
     names: Annotated[
         list[str] | None,
@@ -210,7 +225,7 @@ def keys(
         raise SystemExit(f"error: {error}") from None
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def methods(
     names: Annotated[
         list[str] | None,

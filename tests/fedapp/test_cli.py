@@ -51,6 +51,15 @@ def test_everyday_keys_come_first_and_topics_and_all_of_them_when_asked():
     assert run("keys", "--all", "lr").exit_code == 1
 
 
+def test_help_groups_what_runs_what_looks_and_research_in_this_order():
+    shown = re.findall(r"^╭─ (Run|Look|Research|Commands)|^│ ([a-z]+)  ", run("--help").output, re.MULTILINE)
+    assert ["".join(each) for each in shown] == [
+        *("Run", "run", "sweep", "deploy"),
+        *("Look", "list", "compare", "report", "timeline", "keys", "methods"),
+        *("Research", "attacks", "bounds", "graph", "map", "reproduce"),
+    ]
+
+
 def test_no_such_key_and_all_as_markdown():
     done = run("keys", "learning-rate")
     assert (done.exit_code, done.output.startswith("error: unknown key 'learning-rate'")) == (1, True)

@@ -279,3 +279,24 @@ def test_shares_of_time_by_hand(tmp_path):
     assert by_machine is not None
     assert (by_machine.parts, by_machine.absences, len(by_machine.away[0])) == (False, False, 0)
     assert by_machine.clients.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("most", "bins"), [(30, 20), (100, 80)])
+def test_the_share_at_work_of_equal_rounds_does_not_swing(tmp_path: Path, most: int, bins: int) -> None:
+    """40 rounds of 1 s: two clients work 1 s and 0.5 s of each; a bin holds two rounds, or half of one."""
+    file = TasksFile(tmp_path)
+    file.add(
+        [
+            TaskSpan(client, float(at), at + 1 / (client + 1), at, at + 1.0, "accepted", None, None)
+            for at in range(40)
+            for client in range(2)
+        ]
+    )
+    file.publish(last=True)
+    found = read_activity(tmp_path)
+    assert found is not None
+    edges = found.bins(most)
+    working = found.shares(np.zeros(2, np.int64), edges)[WORKING][0]
+    assert len(working) == bins
+    halves = working if bins == 20 else working.reshape(40, 2).mean(1)
+    assert halves == pytest.approx(0.75)

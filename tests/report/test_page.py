@@ -354,6 +354,10 @@ def test_a_browser_draws_it_all(browser: Any, tmp_path: Path, scheme: str, width
     )
     assert len(boxes) > 8
     assert all(boxes)
+    drawn = "document.querySelector('#{} .plot').layout"
+    assert page.evaluate(drawn.format("partition") + ".yaxis.dtick") == 1  # ticks at whole classes
+    axes = [page.evaluate(drawn.format(name) + ".xaxis.range") for name in ("fleet", "tasks")]
+    assert axes[0] == axes[1]
     assert errors == []
 
 
