@@ -61,11 +61,9 @@ Counting = Annotated[int, Field(description="a whole number >= 1", ge=1, le=LARG
 Thousands = Annotated[int, Field(description="a whole number from 0 to 1000000", ge=0, le=10**6)]
 Port = Annotated[int, Field(description="a whole number from 0 to 65535", ge=0, le=65535)]
 Threads = Annotated[int, Field(description="a whole number from 0 to 1024", ge=0, le=1024)]
-Moderate = Annotated[float, Field(description="a number from 1e-6 to 1e6", ge=1e-6, le=1e6)]
 ZeroOrModerate = Annotated[
     float, Field(description="0, or a number in [1e-06, 1e+06]", ge=0, le=1e6), AfterValidator(_not_tiny)
 ]
-UpToAHundred = Annotated[float, Field(description="a number from 0 to 100", ge=0, le=100)]
 Flag = Annotated[bool, Field(description="true or false")]
 Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]
 

@@ -1,8 +1,8 @@
 """The graph of a federated network: clients are nodes, and the weight of an edge is the similarity of their data.
 
 From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): direction (its *message*) → misalignment → adjacency →
-Laplacian → homogeneity, the weights p_ij and p_i, and the lognormal model with its propositions. Pure functions
-in float64; C is the number of clients. An invalid argument raises a ValueError that names the argument.
+Laplacian → homogeneity, the weights p_i and p_ij / p_i with p_ij = A_ij / (1ᵀ A 1), and the lognormal model. Pure
+functions in float64; C is the number of clients. An invalid argument raises a ValueError that names the argument.
 
     A = sparsify(adjacency(misalignment(directions)), k=10)
     p = client_weights(A)                    # weights of the aggregation, (C,)
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Matrix = NDArray[np.float64]
-Bounds = tuple[float, float]
 
 FLOOR = 1e-12
 """Default ε: a smaller misalignment counts as ε, so that clients with equal data have A_ij = −ln ε ≈ 27.6."""
@@ -117,23 +116,6 @@ def homogeneity(A: ArrayLike) -> float:
     return float(A.sum() / (2 * len(A) * (len(A) - 1))) if len(A) > 1 else math.nan
 
 
-def spectral_homogeneity(spectrum: ArrayLike) -> float:
-    """Return hom = Σ_{k≥2} λ_k / (2 C (C−1)) from all C eigenvalues of L (proposition 3.1, eq. 3.6)."""
-    ascending = np.sort(np.asarray(spectrum, dtype=np.float64))
-    C = len(ascending)
-    return float(ascending[1:].sum() / (2 * C * (C - 1))) if C > 1 else math.nan
-
-
-def similarity_weights(A: ArrayLike) -> Matrix:
-    """Return p_ij = A_ij / (1ᵀ A 1) (Algorithm 2, line 7), shape (C, C), summing to 1.
-
-    If all A_ij are 0, all pairs have weight 1 / (C (C−1)); a single client is its own neighbour.
-    """
-    A = _square("A", A)
-    total = A.sum()
-    return np.asarray(A / total if total > 0 else _uniform(len(A)) / len(A))
-
-
 def client_weights(A: ArrayLike) -> Matrix:
     """Return p_i = Σ_j p_ij (Algorithm 2, line 8), shape (C,), summing to 1; 1 / C if all A_ij are 0.
 
@@ -205,61 +187,6 @@ def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
     return Normality(min(1.0, 2 * float(np.median(p_values))), float((z**3).mean()), float((z**4).mean() - 3))
 
 
-def homogeneity_model(theta: float, phi: float, C: int, *, corrected: bool) -> tuple[float, float]:
-    """Return mean and deviation of hom in a (θ, φ)-heterogeneous network (proof of proposition 3.2).
-
-    ``corrected=False``, the *printed* form: N(θ/2, φ²/(4 C (C−1))). It counts the C(C−1) ordered pairs as
-    independent, but mis is symmetric. ``corrected=True``, the *corrected* form, with C(C−1)/2 independent pairs:
-    N(θ/2, φ²/(2 C (C−1))), as if φ were φ√2; likewise in the propositions. A Monte-Carlo test
-    (tests/strategies/clients/test_graph_statistics.py) confirms the corrected form; the deviation of the printed form
-    is too small.
-    """
-    phi = _phi("definition 3.3", theta, phi, C, corrected)
-    return theta / 2, phi / math.sqrt(4 * C * (C - 1))
-
-
-def proposition_3_2(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> float:
-    """Return P(hom(altered) < hom), altered being (θ(1−ε), φ√(1+δ))-heterogeneous (proposition 3.2).
-
-    *Printed*: Φ((θε/φ) √(C(C−1)/(2+δ))). *Corrected* (see ``homogeneity_model``): the argument shrinks by √2;
-    the Monte-Carlo test confirms the corrected form. The two networks are drawn independently.
-    ValueError unless 0 < ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
-    """
-    from scipy.special import ndtr
-
-    phi = _phi("proposition 3.2", theta, phi, C, corrected, eps, delta)
-    return float(ndtr(theta * eps / phi * math.sqrt(C * (C - 1) / (2 + delta))))
-
-
-def proposition_3_3(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:
-    """Bound the mean spectral deviation (1/(C−1)) Σ_{k≥2} E(λ̃_k − λ_k)² (proposition 3.3): lower, upper.
-
-    A C² < · ≤ A C² (C−1) with A = (2+δ) φ² / (C(C−1)) + ε²θ²; networks as in ``proposition_3_2``.
-    The proof uses tr(X²) ≤ (tr X)² for L̃ − L, which isn't semidefinite, and in simulation the *printed* upper bound
-    fails (C = 3, ε = 0). The *corrected* one holds, by Hoffman–Wielandt; C = 2 attains both.
-    ValueError unless ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
-    """
-    phi = _phi("proposition 3.3", theta, phi, C, corrected, eps, delta)
-    A = (2 + delta) / (C * (C - 1)) * phi**2 + eps**2 * theta**2
-    return A * C**2, A * C**2 * (C - 1)
-
-
-def proposition_3_4(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:
-    """Bound the mean absolute deviation (1/(C−1)) Σ_{k≥2} E|λ̃_k − λ_k| (proposition 3.4): lower, upper.
-
-    εθC (2Φ(A) − 1) + 2φ √(C(2+δ)/(C−1)) Φ'(A) ≤ · ≤ (2−ε) θ C with A = (εθ/φ) √(C(C−1)/(2+δ)); networks as
-    in ``proposition_3_2``. The upper bound takes all eigenvalues as ≥ 0, which a normal A_ij makes likely only.
-    ValueError unless ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
-    """
-    from scipy.special import ndtr
-
-    phi = _phi("proposition 3.4", theta, phi, C, corrected, eps, delta)
-    A = eps * theta / phi * math.sqrt(C * (C - 1) / (2 + delta))
-    density = math.exp(-(A**2) / 2) / math.sqrt(2 * math.pi)
-    spread = 2 * phi * math.sqrt(C * (2 + delta) / (C - 1))
-    return eps * theta * C * (2 * float(ndtr(A)) - 1) + spread * density, (2 - eps) * theta * C
-
-
 def _uniform(C: int) -> Matrix:
     """Return the matrix (C, C) of the unweighted mean of all other clients."""
     return (np.ones((C, C)) - np.eye(C)) / (C - 1) if C > 1 else np.ones((1, 1))
@@ -288,15 +215,3 @@ def _floored(mis: ArrayLike, floor: float) -> Matrix:
     if not 0 < floor < 1:
         raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
     return np.maximum(_square("mis", mis), floor)
-
-
-def _phi(of: str, theta: float, phi: float, C: int, fix: bool, eps: float = 0.5, delta: float = 0) -> float:
-    """Check the assumptions of a proposition, and return the φ to insert into its printed form."""
-    above = 0.0 if of == "proposition 3.2" else -math.inf
-    fine = 0 < theta < math.inf and 0 < phi < math.inf and C >= 2
-    if not (fine and above < eps < 1 and -1 < delta < math.inf):
-        raise ValueError(
-            f"{of}: needs theta > 0, phi > 0, C >= 2, {above:g} < eps < 1, delta > -1, all finite; "
-            f"has theta = {theta}, phi = {phi}, C = {C}, eps = {eps}, delta = {delta}"
-        )
-    return phi * math.sqrt(2) if fix else phi

@@ -20,20 +20,6 @@ HORIZON = 20_000
 IN_VAIN = 100  # lost tasks per client in a row, after which the simulation stops: no task will succeed
 
 
-def participation_counts(
-    task_time: Callable[[int, int], float], num_clients: int, buffer_size: int, num_aggregations: int
-) -> np.ndarray:
-    """Simulate the schedule; return the number of aggregations that each client contributes to, shape (C,).
-
-    ``task_time(i, k)`` is the duration in seconds of task k (from 1) of client i.
-    """
-
-    def outlook(client: int, task: int, when: float) -> Outlook:
-        return Outlook(when + task_time(client, task), lost=False)
-
-    return counts_of(outlook, lambda client, when: when, num_clients, buffer_size, num_aggregations)[0]
-
-
 def counts_of(
     outlook: Callable[[int, int, float], Outlook],
     comes: Callable[[int, float], float],

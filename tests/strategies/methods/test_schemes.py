@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock
 from strategies.methods import async_fedavg, fedfix
-from strategies.methods.shared.buffer_schedule import participation_counts
+from strategies.methods.shared.buffer_schedule import counts_of
+from strategies.timing.scheduler import Outlook
 
 # ---- Periods P_i: aggregations from one contribution of a client to its next -------------------------------
 
@@ -53,6 +54,15 @@ def test_async_periods_share_out_every_arrival(times):
 
 
 # ---- FedBuff's schedule ------------------------------------------------------------------------------------
+
+
+def participation_counts(task_time, clients, buffer_size, number):
+    """Return how often each client contributes; all are always there, and task k of i takes task_time(i, k)."""
+
+    def outlook(client, task, when):
+        return Outlook(when + task_time(client, task), lost=False)
+
+    return counts_of(outlook, lambda client, when: when, clients, buffer_size, number)[0]
 
 
 def test_participation_counts_by_hand():
