@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fedapp.report.client_tables import Away, ClientsFile, TasksFile, write_away
 from fedapp.report.page import LivePage, make_page
 from fedapp.report.page.content import LINES, RUNS, page_content
 
+POLL = 2000  # milliseconds between two questions of a page that follows a run
 EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
 
@@ -92,7 +92,7 @@ def write_run(
     return folder
 
 
-def test_numbers_are_those_of_the_folder(tmp_path: Path) -> None:
+def test_numbers_are_those_of_the_folder(tmp_path):
     content = page_content([write_run(tmp_path / "one")])
     (run,) = content["runs"]
     assert run["curves"]["columns"]["loss"] == pytest.approx([2, 1, 2 / 3, 0.5, 0.4, 1 / 3], rel=1e-5)
@@ -105,7 +105,7 @@ def test_numbers_are_those_of_the_folder(tmp_path: Path) -> None:
     assert run["left_out"] == content["left_out"] == []
 
 
-def test_what_is_too_much_is_thinned_out_and_said(tmp_path: Path) -> None:
+def test_what_is_too_much_is_thinned_out_and_said(tmp_path):
     run = write_run(tmp_path / "large", clients=3000, evaluations=2)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     (run / "metrics.jsonl").write_text("\n".join(lines[:1] * 4999 + lines[1:]) + "\n")
@@ -132,7 +132,7 @@ def test_what_is_too_much_is_thinned_out_and_said(tmp_path: Path) -> None:
     assert many["left_out"] == ["2 of 62 runs: the first 60 are shown"]
 
 
-def test_a_run_that_has_only_begun_is_shown(tmp_path: Path) -> None:
+def test_a_run_that_has_only_begun_is_shown(tmp_path):
     (tmp_path / "young").mkdir()
     (tmp_path / "young" / "config.toml").write_text("seed = 1\n")
     (run,) = page_content([tmp_path / "young"])["runs"]
@@ -140,7 +140,7 @@ def test_a_run_that_has_only_begun_is_shown(tmp_path: Path) -> None:
     assert run["config"] == {"seed": 1}
 
 
-def test_runs_have_names_of_their_own_as_short_as_can_be(tmp_path: Path) -> None:
+def test_runs_have_names_of_their_own_as_short_as_can_be(tmp_path):
     runs = ["a/runs/lr-0.1", "b/runs/lr-0.1", "b/runs/lr-0.3", "lr-0.1"]
     for run in runs:
         (tmp_path / run).mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_runs_have_names_of_their_own_as_short_as_can_be(tmp_path: Path) -> None
     assert names == ["a/runs/lr-0.1", "b/runs/lr-0.1", "lr-0.3", f"{tmp_path.name}/lr-0.1"]
 
 
-def test_runs_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
+def test_runs_are_called_by_what_tells_them_apart(tmp_path):
     runs = [
         write_run(tmp_path / f"{number}-5d41402abc", strategy=strategy, lr=lr, seed=0)
         for number, (strategy, lr) in enumerate(
@@ -161,7 +161,7 @@ def test_runs_are_called_by_what_tells_them_apart(tmp_path: Path) -> None:
     assert names[2:] == ["fedavg lr=0.1 (2-5d41402abc)", "fedavg lr=0.1 (3-5d41402abc)"]  # one and the same
 
 
-def test_a_run_is_on_the_page_once(tmp_path: Path) -> None:
+def test_a_run_is_on_the_page_once(tmp_path):
     pytest.importorskip("plotly")
     run = write_run(tmp_path / "one")
     (tmp_path / "link").symlink_to(run)
@@ -176,7 +176,7 @@ def test_a_run_is_on_the_page_once(tmp_path: Path) -> None:
     assert [each["name"] for each in content["runs"]] == ["one"]
 
 
-def test_the_file_asks_for_nothing_and_holds_no_tag_of_others(tmp_path: Path) -> None:
+def test_the_file_asks_for_nothing_and_holds_no_tag_of_others(tmp_path):
     pytest.importorskip("plotly")
     run = write_run(tmp_path / "evil", name=EVIL, model="</script><b>")
     page = make_page(page_content([run]))
@@ -197,9 +197,7 @@ def test_the_file_asks_for_nothing_and_holds_no_tag_of_others(tmp_path: Path) ->
         (["one", "--port", "80"], "error: --port 80: goes with --live"),
     ],
 )
-def test_what_cannot_be_is_one_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_is_one_line(arguments, said, tmp_path, monkeypatch):
     pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "one")
@@ -208,7 +206,7 @@ def test_what_cannot_be_is_one_line(
     assert said in done.output
 
 
-def test_without_plotly_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_plotly_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     done = CliRunner().invoke(app, ["report", str(write_run(tmp_path / "one"))])
     assert done.exit_code == 1
@@ -219,7 +217,7 @@ def test_without_plotly_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[LivePage]:
+def live(tmp_path):
     pytest.importorskip("plotly")
     page = LivePage([write_run(tmp_path / "one")])
     thread = threading.Thread(target=page.serve)
@@ -239,7 +237,7 @@ def ask(page: LivePage, path: str, **headers: str) -> tuple[int, bytes, str]:
         connection.close()
 
 
-def test_what_is_new_is_served_and_what_is_not_is_not(live: LivePage) -> None:
+def test_what_is_new_is_served_and_what_is_not_is_not(live):
     status, body, tag = ask(live, "/content.json")
     assert status == 200
     assert len(json.loads(body)["runs"][0]["curves"]["columns"]["loss"]) == 6
@@ -251,7 +249,7 @@ def test_what_is_new_is_served_and_what_is_not_is_not(live: LivePage) -> None:
     assert json.loads(body)["runs"][0]["curves"]["columns"]["loss"][-1] == 0.1
 
 
-def test_only_this_machine_is_answered_and_only_the_page_is_served(live: LivePage) -> None:
+def test_only_this_machine_is_answered_and_only_the_page_is_served(live):
     assert live.server.server_address[0] == "127.0.0.1"
     assert ask(live, "/", Host="evil.example")[0] == 403
     assert ask(live, "/../config.toml")[0] == 404
@@ -259,7 +257,7 @@ def test_only_this_machine_is_answered_and_only_the_page_is_served(live: LivePag
 
 
 @pytest.mark.thorough
-def test_an_interrupt_ends_it(tmp_path: Path) -> None:
+def test_an_interrupt_ends_it(tmp_path):
     pytest.importorskip("plotly")
     command = [sys.executable, "-m", "fedapp.cli", "report", str(write_run(tmp_path / "one")), "--live"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -280,7 +278,7 @@ BROWSER = next((path for name in ("chromium", "google-chrome") if (path := shuti
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     pytest.importorskip("plotly")
     playwright = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
@@ -298,6 +296,7 @@ def opened(browser: Any, url: str, **options: Any) -> tuple[Any, list[str]]:
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: errors.append(request.url) if "http" in request.url[:4] else None)
+    page.clock.install()  # which goes on, and can be put forward
     page.goto(url)
     until(page, "document.body.dataset.drawn")
     return page, errors
@@ -327,7 +326,7 @@ def written(folder: Path, *runs: Path) -> str:
         pytest.param("light", 1400, marks=pytest.mark.thorough),
     ],
 )
-def test_a_browser_draws_it_all(browser: Any, tmp_path: Path, scheme: str, width: int) -> None:
+def test_a_browser_draws_it_all(browser, tmp_path, scheme, width):
     url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two", lr=0.5))
     page, errors = opened(browser, url, color_scheme=scheme, viewport={"width": width, "height": 900})
     ids = {
@@ -361,7 +360,7 @@ def test_a_browser_draws_it_all(browser: Any, tmp_path: Path, scheme: str, width
     assert errors == []
 
 
-def test_seeds_are_one_setting_and_two_settings_are_beside_each_other(browser: Any, tmp_path: Path) -> None:
+def test_seeds_are_one_setting_and_two_settings_are_beside_each_other(browser, tmp_path):
     runs = [
         write_run(tmp_path / f"{strategy}-{'x' * seed}", strategy=strategy, seed=seed)
         for strategy in ("fedavg", "fedfix")
@@ -397,17 +396,7 @@ def test_seeds_are_one_setting_and_two_settings_are_beside_each_other(browser: A
     assert errors == []
 
 
-def test_a_chart_is_saved_as_a_picture(browser: Any, tmp_path: Path) -> None:
-    page, errors = opened(browser, written(tmp_path, write_run(tmp_path / "one")))
-    with page.expect_download() as saved:
-        page.locator("#curve-loss .png").click()
-    assert saved.value.suggested_filename == "curve-loss.png"
-    saved.value.save_as(tmp_path / "loss.png")
-    assert Image.open(tmp_path / "loss.png").size == (2400, 1200)
-    assert errors == []
-
-
-def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(browser: Any, tmp_path: Path) -> None:
+def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(browser, tmp_path):
     url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two", 1000, own=True))
     page, errors = opened(browser, url)
     drawn = page.evaluate(
@@ -426,7 +415,7 @@ def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(browser: A
     assert errors == []
 
 
-def test_runs_are_toggled_and_the_axis_is_chosen(browser: Any, tmp_path: Path) -> None:
+def test_runs_are_toggled_the_axis_is_chosen_and_a_chart_is_saved(browser, tmp_path):
     url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two"))
     page, errors = opened(browser, url)
 
@@ -456,6 +445,11 @@ def test_runs_are_toggled_and_the_axis_is_chosen(browser: Any, tmp_path: Path) -
         ["ends: accepted", 0, [1, 1]],
         ["ends: late", 1, [1, 3]],
     ]
+    with page.expect_download() as saved:
+        page.locator("#curve-loss .png").click()
+    assert saved.value.suggested_filename == "curve-loss.png"
+    saved.value.save_as(tmp_path / "loss.png")
+    assert Image.open(tmp_path / "loss.png").size == (2400, 1200)
     assert errors == []
 
 
@@ -471,7 +465,7 @@ def with_parts(run: Path, clients: int) -> Path:
     return run
 
 
-def test_the_parts_of_tasks_and_absences_are_drawn(browser: Any, tmp_path: Path) -> None:
+def test_the_parts_of_tasks_and_absences_are_drawn(browser, tmp_path):
     page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "few"), 12)))
     drawn = page.evaluate(
         "document.querySelector('#tasks .plot').data.map(t => [t.name, t.y[0], t.x.slice(0, 2)])"
@@ -501,8 +495,12 @@ def test_the_parts_of_tasks_and_absences_are_drawn(browser: Any, tmp_path: Path)
     assert errors == []
 
 
-def test_of_many_clients_a_state_is_chosen(browser: Any, tmp_path: Path) -> None:
-    page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "many", 1000), 1000)))
+def test_of_many_clients_the_share_of_time_in_a_state_is_drawn(browser, tmp_path):
+    page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "many", 300), 300)))
+    (kind, lines, most) = page.evaluate(
+        "(t => [t.type, t.z.length, Math.max(...t.z.flat())])(document.querySelector('#tasks .plot').data[0])"
+    )
+    assert (kind, lines, most) == ("heatmap", 100, pytest.approx(1))
     mean = (
         "(z => z.reduce((a, b) => a + b) / z.length)(document.querySelector('#tasks .plot').data[0].z.flat())"
     )
@@ -511,22 +509,13 @@ def test_of_many_clients_a_state_is_chosen(browser: Any, tmp_path: Path) -> None
         page.select_option("select[name=state]", state)
         found[state] = page.evaluate(mean)
     assert list(found) == ["at work", "working", "receiving", "sending", "waiting", "away"]
-    expected = [0.5, 0.25, 0.1, 0.15, 0.5, 0.25 / 1000]
+    expected = [0.5, 0.25, 0.1, 0.15, 0.5, 0.25 / 300]
     assert list(found.values()) == [pytest.approx(each, abs=0.005) for each in expected]
     assert found["away"] > 0
     assert errors == []
 
 
-def test_of_many_clients_the_share_of_time_at_work_is_drawn(browser: Any, tmp_path: Path) -> None:
-    page, errors = opened(browser, written(tmp_path, write_run(tmp_path / "many", 1000)))
-    (kind, lines, most) = page.evaluate(
-        "(t => [t.type, t.z.length, Math.max(...t.z.flat())])(document.querySelector('#tasks .plot').data[0])"
-    )
-    assert (kind, lines, most) == ("heatmap", 100, 1)
-    assert errors == []
-
-
-def test_text_of_others_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
+def test_text_of_others_is_shown_as_text(browser, tmp_path):
     run = write_run(tmp_path / "<b>bold", name=EVIL, model=EVIL)
     page, errors = opened(browser, written(tmp_path, run))
     page.wait_for_timeout(500)
@@ -542,7 +531,7 @@ def test_text_of_others_is_shown_as_text(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_sixty_runs_of_a_thousand_clients_are_drawn(browser: Any, tmp_path: Path) -> None:
+def test_sixty_runs_of_a_thousand_clients_are_drawn(browser, tmp_path):
     runs = [write_run(tmp_path / f"run-{number:02d}", 1000, 200) for number in range(60)]
     url = written(tmp_path, *runs)
     assert (tmp_path / "report.html").stat().st_size < 25e6
@@ -552,17 +541,20 @@ def test_sixty_runs_of_a_thousand_clients_are_drawn(browser: Any, tmp_path: Path
     assert errors == []
 
 
-def test_the_page_follows_a_run(browser: Any, live: LivePage) -> None:
+def test_the_page_follows_a_run(browser, live):
     page, errors = opened(browser, live.url)
     length = "document.querySelector('#curve-loss .plot').data[0].y.length"
     assert page.evaluate(length) == 6
     with (live.runs[0] / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"aggregation": 6, "time": 9.0, "clock": "virtual", "loss": 0.1}) + "\n")
+    page.clock.fast_forward(POLL)
     until(page, f"{length} === 7")
     assert "1234567" in page.locator("#ends").inner_text()
     assert {url for url in errors if not url.startswith(live.url)} == set()
     standing = "document.getElementById('standing').textContent"
     page.route("**/content.json", lambda route: route.abort())
+    page.clock.fast_forward(POLL)
     until(page, f"{standing}.startsWith('not followed any more')")
     page.unroute("**/content.json")  # and nothing has changed meanwhile
+    page.clock.fast_forward(POLL)
     until(page, f"{standing} === '1 run; this page follows'")

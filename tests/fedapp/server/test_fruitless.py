@@ -1,7 +1,6 @@
 """A run whose clients all fail from some round on until its end has failed, and keeps what it has."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from fedapp.report import read_metrics
 from fedapp.server.failure import RoundsWithoutReply
 from fedapp.server.record import Entry
 from strategies import FedAvg, Progress, RunError
+from strategies.clock import WallClock
 from strategies.flower import messages
 from tests.fedapp.server.conftest import NAMES, Devices
 from tests.runs import summary_of
@@ -33,9 +33,7 @@ class Break(Devices):
 
 
 @pytest.mark.parametrize(("rounds", "first"), [(6, 4), (40, 37)])
-def test_no_valid_reply_in_the_last_rounds_is_a_failed_run(
-    rounds: int, first: int, go: Any, tmp_path: Path
-) -> None:
+def test_no_valid_reply_in_the_last_rounds_is_a_failed_run(rounds, first, go, tmp_path):
     with pytest.raises(
         RunError, match=r"^no reply was valid in the last \d of \d+ rounds; the last reason was"
     ):
@@ -57,11 +55,11 @@ def test_no_valid_reply_in_the_last_rounds_is_a_failed_run(
         (8, lambda number: 3 <= number <= 7),  # the last one is good
     ],
 )
-def test_less_than_that_is_none(rounds: int, breaks: Callable[[int], bool], go: Any) -> None:
+def test_less_than_that_is_none(rounds, breaks, go):
     assert summary_of(go(grid=Break(breaks), num_server_rounds=rounds))["status"] == "finished"
 
 
-def test_the_count_goes_on_in_a_resumed_run(go: Any, tmp_path: Path) -> None:
+def test_the_count_goes_on_in_a_resumed_run(go, tmp_path):
     bad = Break(lambda number: number >= 3)
     assert summary_of(go(grid=bad, num_server_rounds=4, checkpoint_every=1))["status"] == "finished"
     with pytest.raises(RunError, match="in the last 3 of 5 rounds"):
@@ -70,15 +68,23 @@ def test_the_count_goes_on_in_a_resumed_run(go: Any, tmp_path: Path) -> None:
         go(grid=bad, resume=str(tmp_path / "run"), num_server_rounds=5)
 
 
-def test_without_rounds_it_is_when_everybody_is_dropped(go: Any, tmp_path: Path) -> None:
-    keys = {"strategy": "async-fedavg", "clock": "wall", "time_budget": 10.0, "num_server_rounds": 10_000}
+def test_without_rounds_it_is_when_everybody_is_dropped(go, tmp_path, monkeypatch, caplog):
+    now = WallClock.now
+
+    def later(clock: WallClock) -> float:
+        """Return a time past the budget once all are dropped."""
+        dropped = sum("is dropped after" in text for text in caplog.messages)
+        return now(clock) + (1e6 if dropped == len(NAMES) else 0.0)
+
+    monkeypatch.setattr(WallClock, "now", later)
+    keys = {"strategy": "async-fedavg", "clock": "wall", "time_budget": 1e5, "num_server_rounds": 10_000}
     with pytest.raises(RunError, match="every client was dropped before the end, after"):
         go(grid=Break(lambda number: number > 1), **keys)
     assert summary_of(tmp_path / "run")["status"] == "failed"
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
-def test_a_round_in_which_all_are_at_work_on_what_counts_later_is_none(go: Any) -> None:
+def test_a_round_in_which_all_are_at_work_on_what_counts_later_is_none(go):
     # Tasks of 0.33 to 1 s and a round every 0.15 s: most rounds have nobody's work.
     keys = {"time_scenario": "F0", "round_deadline": 0.15, "late": "next", "eval_every": 26}
     path = go(num_server_rounds=26, local_epochs=0, local_steps=1, **keys)
@@ -87,7 +93,7 @@ def test_a_round_in_which_all_are_at_work_on_what_counts_later_is_none(go: Any) 
     assert told["tasks-late"] > 0
 
 
-def test_late_work_that_never_counts_is_one() -> None:
+def test_late_work_that_never_counts_is_one():
     observer = RoundsWithoutReply(FedAvg())
 
     def rounds_after(**told: int) -> int:

@@ -15,14 +15,14 @@ from strategies.flower import messages
 from strategies.flower.exchange import Mail
 from strategies.flower.internals import give_id
 from strategies.timing.scheduler import RealTimeScheduler
-from tests.strategies.events.runs import KINDS, Make, Start, delayed, text_of
+from tests.strategies.events.runs import KINDS, delayed, text_of
 
 pytestmark = pytest.mark.timeout(600)
 
 # ---- Tasks -------------------------------------------------------------------------------------------------------
 
 
-def test_a_tasks_deadline_by_hand() -> None:
+def test_a_tasks_deadline_by_hand():
     pace, member = RealTimeScheduler(WallClock(), "F80", 0, 0.0), Member(Client(1, 0, 1, MetricRecord()))
 
     def due(timeout: float = 3600.0) -> float:
@@ -48,14 +48,12 @@ def test_a_tasks_deadline_by_hand() -> None:
     assert pace.times([member], []).tolist() == [1.0]  # what was given up is no observation
 
 
-def test_a_client_that_has_become_far_slower_counts_again(
-    federation: Make, start: Start, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_that_has_become_far_slower_counts_again(federation, start, quick, caplog):
     grid = delayed(federation(), 0.02, 0.03, 0.02)
 
     def observe(progress: Progress) -> None:
         if progress.clients and progress.clients["participation"][2] == 3:
-            grid.node(2).delay = 2.0  # it had .15 s
+            grid.node(2).delay = 0.8  # it had .15 s
 
     def enough() -> bool:
         return "client 2 answers again" in text_of(caplog)
@@ -72,7 +70,7 @@ def test_a_client_that_has_become_far_slower_counts_again(
         stopped=enough,
     )
     assert text_of(caplog).count("client 2 is dropped") == 1
-    assert run.strategy.ledger.members[2].latest > 1.5
+    assert run.strategy.ledger.members[2].latest > 0.6
 
 
 # ---- Evaluations -------------------------------------------------------------------------------------------------
@@ -135,7 +133,7 @@ class Bench:
         self.mail.poll(())
 
 
-def test_a_lost_evaluation_is_given_up_by_what_others_take() -> None:
+def test_a_lost_evaluation_is_given_up_by_what_others_take():
     bench = Bench()
     bench.begin(1)
     assert bench.evaluation.due == 3600.0  # nothing is known
@@ -158,7 +156,7 @@ def test_a_lost_evaluation_is_given_up_by_what_others_take() -> None:
     assert bench.evaluation.due == pytest.approx(161.5 + 60.0)  # the others are quick
 
 
-def test_who_has_never_answered_has_as_long_as_the_slowest_while_others_are_to_come() -> None:
+def test_who_has_never_answered_has_as_long_as_the_slowest_while_others_are_to_come():
     bench = Bench()
     bench.begin(1)
     bench.after(1.0, 1)
@@ -167,9 +165,7 @@ def test_who_has_never_answered_has_as_long_as_the_slowest_while_others_are_to_c
 
 
 @pytest.mark.parametrize(("takes", "told"), [(90.0, (3, [])), (3599.5, (3, [])), (1e9, (2, [3]))])
-def test_at_the_end_who_has_never_answered_has_the_whole_timeout(
-    takes: float, told: tuple[int, list[int]]
-) -> None:
+def test_at_the_end_who_has_never_answered_has_the_whole_timeout(takes, told):
     """A slow device is in the final evaluation; one that never answers doesn't hold it up for ever."""
     bench = Bench()
     bench.begin(1)
@@ -188,7 +184,7 @@ def test_at_the_end_who_has_never_answered_has_the_whole_timeout(
     assert bench.clock.now() == pytest.approx(min(takes, 3600.0), abs=1.0)
 
 
-def test_at_the_end_it_is_waited_for_no_longer() -> None:
+def test_at_the_end_it_is_waited_for_no_longer():
     bench, missing = Bench(), list[Collection[int]]()
     bench.begin(1)
     bench.after(2.0, 1, 2, 3)
@@ -201,7 +197,7 @@ def test_at_the_end_it_is_waited_for_no_longer() -> None:
     assert bench.told == [(1, 3, []), (2, 2, [2])]
 
 
-def test_a_run_that_is_stopped_gives_nobody_up() -> None:
+def test_a_run_that_is_stopped_gives_nobody_up():
     bench = Bench(stopped_at=7.0)
     bench.begin(1)
     bench.evaluation.wait(lambda nodes: None)
@@ -209,9 +205,7 @@ def test_a_run_that_is_stopped_gives_nobody_up() -> None:
     assert bench.clock.now() < 9.0
 
 
-def test_one_that_is_lost_keeps_no_run(
-    federation: Make, start: Start, quick: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_is_lost_keeps_no_run(federation, start, quick, caplog):
     """A device that starts anew loses what it was asked; here twice, and the SuperLink says nothing of it."""
     grid = delayed(federation(), 0.01, 0.01, 0.01)
     state = {"told": 0, "lost": 0}
@@ -247,9 +241,7 @@ def test_one_that_is_lost_keeps_no_run(
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_an_app_that_always_raises_ends_a_run(
-    federation: Make, start: Start, quick: None, scheme: str
-) -> None:
+def test_an_app_that_always_raises_ends_a_run(federation, start, quick, scheme):
     grid = federation()
     for client in range(3):
         grid.spoil(client, "raise")
@@ -260,7 +252,7 @@ def test_an_app_that_always_raises_ends_a_run(
     assert all(grid.asked().count(client) >= 4 for client in range(3))
 
 
-def test_so_do_models_that_are_never_finite(federation: Make, start: Start, quick: None) -> None:
+def test_so_do_models_that_are_never_finite(federation, start, quick):
     grid = federation()
     for client in range(3):
         grid.spoil(client, "nan")
@@ -268,9 +260,7 @@ def test_so_do_models_that_are_never_finite(federation: Make, start: Start, quic
         start("async", grid, 5, clock=WallClock(), limit=60)
 
 
-def test_who_is_at_work_may_do_better(
-    federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_at_work_may_do_better(federation, start, quick, monkeypatch):
     """Client 1 fails for the fourth time while client 0, which did so before, is at work: that comes of use."""
     monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.1)
     grid = federation((3.0, 2.0), (1, 2))
@@ -297,9 +287,7 @@ def test_who_is_at_work_may_do_better(
     assert run.strategy.ledger.members[1].unfit > 3
 
 
-def test_of_many_that_fail_one_is_always_at_work(
-    federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_that_fail_one_is_always_at_work(federation, start, quick, monkeypatch):
     """Whichever of the two has failed, the other has a task under way: the run ends all the same."""
     monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.01)
     grid = federation((3.0, 2.0), (1, 2))
@@ -320,9 +308,7 @@ def test_of_many_that_fail_one_is_always_at_work(
     assert max(grid.asked().count(client) for client in range(2)) < 12
 
 
-def test_an_outage_before_the_first_answer_ends_no_run(
-    federation: Make, start: Start, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_before_the_first_answer_ends_no_run(federation, start, quick, monkeypatch):
     """The SuperLink answers for devices that are offline; nobody has failed."""
     monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.05)
     grid = federation()
@@ -344,9 +330,7 @@ def test_an_outage_before_the_first_answer_ends_no_run(
 
 
 @pytest.mark.parametrize("how", ["silent", "worked"])
-def test_whoever_may_be_well_again_is_waited_for(
-    federation: Make, model: Make, train_config: Make, quick: None, how: str
-) -> None:
+def test_whoever_may_be_well_again_is_waited_for(federation, model, train_config, quick, how):
     """One client never says anything; or all fail that did work before."""
     grid, end = delayed(federation(), 0.01, 0.01, 0.01), time.monotonic() + 60.0
     before: dict[int, int] = {}  # how often they were asked until they failed

@@ -42,7 +42,7 @@ ROBUST = ("FedMedian", "FedTrimmedAvg", "Krum", "MultiKrum", "Bulyan")
 CASES = [(name, options) for name, cases in SAME.items() for options in cases]
 
 
-def test_the_table_has_every_name_of_flowers() -> None:
+def test_the_table_has_every_name_of_flowers():
     assert set(ROWS) >= set(flower.__all__)
     for name in flower.__all__:
         if ROWS[name].startswith(f"`strategies.{name}`"):
@@ -52,24 +52,24 @@ def test_the_table_has_every_name_of_flowers() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_the_model_is_flowers_over_20_rounds_in_float32(name: str, options: dict[str, Any]) -> None:
+def test_the_model_is_flowers_over_8_rounds_in_float32(name, options):
     config, clients = ConfigRecord({"local-steps": 2}), 7 if name in ROBUST else 3
     ours, theirs = (
         getattr(room, name)(**options).start(
-            grid(clients=clients), model(), num_rounds=20, train_config=config
+            grid(clients=clients), model(), num_rounds=8, train_config=config
         )
         for room in (strategies, flower)
     )
     got, expected = (result.arrays["w"].numpy() for result in (ours, theirs))
     assert got == pytest.approx(expected, abs=1e-6)
-    assert np.abs(got - 1).max() > 1e-3  # the model has moved
-    plain = FedAvg().start(grid(clients=clients), model(), num_rounds=20, train_config=config)
+    assert np.abs(got - 1).max() > 1e-4  # the model has moved
+    plain = FedAvg().start(grid(clients=clients), model(), num_rounds=8, train_config=config)
     unlike = name != "FedAvgM" or options
     assert (np.abs(plain.arrays["w"].numpy() - got).max() > 1e-6) == bool(unlike)
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_arguments_have_flowers_names_defaults_and_order(name: str) -> None:
+def test_arguments_have_flowers_names_defaults_and_order(name):
     ours, theirs = getattr(strategies, name), getattr(flower, name)
     parameters = list(inspect.signature(theirs).parameters.values())
     order = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
@@ -81,7 +81,7 @@ def test_arguments_have_flowers_names_defaults_and_order(name: str) -> None:
             assert getattr(known, each.name) == expected
 
 
-def test_attributes_are_read_and_set_before_a_run() -> None:
+def test_attributes_are_read_and_set_before_a_run():
     strategy, given = FedAdam(), FedAdam(eta=0.03, beta_1=0.5)
     strategy.eta, strategy.beta_1 = 0.03, 0.5
     assert (strategy.eta, strategy.beta_2) == (0.03, 0.99)
@@ -89,7 +89,7 @@ def test_attributes_are_read_and_set_before_a_run() -> None:
     assert results[0].arrays["w"].data == results[1].arrays["w"].data
 
 
-def test_keys_of_another_server_optimizer_are_refused() -> None:
+def test_keys_of_another_server_optimizer_are_refused():
     with pytest.raises(ValueError, match=r"server_lr = 0\.5: FedAdam has its own server optimizer"):
         FedAdam(server_lr=0.5)
     with pytest.raises(ValueError, match=r"server_optimizer = 'adam': FedAvgM .* rate server_learning_rate"):
@@ -98,9 +98,7 @@ def test_keys_of_another_server_optimizer_are_refused() -> None:
         QFedAvg()
 
 
-def test_a_robust_rule_is_alone_and_its_keywords_are_read_when_a_run_begins(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_robust_rule_is_alone_and_its_keywords_are_read_when_a_run_begins(caplog):
     with pytest.raises(ValueError, match=r"faulty_clients = 1: Krum is a robust rule itself"):
         Krum(faulty_clients=1)
     with pytest.raises(
@@ -117,7 +115,7 @@ def test_a_robust_rule_is_alone_and_its_keywords_are_read_when_a_run_begins(
     assert "num_malicious_nodes = 2: Krum tolerates fewer with 6 clients; 7 or more are needed" in caplog.text
 
 
-def test_a_missing_loss_is_named() -> None:
+def test_a_missing_loss_is_named():
     with pytest.raises(RunError, match=r"train_loss_key = 'loss': the reply of client \d"):
         QFedAvg(0.5, train_loss_key="loss").start(grid(), model(), num_rounds=1)
 
@@ -131,7 +129,7 @@ PRIVATE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PRIVATE)
-def test_flowers_wrappers_for_privacy_make_the_same_of_our_rounds_as_of_flowers(name: str) -> None:
+def test_flowers_wrappers_for_privacy_make_the_same_of_our_rounds_as_of_flowers(name):
     mods = [fixedclipping_mod] * ("ClientSideFixed" in name) + [adaptiveclipping_mod] * (
         "ClientSideAda" in name
     )
@@ -149,14 +147,14 @@ def test_flowers_wrappers_for_privacy_make_the_same_of_our_rounds_as_of_flowers(
     )
 
 
-def test_the_number_of_the_round_is_known_in_a_loop_around_the_strategy_too() -> None:
+def test_the_number_of_the_round_is_known_in_a_loop_around_the_strategy_too():
     wrapped = flower.DifferentialPrivacyServerSideFixedClipping(FedAdam(), 0.0, 1e9, 3)
     around = wrapped.start(grid(), model(), num_rounds=5)
     own = FedAdam().start(grid(), model(), num_rounds=5)
     assert around.arrays["w"].numpy() == pytest.approx(own.arrays["w"].numpy(), abs=1e-6)
 
 
-def test_a_resumed_run_goes_on_with_the_same_moments() -> None:
+def test_a_resumed_run_goes_on_with_the_same_moments():
     states: list[Any] = []
     first = FedAdam(observer=lambda progress: states.append(pickle.dumps(first.state())))
     whole = first.start(grid(), model(), num_rounds=5)
