@@ -6,15 +6,28 @@ process.
 """
 
 import os
+from collections.abc import Callable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.worker.asking import VARIABLE, ask_worker
+from strategies.flower import messages
 from strategies.flower.packing import reads_packed
 from strategies.updates.compression import compresses
 
-app = ClientApp(mods=[reads_packed, compresses])
+
+def masks(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """Mask the update where the server asks for it: ``masks_updates``, which loads libraries of cryptography."""
+    asked = message.has_content() and messages.SECURE in message.content
+    if not asked and "only-masked" not in context.node_config:
+        return call_next(message, context)
+    from strategies.secure import masks_updates
+
+    return masks_updates(message, context, call_next)
+
+
+app = ClientApp(mods=[reads_packed, masks, compresses])
 
 
 @app.query("describe")

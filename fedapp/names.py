@@ -55,8 +55,8 @@ class Part(NamedTuple):
 Form = tuple[int, ...] | tuple[Part, ...]
 
 # Engines in the user's own process, of which the last is the quickest, and Flower's simulation on Ray.
-VECTORIZED, RAY = "vectorized", "ray"
-IN_PROCESS = ("sequential", VECTORIZED)
+SEQUENTIAL, VECTORIZED, RAY = "sequential", "vectorized", "ray"
+IN_PROCESS = (SEQUENTIAL, VECTORIZED)
 ENGINES = (*IN_PROCESS, RAY)
 AUTO = "auto"
 Engine = Literal["auto", "vectorized", "sequential", "ray"]

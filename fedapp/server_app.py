@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
         if engine_of(grid) == RAY:
             from fedapp.engine.run import chosen_engine, make_grid
 
-            engine, why = chosen_engine(config.engine)
+            engine, why = chosen_engine(config.engine, secure_sums=config.secure_sums)
             config = config.model_copy(update={"engine": engine})
             if engine != RAY:  # no message goes to Flower's simulation
                 federation.renew()

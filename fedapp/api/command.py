@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
             if config.resume and not _COUNTED & federation.keys():
                 federation = {NUM_CLIENTS: read_run(config.resume)[1], **federation}
             simulation = SimulationConfig.read(federation)
-            simulation.say_unread(chosen_engine(engine, simulation)[0])
+            simulation.say_unread(chosen_engine(engine, simulation, secure_sums=config.secure_sums)[0])
             run_on(
                 engine,
                 config,

@@ -82,7 +82,9 @@ def run(
         _stopping() as stopped,
     ):
         simulation = _simulation(config, num_clients, federation_config or {})
-        _check_read(chosen_engine(engine, simulation)[0], way, federation_config or {})
+        _check_read(
+            chosen_engine(engine, simulation, secure_sums=config.secure_sums)[0], way, federation_config or {}
+        )
         try:
             directory = run_on(
                 engine,

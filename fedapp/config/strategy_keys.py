@@ -124,7 +124,10 @@ READ_BY: dict[str, Readers] = {
     "size_ratio_bound": GUARDED & _BY_SIZE,
     "examples_bound": GUARDED & _BY_SIZE,
     "arrival_weight_bound": GUARDED,
-    "norm_ratio_bound": GUARDED & where("update-norm-bound", 0.0) & where("dp", "none", "local"),
+    "norm_ratio_bound": GUARDED
+    & where("update-norm-bound", 0.0)
+    & where("dp", "none", "local")
+    & where("secure-sums", False),
     "registered_nodes": where("clock", "wall"),
     "faulty_clients": where("aggregation-rule", *(rule for rule in RULES if rule != MEAN)),
     "best_of": if_(
@@ -134,6 +137,7 @@ READ_BY: dict[str, Readers] = {
     "dp_clipping_quantile": where("dp", "central") & where("dp-clipping-norm", 0.0),
     "dp_noise_multiplier": PRIVATE,
     "dp_max_contributions": where("dp", "central"),
+    **dict.fromkeys(("secure_neighbours", "secure_threshold", "secure_clipping"), where("secure-sums", True)),
 }
 # Parameters of synchronous strategies that clients read, whatever the strategy: with dp = local the noise is theirs.
 READ_BY_CLIENTS = ("dp", "dp_clipping_norm", "dp_noise_multiplier")
@@ -281,6 +285,7 @@ class ProtectionKeys(Keys):
         dp_clipping_norm: float
         dp_max_contributions: int
         dp_noise_multiplier: float
+        secure_sums: bool
 
 
 def is_of_the_library(config: type) -> bool:

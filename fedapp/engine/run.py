@@ -17,7 +17,7 @@ from fedapp.config.options import SimulationConfig
 from fedapp.engine.ray import simulate
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
-from fedapp.names import AUTO, ENGINES, IN_PROCESS, RAY, VECTORIZED, Way
+from fedapp.names import AUTO, ENGINES, IN_PROCESS, RAY, SEQUENTIAL, VECTORIZED, Way
 from fedapp.own import changed_since, in_process_names
 from fedapp.server import Observer, RunDirectory
 from fedapp.training.gpu import gpu_as_it_was
@@ -27,27 +27,41 @@ from strategies.flower.exchange import never
 log = logging.getLogger("flwr.fedapp")
 
 
-def chosen_engine(engine: str, simulation: SimulationConfig | None = None) -> tuple[str, str]:
+def chosen_engine(
+    engine: str, simulation: SimulationConfig | None = None, *, secure_sums: bool = False
+) -> tuple[str, str]:
     """Return the engine of a simulation, one of `ENGINES`, and for ``auto`` the line that says why it is that one.
 
     Parameters
     ----------
     simulation : SimulationConfig, optional
         The federation config, where it is known: Flower doesn't tell it to a ServerApp.
+    secure_sums : bool
+        Whether clients mask their updates, which clients that train together don't.
 
     Raises
     ------
     ConfigError
-        If the engine is neither ``auto`` nor one of `ENGINES`.
+        If the engine is neither ``auto`` nor one of `ENGINES`, or can't do what the run needs.
     """
     if engine != AUTO:
         if engine not in ENGINES:
             raise ConfigError(f"engine = {engine!r}: allowed are {', '.join((AUTO, *ENGINES))}")
+        if engine == VECTORIZED and secure_sums:
+            raise ConfigError(
+                f"engine = {engine!r}: its clients train together, and mask no update of their own; allowed with "
+                f"secure-sums are {SEQUENTIAL}, {RAY}"
+            )
         return engine, ""
     if "RAY_ADDRESS" in os.environ:
         return RAY, "engine = auto: ray, on the cluster that RAY_ADDRESS names"
     if torch.cuda.is_available() and (simulation is None or simulation.client_resources_num_gpus > 0):
         return RAY, "engine = auto: ray, so that clients share the GPU; engine = vectorized takes one process"
+    if secure_sums:
+        return (
+            SEQUENTIAL,
+            "engine = auto: sequential, as each client masks its own update; engine = ray does, too",
+        )
     return VECTORIZED, "engine = auto: vectorized, in this process; engine = ray is Flower's simulation"
 
 
@@ -95,7 +109,7 @@ def run_on(
     ConfigError, DataError, ModelError
         What can't be run, before a client starts; and what a strategy raises when the run fails or diverges.
     """
-    engine, why = chosen_engine(engine, simulation)
+    engine, why = chosen_engine(engine, simulation, secure_sums=config.secure_sums)
     config = config.model_copy(update={"engine": engine})
     federation.renew()
     on_ray = engine == RAY or (engine == VECTORIZED and simulation.workers > 0)
@@ -183,6 +197,6 @@ def _check_can_be_found(config: RunConfig) -> None:
 
 def make_grid(engine: str, num_clients: int, workers: int = 0, way: Way | None = None) -> Grid:
     """Return the Grid of an engine in ``IN_PROCESS``; ``workers`` and ``way`` are the vectorized one's (Trainer)."""
-    if engine == "sequential":
+    if engine == SEQUENTIAL:
         return SequentialGrid(client_app.app, num_clients)
     return VectorizedGrid(client_app.app, num_clients, Trainer(way, workers))

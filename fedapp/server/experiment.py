@@ -61,7 +61,7 @@ from fedapp.training.personal import own_arrays
 from fedapp.training.precision import say_slow
 from fedapp.training.state import names_of
 from fedapp.training.travelling import digest_of, frozen_bytes, travelling
-from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
+from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig, SynchronousConfig
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.config import PrivateConfig, RobustConfig
@@ -108,6 +108,19 @@ class Experiment:
         return self.model if self.device == federation.CPU else copy.deepcopy(self.model).to(self.device)
 
 
+def _check_secure(config: RunConfig, strategy: FederatedStrategy) -> None:
+    """Refuse secure sums where the strategy has none, or where the run's record is to have single models."""
+    if not isinstance(strategy.config, SynchronousConfig):
+        raise ConfigError(
+            f"secure-sums = true: {config.strategy} has no rounds, and counts each update by itself; allowed are "
+            "strategies with rounds"
+        )
+    if config.record_divergence:
+        raise ConfigError(
+            "record-divergence = true: needs single models, which nobody sees with secure-sums; allowed is false"
+        )
+
+
 def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) -> Experiment:
     """Check the config against the data, the model and the number of clients, and load what the server needs.
 
@@ -134,6 +147,8 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
                 f"optimizer = {config.optimizer!r}: {config.strategy} divides an update by how far steps of sgd go "
                 "along a steady gradient, which says nothing of others; allowed is sgd"
             )
+        if config.secure_sums:
+            _check_secure(config, strategy)
         if not strategy.has_rounds:
             _check_asynchronous(config, strategy)
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.

@@ -110,7 +110,12 @@ def run_missing(
 def _check_jobs(planned: Sequence[PlannedRun], engine: str, jobs: int) -> None:
     """Refuse runs in processes that can't make them."""
     # A sweep reads no shares of a GPU, so that clients have none.
-    engines = {chosen_engine(engine or each.config.engine, SimulationConfig())[0] for each in planned}
+    engines = {
+        chosen_engine(engine or each.config.engine, SimulationConfig(), secure_sums=each.config.secure_sums)[
+            0
+        ]
+        for each in planned
+    }
     if RAY in engines and jobs > 1:
         raise ConfigError(
             f"jobs = {jobs}: Ray spreads one run over all cores; allowed with engine {RAY} is 1"

@@ -36,6 +36,8 @@ class Capabilities:
         Whether it goes round by round, or takes work as it comes.
     sees_single_updates : bool
         Whether a hook sees single updates or messages: then an engine's sums of updates won't do.
+    reads_updates : bool
+        Whether a hook reads single updates: then a sum of masked updates won't do either.
     needs_all_updates : bool
         Whether a hook wants all contributions of a round at once (``weigh``, ``aggregate``).
     aggregates : bool
@@ -96,6 +98,7 @@ class Capabilities:
 
     has_rounds: bool
     sees_single_updates: bool
+    reads_updates: bool
     needs_all_updates: bool
     aggregates: bool
     steps_by_plain_sum: bool
@@ -131,13 +134,13 @@ class Capabilities:
         declared: dict[str, Any] = {name: getattr(kind, name, defaults[name]) for name in DECLARED}
         beside = _fills_in(kind, "outgoing", "companions")
         aggregates = _fills_in(kind, "aggregate")
+        reads = aggregates or _fills_in(
+            kind, "configure_train", "aggregate_train", "received", "counted", "weigh"
+        )
         return cls(
             has_rounds=bool(getattr(kind, "has_rounds", True)),
-            sees_single_updates=beside
-            or aggregates
-            or _fills_in(
-                kind, "configure_train", "aggregate_train", "received", "counted", "weigh", "task_fields"
-            ),
+            sees_single_updates=beside or reads or _fills_in(kind, "task_fields"),
+            reads_updates=reads,
             needs_all_updates=aggregates or _fills_in(kind, "weigh"),
             aggregates=aggregates,
             steps_by_plain_sum=(not aggregates or bool(declared["by_weights"]))

@@ -227,6 +227,14 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
         a reply that comes after its round has closed is dropped, or counts in the next round
     dp_clipping_quantile : float
         γ, the share of the updates that an adaptive S doesn't shorten (Andrew et al. 2021)
+    secure_sums : bool
+        whether clients mask their updates, so that the server learns a round's sum alone (Bell et al. 2020)
+    secure_neighbours : int
+        k, clients with which each client masks; 0: as few as a third of the clients may go away
+    secure_threshold : int
+        t, the neighbours that take a client's masks off the sum, above k/2; 0: ⌊k/2⌋ + 1
+    secure_clipping : float
+        C, the largest magnitude of a value of a masked update, weighted by d_i / max d; larger ones are cut to it
     """
 
     positional: ClassVar[tuple[str, ...]] = FLOWERS_ORDER
@@ -239,6 +247,10 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
     dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")
+    secure_sums: bool = parameter(False, topic="protection")
+    secure_neighbours: int = parameter(0, ge=0, topic="protection")
+    secure_threshold: int = parameter(0, ge=0, topic="protection")
+    secure_clipping: float = parameter(1.0, ge=1e-6, le=1e6, topic="protection")
 
     def refuse_protection(self, sent: str) -> None:
         """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""

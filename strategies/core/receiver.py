@@ -41,6 +41,8 @@ class Receiver:
         The clipping of central differential privacy.
     updates : callable, optional
         A link of the chain that keeps the clients' last updates.
+    masked : bool
+        Whether replies are masked updates, of 4 bytes for each value.
 
     Attributes
     ----------
@@ -62,12 +64,13 @@ class Receiver:
         clip: Clip | AdaptiveClip | None = None,
         updates: Link | None = None,
         witness: Witness | None = None,
+        masked: bool = False,
     ) -> None:
         self._run, self._safeguards = run, safeguards
         self._must_weigh, self._bound, self._replies_beside = must_weigh, bound, replies_beside
         self._local_rule, self._received = local_rule, received
         self._compressed, self.clip, self._updates = compressed, clip, updates
-        self.witness = witness
+        self.witness, self._masked = witness, masked
 
     def check(self) -> Check:
         """Return the check of replies, which takes the buffers (values that aren't trained) out of the model."""
@@ -87,7 +90,8 @@ class Receiver:
         """Return the most bytes of a reply: a model, the most that was sent beside one, and 1 MiB, or as declared."""
         run, compressed = self._run, self._compressed
         reader = None if compressed is None else compressed.reader(run.layout)
-        model = max(run.layout.most_bytes, 0 if reader is None else reader.num_bytes)
+        masked = 4 * run.layout.size if self._masked else 0  # of arrays of half precision that is more
+        model = max(run.layout.most_bytes, masked, 0 if reader is None else reader.num_bytes)
         frozen = 0 if run.kept is None else run.kept.most_bytes  # a client may send the whole model
         return model + frozen + run.beside_bytes + self._replies_beside + messages.MOST_BESIDE
 

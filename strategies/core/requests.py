@@ -19,7 +19,11 @@ from strategies.flower.exchange import looks, never, pushed
 from strategies.timing.load import Loads
 
 _USUAL = "usual-times-"  # before the kind of a request, in a checkpoint
-_AWAITED = (messages.TRAIN, messages.EVALUATE)  # whose replies are awaited by what clients usually take
+_AWAITED = (
+    messages.TRAIN,
+    messages.EVALUATE,
+    *messages.SECURE_STAGES,
+)  # whose replies are awaited by what clients usually take
 
 Fields = Callable[[], Mapping[str, Any]]
 Records = Callable[[Client], Mapping[str, messages.RecordType]]
@@ -179,15 +183,17 @@ class PendingReplies:
         requests: Iterable[Message],
         arrived: Callable[[int], None] | None = None,
         overdue: dict[int, str] | None = None,
+        kind: str = "",
     ) -> Iterator[Message]:
         """Push requests at once, and yield the replies as they come; ``arrived`` gets each client's index.
 
-        Replies that are no longer awaited, by client index, and why are put into ``overdue``.
+        Replies that are no longer awaited, by client index, and why are put into ``overdue``. ``kind``: what clients
+        usually take is known by this kind of request; by default its type.
         """
         requests = list(requests)
         nodes = {request.metadata.dst_node_id for request in requests}
         self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})
-        kind = requests[0].metadata.message_type if requests else ""
+        kind = kind or (requests[0].metadata.message_type if requests else "")
         if kind in _AWAITED and self._gives_up():
             return self._patiently(grid, pushed(grid, requests), arrived, self._patience[kind], overdue)
         return self._replies(grid, pushed(grid, requests), arrived)

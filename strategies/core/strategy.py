@@ -22,7 +22,7 @@ from strategies.clock import Clock
 from strategies.core.capabilities import Capabilities, hook
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
-from strategies.core.config import AsynchronousConfig, StrategyConfig, configured
+from strategies.core.config import AsynchronousConfig, StrategyConfig, SynchronousConfig, configured
 from strategies.core.evaluator import Evaluator
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.last_updates import LastUpdates
@@ -204,6 +204,7 @@ class FederatedStrategy(Strategy):
             clip=clip,
             updates=updates,
             witness=witness,
+            masked=isinstance(config, SynchronousConfig) and config.secure_sums,
         )
         self.server_step = ServerStep(
             run, partial(_new_optimizer, run), config.server_lr, self.own_lr, stale=not self.has_rounds

@@ -81,6 +81,11 @@ APPLIED: Final = "strategies.applied"
 RECORDS: Final = "records"
 # Under PATH it has how far the local steps go along a gradient that stays 1, γ_i ‖a_i‖₁: K_i γ_i for plain SGD.
 
+# Secure sums (strategies/secure): the stage's record of requests and replies, and the masked update of a reply.
+SECURE: Final = "strategies.secure"
+MASKED: Final = "strategies.masked"
+SECURE_STAGES: Final = tuple(f"{SECURE}.{stage}" for stage in ("keys", "shares", "unmask"))  # beside training
+
 # Fields of `metrics`, from the client.
 NUM_EXAMPLES: Final = "num-examples"
 PARTITION_ID: Final = "partition-id"
@@ -141,6 +146,10 @@ OLDER: Final = (
 )
 MASKS: Final = (
     "a mod for secure aggregation waits for SecAggPlusWorkflow, which takes strategies of flwr.server alone"
+)
+
+NOT_MASKED: Final = (
+    "it takes no part in secure sums: strategies.secure.masks_updates isn't a mod of its ClientApp"
 )
 
 # Outcomes of tasks that don't count: the reply came late or never, the client reported a failure, the server refused

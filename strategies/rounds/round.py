@@ -70,6 +70,8 @@ class Round:
         The weights d_i by which clients count, by index.
     bases : dict of int to (array (D,), int)
         The model that a client was sent and its round, where it isn't this round's model, by client index.
+    outside : int
+        The number of clients with values beyond the range of a secure sum, whose indices aren't known.
     """
 
     number: int
@@ -92,6 +94,7 @@ class Round:
     lost: set[int] = field(default_factory=set)
     worth: dict[int, float] = field(default_factory=dict)
     bases: dict[int, tuple[NDArray[Any], int]] = field(default_factory=dict)
+    outside: int = 0
 
     def base_of(self, client: Client) -> tuple[NDArray[Any], int]:
         """Return the model (D,) from which a client's counted work started, and the round of that model."""
@@ -179,7 +182,7 @@ class Round:
             }
         )
         if clipped:
-            metrics[messages.CLIPPED] = len(self.bounded)
+            metrics[messages.CLIPPED] = len(self.bounded) + self.outside
         if self.lost:
             metrics[messages.LOST_TASKS] = len(self.lost)
         return metrics

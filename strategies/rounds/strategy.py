@@ -10,7 +10,7 @@ weight is shared over the other clients. A round with no valid reply keeps the m
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -44,6 +44,9 @@ from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Clip, Contribution, Noise
 from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.sums import SummingGrid
+
+if TYPE_CHECKING:
+    from strategies.rounds.secure_sums import SecureSums
 
 log = logging.getLogger("flwr.strategies")
 
@@ -108,6 +111,14 @@ class SynchronousStrategy(FederatedStrategy):
             self.without_companions,
         )
         self._round: Round | None = None
+        self._secure: SecureSums | None = None
+        if config.secure_sums:
+            from strategies.rounds import secure_sums  # loads libraries of cryptography
+
+            secure_sums.check_secure(name, config, able)
+            self._secure = secure_sums.SecureSums(
+                config, self.run, self.pending, self.timeline, self.receiver, self.selection
+            )
 
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
 
@@ -115,6 +126,8 @@ class SynchronousStrategy(FederatedStrategy):
         """Raise ValueError if so many clients are too few for participation, aggregation rule or closing."""
         self.selection.check(num_clients)
         self.closing.check(num_clients)
+        if self._secure is not None:
+            self._secure.check(num_clients)
 
     @hook
     def select(
@@ -188,6 +201,8 @@ class SynchronousStrategy(FederatedStrategy):
                 log.warning(
                     "late = %r changes nothing: without round_deadline or over_select nothing is late", NEXT
                 )
+            if self._secure is not None:
+                self._secure.look(grid)
             closing.begin()
             result = run.result
             for server_round in range(run.aggregations + 1, num_rounds + 1):
@@ -274,6 +289,11 @@ class SynchronousStrategy(FederatedStrategy):
             return self._conclude(current, asked.request.tasks.weights, total, Untrained(self.run.buffers))
         if current is None:  # a user-defined ``configure_train`` opens no round
             return self.aggregate_train(server_round, list(self.pending.awaited(grid, asked)))
+        if self._secure is not None:
+            total, weights = self._secure.work(current, grid, asked, self.closing.cut_off)
+            if self.closing.cut_off():
+                return None, None
+            return self._conclude(current, weights, total, Untrained(self.run.buffers))
         replies = self.closing.replies(current, grid, asked)
         if "aggregate_train" in self.capabilities.round_hooks:
             return self.aggregate_train(
@@ -295,6 +315,8 @@ class SynchronousStrategy(FederatedStrategy):
             if server_round == 1:
                 self._call_up.begin()
             check_loop(self.run.pace, self.config, loop)
+            if self._secure is not None:
+                raise RunError(f"secure_sums = True: {loop.who} reads single updates; call {loop.instead}")
             self.closing.check_loop(loop)
             self.aggregator.wrapper = self.aggregator.wrapper or Wrapped(loop)
             self.aggregator.wrapper.asks(server_round, config)
@@ -366,7 +388,7 @@ class SynchronousStrategy(FederatedStrategy):
         """Enter a round in the accounts, and make the next model of its sum; None if no reply is valid."""
         sent, received = self.run.take_frozen_bytes()
         current.bytes_down, current.bytes_up = current.bytes_down + sent, current.bytes_up + received
-        metrics = current.told(clipped=self.receiver.bounds_updates)
+        metrics = current.told(clipped=self.receiver.bounds_updates or self._secure is not None)
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))
         metrics = client_metrics.beside(metrics, current.metrics.result())
@@ -420,6 +442,7 @@ class SynchronousStrategy(FederatedStrategy):
         return not (
             able.sees_single_updates
             or not able.streams
+            or self._secure is not None
             or self.receiver.witness is not None
             or self.closing.early
             or self.config.rule() is not None

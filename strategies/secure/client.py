@@ -12,6 +12,7 @@ A client never gives both shares of a neighbour, answers each stage once, and fo
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -73,7 +74,7 @@ class ClientSession:
     neighbours : dict of int to PublicKeys
         The neighbours' public keys.
     held : dict of int to (bytes, bytes)
-        The shares of neighbours' seeds and of their keys of masks.
+        The shares of neighbours' seeds and of their keys of masks; empty if a neighbour dealt none that opens.
     """
 
     client: int
@@ -123,7 +124,7 @@ class ClientSession:
         Raises
         ------
         SecureSumError
-            If those are fewer than the threshold, or a share isn't for this client.
+            If those are fewer than the threshold, or one is no neighbour.
         """
         self.open(sealed)
         return self.masked(values)
@@ -137,13 +138,11 @@ class ClientSession:
             if each not in self.neighbours:
                 raise SecureSumError(f"client {each} is no neighbour")
             key = shared_key(self.seal_key, self.neighbours[each].seal)
-            try:
+            self.held[each] = (b"", b"")  # none that can be opened: the server finds out who dealt no share
+            with suppress(InvalidToken):
                 source, to, seed_share, key_share = share_keys_plaintext_separate(decrypt(key, token))
-            except InvalidToken:
-                raise SecureSumError(f"client {each}'s share can't be opened") from None
-            if (source, to) != (each, self.client):
-                raise SecureSumError(f"client {each}'s share is another one's")
-            self.held[each] = (seed_share, key_share)
+                if (source, to) == (each, self.client):
+                    self.held[each] = (seed_share, key_share)
 
     def masked(self, values: Ring) -> Ring:
         """Return the masked values (m,), once; see ``mask``."""
@@ -168,7 +167,8 @@ class ClientSession:
             raise SecureSumError(
                 f"asked for both shares of a client ({min(both)})" if both else "asked for others' shares"
             )
-        return {each: self.held[each][0] for each in here} | {each: self.held[each][1] for each in gone}
+        shares = {each: self.held[each][0] for each in here} | {each: self.held[each][1] for each in gone}
+        return {each: share for each, share in shares.items() if share}
 
     def _enter(self, stage: str, following: str) -> None:
         if self.stage != stage:

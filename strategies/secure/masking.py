@@ -50,11 +50,15 @@ def shared_key(key: bytes, public: bytes) -> bytes:
     SecureSumError
         If it is no public key.
     """
+    return generate_shared_key(_private(key), check_public(public))
+
+
+def check_public(public: bytes) -> ec.EllipticCurvePublicKey:
+    """Return a public key; SecureSumError if it is none."""
     try:
-        theirs = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
-    except ValueError:
+        return ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
+    except (ValueError, TypeError):
         raise SecureSumError("a public key is no point of the curve") from None
-    return generate_shared_key(_private(key), theirs)
 
 
 def _private(key: bytes) -> ec.EllipticCurvePrivateKey:

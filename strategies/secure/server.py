@@ -16,6 +16,7 @@ from strategies.secure.graph import core_of, graph_of
 from strategies.secure.masking import (
     Ring,
     SecureSumError,
+    check_public,
     commitment_to,
     own_mask,
     pairwise_mask,
@@ -63,7 +64,9 @@ class ServerSession:
     # ---- Keys ----------------------------------------------------------------------------------------------------
 
     def take_keys(self, client: int, keys: PublicKeys) -> None:
-        """Take a client's public keys."""
+        """Take a client's public keys; SecureSumError if one is none, or another client's."""
+        check_public(keys.seal)
+        check_public(keys.mask)
         for other, known in self._keys.items():
             if {keys.seal, keys.mask} & {known.seal, known.mask}:
                 raise SecureSumError(f"its public key is client {other}'s")
@@ -148,7 +151,7 @@ class ServerSession:
         if len(revealed) < self.threshold:
             raise SecureSumError(
                 f"{len(revealed)} shares of client {owner}'s secret came, and {self.threshold} are needed: too many "
-                "clients have gone"
+                "clients have gone, or it dealt none"
             )
         # A dealer numbers its shares by its neighbours in ascending order.
         places = {each: place for place, each in enumerate(self._near(owner, self._keys), start=1)}

@@ -18,7 +18,11 @@ def test_each_has_k_neighbours_and_is_theirs(number: int, k: int) -> None:
 
 def test_few_clients_mask_with_nearly_all_and_many_with_few() -> None:
     assert [usual_neighbours(number) for number in (3, 4, 5, 30)] == [2, 3, 4, 22]
-    assert usual_neighbours(1000) < 200
+    assert [usual_neighbours(number) for number in (10, 100, 1000)] == [
+        8,
+        60,
+        166,
+    ]  # as in docs/protection.md
     assert terms_for(10) == Terms(8, 5)
 
 

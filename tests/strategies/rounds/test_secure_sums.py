@@ -1,0 +1,255 @@
+"""Rounds of secure sums: the models of plain rounds, whoever goes in which stage, and what refuses to be one."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message
+
+from strategies import (
+    REGISTRY,
+    Ditto,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FederatedStrategy,
+    FedMedian,
+    FedProx,
+    RunError,
+    SynchronousStrategy,
+    messages,
+)
+from strategies.secure import masks_updates
+from strategies.secure.masking import Quantizer
+from strategies.secure.mod import ONLY_MASKED
+from strategies.updates.sums import BlockSum
+
+Make = Callable[..., Any]
+
+CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5, 7.0, 1.0), (1, 2, 5, 3, 4, 1)
+CLIPPING = 8.0
+
+
+def goes_away(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+    """Fail before the stage that the node's config names."""
+    record = message.content.get(messages.SECURE)
+    if record is not None and record["stage"] == context.node_config.get("goes"):
+        raise RuntimeError("went away")
+    return call_next(message, context)
+
+
+MODS = (goes_away, masks_updates)
+
+
+@pytest.fixture
+def run(federation: Make, model: Make, train_config: Make, values_of: Make) -> Make:
+    """Run a strategy with or without secure sums; return the model's values, the metrics and the grid."""
+
+    def make(
+        kind: type[FederatedStrategy] = FedAvg,
+        *,
+        rounds: int = 3,
+        mods: Any = MODS,
+        goes: dict[int, str] | None = None,
+        **options: Any,
+    ) -> tuple[list[float], Any, Any]:
+        describes = options.pop("describes", True)
+        grid = federation(CENTRES, SIZES, mods=mods, describes=describes, seed=options.pop("grid", 0))
+        for partition, stage in (goes or {}).items():
+            grid.node(partition).context.node_config["goes"] = stage
+        result = kind(**options).start(grid, model(1.0, -1.0), rounds, train_config=train_config())
+        return values_of(result.arrays), result.train_metrics_clientapp, grid
+
+    return make
+
+
+SECURE = {"secure_sums": True, "secure_clipping": CLIPPING}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (FedAvg, {}),
+        (FedAvg, {"client_weights": "uniform", "fraction_train": 0.7, "participation": "uniform"}),
+        (FedAvg, {"participation": "poisson", "fraction_train": 0.8}),
+        (FedAvg, {"server_optimizer": "momentum"}),
+        (FedAvg, {"server_optimizer": "yogi"}),
+        (FedProx, {"proximal_mu": 0.3}),
+        (FedAvgM, {"server_momentum": 0.5}),
+        (FedAdam, {"eta": 0.1}),
+        (Ditto, {}),
+    ],
+)
+def test_methods_that_need_sums_make_the_models_of_plain_rounds(
+    run: Make, kind: type[FederatedStrategy], options: dict[str, Any]
+) -> None:
+    plain, before, _ = run(kind, **options)
+    secure, metrics, _ = run(kind, **options, **SECURE)
+    assert secure == pytest.approx(plain, abs=50 * Quantizer.for_sum(CLIPPING, 6).error(6))
+    assert secure != plain  # by the quantisation
+    for number, found in metrics.items():
+        assert found["participants"] == before[number]["participants"]
+        assert (found["failures"], found["clipped-updates"]) == (0, 0)
+        assert "train-loss" not in found  # no client's leaves it
+
+
+def test_a_run_has_one_result_whatever_masks_and_order(run: Make) -> None:
+    assert run(grid=1, **SECURE)[0] == run(grid=2, **SECURE)[0]
+
+
+@pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
+def test_a_third_may_go_in_any_stage(run: Make, stage: str) -> None:
+    goes = {1: stage, 4: stage}
+    secure, metrics, _ = run(rounds=1, goes=goes, **SECURE)
+    stay = [i for i in range(6) if stage == "unmask" or i not in goes]
+    d = np.array(SIZES)[stay] / sum(np.array(SIZES)[stay])
+    expected = [start + sum(d * 0.5 * (np.array(CENTRES)[stay] - start)) for start in (1.0, -1.0)]
+    assert secure == pytest.approx(expected, abs=2 * Quantizer.for_sum(CLIPPING, 6).error(6))
+    assert metrics[1]["failures"] == 6 - len(stay)
+
+
+def test_where_more_go_the_model_stays_and_one_line_says_so(
+    run: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RunError, match=r"no client's work was accepted in 2 aggregations.* secret came, and"):
+        run(rounds=2, goes=dict.fromkeys(range(4), "unmask"), **SECURE)
+    lines = [r.message for r in caplog.records if r.message.startswith("round 1: left out")]
+    assert len(lines) == 1
+    assert "secure sum: 2 shares of client" in lines[0] or "secure sum: 1 shares of client" in lines[0]
+
+
+def test_the_server_sees_no_update_no_metric_and_no_size_that_it_wasnt_told(run: Make) -> None:
+    grid = run(rounds=1, examples_bound=10, describes=False, **SECURE)[2]
+    asked = [m.content[messages.SECURE] for m in grid.requests() if messages.SECURE in m.content]
+    assert {record["stage"] for record in asked} == {"keys", "shares", "masked", "unmask"}
+    assert len(asked) == 4 * 6
+    assert all(
+        messages.SECURE not in node.context.state for node in grid.nodes.values()
+    )  # secrets are dropped
+
+
+def test_sizes_that_only_clients_know_are_summed_masked(run: Make) -> None:
+    plain = run(describes=False)[0]
+    secure = run(describes=False, examples_bound=5, **SECURE)[0]
+    assert secure == pytest.approx(plain, abs=1e-6)
+    with pytest.raises(RunError, match=r"doesn't say how many examples .* allowed are examples_bound > 0"):
+        run(describes=False, **SECURE)
+
+
+def test_values_out_of_range_are_counted(run: Make, caplog: pytest.LogCaptureFixture) -> None:
+    _, metrics, _ = run(rounds=1, client_weights="uniform", secure_sums=True, secure_clipping=2.5)
+    assert metrics[1]["clipped-updates"] == 1  # Δ = (3, 4) for the centre 7, 2 at most for the others
+    assert "secure_clipping = 2.5: 1 clients had weighted values beyond it" in caplog.text
+
+
+def test_an_app_without_the_mod_is_told_what_it_lacks(run: Make) -> None:
+    with pytest.raises(RunError, match=r"masks_updates isn't a mod of its ClientApp"):
+        run(mods=(), **SECURE)
+
+
+def test_a_device_that_only_masks_refuses_a_plain_round(run: Make, federation: Make, model: Make) -> None:
+    grid = federation(CENTRES, SIZES, mods=MODS)
+    for node in grid.nodes.values():
+        node.context.node_config[ONLY_MASKED] = True
+    with pytest.raises(RunError, match="only-masked = true: it was asked for an update without a secure sum"):
+        FedAvg().start(grid, model(1.0), 1)
+    assert FedAvg(**SECURE).start(grid, model(1.0), 1).train_metrics_clientapp[1]["participants"] == 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        *(
+            (each, {}, "reads single updates; allowed are methods that need sums alone")
+            for name, each in REGISTRY.items()
+            if issubclass(each, SynchronousStrategy)
+            and (each.capabilities.reads_updates or not each.capabilities.streams)
+        ),
+        (FedMedian, {}, "compares single updates"),
+        (FedAvg, {"aggregation_rule": "krum", "client_weights": "uniform"}, "compares single updates"),
+        (FedAvg, {"round_deadline": 3.0}, "late updates count one by one"),
+        (FedAvg, {"over_select": 0.5, "participation": "uniform"}, "late updates count one by one"),
+        (FedAvg, {"compression": "topk:0.1"}, "compressed updates can't be masked"),
+        (FedAvg, {"update_norm_bound": 1.0}, "update_norm_bound = 1.0: is of single updates"),
+        (FedAvg, {"safeguards": "on"}, "norm_ratio_bound = 1.5: is of single updates"),
+        (FedAvg, {"dp": "central", "client_weights": "uniform"}, "clips single updates at the server"),
+        (FedAvg, {"server_optimizer": "fedexp"}, "reads single updates' lengths"),
+    ],
+)
+def test_what_needs_single_updates_is_one_line(
+    kind: type[FederatedStrategy], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as raised:
+        kind(secure_sums=True, **options)
+    assert str(raised.value).startswith("secure_sums = True: ")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"secure_threshold": 6}, r"secure_threshold = 6: each of 6 clients in a round has 5 neighbours"),
+        ({"secure_neighbours": 6}, r"secure_neighbours = 6: 6 clients are in a round"),
+        ({"participation": "uniform", "fraction_train": 0.3}, "secure_sums: 2 clients in a round"),
+        ({"witness": lambda index, model: None}, "a witness sees single models; allowed is none"),
+        ({"train_metrics_aggr_fn": lambda records, key: None}, "reads single clients' metrics"),
+        ({"untrained": ("w",)}, r"the model has arrays that aren't trained \(w\)"),
+    ],
+)
+def test_what_cant_be_is_refused_before_a_client_trains(
+    run: Make, options: dict[str, Any], said: str
+) -> None:
+    trained = []
+
+    def notes(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        trained.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    with pytest.raises((RunError, ValueError), match=said):
+        run(mods=(notes,), **SECURE, **options)
+    assert messages.TRAIN not in trained
+
+
+def test_an_engine_that_sums_past_the_mods_is_refused(run: Make, federation: Make, model: Make) -> None:
+    grid = federation(CENTRES, SIZES, mods=MODS)
+    grid.can_sum, grid.sums = (lambda request: True), (lambda request: iter(list[BlockSum]()))
+    with pytest.raises(RunError, match="trains clients past the mods of their app"):
+        FedAvg(**SECURE).start(grid, model(1.0), 1)
+
+
+def test_a_loop_around_the_strategy_is_refused(federation: Make, model: Make) -> None:
+    grid, strategy = federation(CENTRES, SIZES, mods=MODS), FedAvg(**SECURE)
+    with pytest.raises(RunError, match=r"secure_sums = True: .* reads single updates; call"):
+        list(strategy.configure_train(1, model(1.0), ConfigRecord(), grid))
+
+
+def test_a_run_that_goes_on_has_the_same_model(
+    federation: Make, model: Make, values_of: Make, train_config: Make
+) -> None:
+    states = {}
+
+    def go(rounds: int, state: dict[str, Any] | None = None) -> list[float]:
+        strategy = FedAvg(server_optimizer="adam", **SECURE)
+        strategy.observer = lambda progress: states.update({progress.aggregation: strategy.state()})
+        if state is not None:
+            strategy.restore(state)
+        grid = federation(CENTRES, SIZES, mods=MODS)
+        return values_of(strategy.start(grid, model(1.0), rounds, train_config=train_config()).arrays)
+
+    whole = go(4)
+    state = states[2]
+    assert go(4, state) == whole
+
+
+def test_lost_tasks_of_virtual_time_are_dropouts(run: Make, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").setLevel(logging.INFO)
+    options = {"task_failure": 0.2, "seed": 3, "server_lr": 1.0}
+    plain, before, _ = run(rounds=5, **options)
+    secure, metrics, _ = run(rounds=5, **options, **SECURE)
+    assert sum(found.get("lost-tasks", 0) for found in metrics.values()) > 0
+    assert [found["participants"] for found in metrics.values()] == [
+        found["participants"] for found in before.values()
+    ]
+    assert secure == pytest.approx(plain, abs=1e-6)
