@@ -22,6 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, pack
+from strategies.flower.internals import with_content
 from strategies.secure.client import KEYS, MASKED, OVER, SHARES, UNMASK, ClientSession, PublicKeys
 from strategies.secure.masking import Quantizer, SecureSumError
 
@@ -93,8 +94,8 @@ def _masked(
         raise SecureSumError("there is no model to train")
     quantizer, layout = Quantizer(asked["clipping"], asked["levels"]), Layout.of(sent)
     base = layout.to_vector(sent)  # read before the app may overwrite the message's memory
-    del message.content[messages.SECURE]
-    reply = call_next(message, context)
+    rest = {name: record for name, record in message.content.items() if name != messages.SECURE}
+    reply = call_next(with_content(message, RecordDict(rest)), context)
     if not reply.has_content():
         return reply
     trained = messages.model_of(reply, key)
