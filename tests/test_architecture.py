@@ -2,6 +2,7 @@
 
 import ast
 from collections import defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -11,6 +12,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("strategies", "custom", "fedapp", "studies")
 MOST_FILES = 30  # in a folder
 PAGE, WORDS = 65, 600  # lines and words of a page
+
+
+@cache
+def parsed(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
 
 
 def room_of(module: str) -> str | None:
@@ -26,6 +32,7 @@ def room_of(module: str) -> str | None:
     return first
 
 
+@cache
 def imported() -> dict[str, set[str]]:
     arrows: dict[str, set[str]] = defaultdict(set)
     files = [
@@ -37,7 +44,7 @@ def imported() -> dict[str, set[str]]:
     for path in [*files, ROOT / "run_simulation.py"]:
         room = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
         assert room
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in parsed(path):
             modules = []
             if isinstance(node, ast.ImportFrom) and node.module:
                 known = room_of(node.module) == node.module  # the room itself, or something in it
@@ -78,7 +85,7 @@ def test_no_circle_of_files(package):
     arrows: dict[str, set[str]] = {}
     for name, path in names.items():
         found: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in parsed(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 inside = {f"{node.module}.{each.name}" for each in node.names} & names.keys()
                 found |= inside or ({node.module} & names.keys())

@@ -16,6 +16,7 @@ from fedapp.data.skew import (
     log_gamma_table,
     round_to_margins,
 )
+from tests.selection import only
 
 IMBALANCES = st.one_of(st.just(0.0), st.floats(1e-320, 1e307), st.sampled_from([1e-3, 1.0, 1e6]))
 
@@ -55,7 +56,7 @@ def fitted_by_iteration(log_table: np.ndarray, rows: np.ndarray, columns: np.nda
     return table
 
 
-@pytest.mark.parametrize("class_imbalance", [0.0, 0.1, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("class_imbalance", only([0.0, 0.1, 1.0, 10.0, 100.0], 4))
 @pytest.mark.parametrize(("classes", "clients"), [(10, 20), (10, 4), (3, 50)])
 def test_fitting_is_the_limit_of_iterative_proportional_fitting(classes, clients, class_imbalance):
     rng = np.random.default_rng(4)

@@ -1,5 +1,6 @@
 """timeline.png: what each client did when, of few clients and of many, of all of a run or a part of it."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -72,39 +73,48 @@ def seen(path: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("clients", only([10, ROWS + 1, 1, ROWS, 1000], 2))
-def test_all_that_clients_did_is_drawn(tmp_path: Path, clients: int) -> None:
+def test_all_that_clients_did_is_drawn(tmp_path, clients):
     path = draw_timeline(written(tmp_path / "run", clients))
     assert path == tmp_path / "run" / FIGURE
     assert all(count > 1000 for count in seen(path).values()), seen(path)
 
 
-def test_what_is_not_known_is_not_drawn(tmp_path: Path) -> None:
+def test_what_is_not_known_is_not_drawn(tmp_path):
     path = draw_timeline(written(tmp_path / "whole", 10, parts=False, gone=False))
     assert path is not None
     counts = seen(path)
     assert [state for state in STATES if counts[state] > 2000] == ["working", WAITING]
-    real = draw_timeline(written(tmp_path / "real", 10, gone=False, clock="wall"))
+    real = draw_timeline(written(tmp_path / "real", 10, rounds=2, gone=False, clock="wall"))
     assert real is not None
     assert [state for state in STATES if seen(real)[state] > 2000] == ["working", WAITING]
     assert draw_timeline(tmp_path) is None
     assert not (tmp_path / FIGURE).exists()
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Draw a run all of whose tasks are accepted; once for each number of clients."""
+
+    @cache
+    def pixels(clients):
+        drawn = draw_timeline(written(tmp_path_factory.mktemp("plain") / "run", clients))
+        return np.asarray(Image.open(drawn).convert("RGB")).astype(int)
+
+    return pixels
+
+
 @pytest.mark.parametrize(
     ("clients", "outcome"), covering([10, 100], sorted(set(OUTCOMES) - {"accepted"}), together=1)
 )
-def test_how_a_task_ends_is_marked(tmp_path: Path, clients: int, outcome: str) -> None:
-    drawn = [draw_timeline(written(tmp_path / name, clients, outcome=name)) for name in ("accepted", outcome)]
-    assert all(drawn)
-    plain, marked = (np.asarray(Image.open(path).convert("RGB")).astype(int) for path in drawn if path)
+def test_how_a_task_ends_is_marked(plain, tmp_path, clients, outcome):
+    drawn = draw_timeline(written(tmp_path / "marked", clients, outcome=outcome))
+    marked = np.asarray(Image.open(drawn).convert("RGB")).astype(int)
     color = 255 * np.array(to_rgb(OUTCOMES[outcome][0]))
-    inside = [(np.abs(each[:-160] - color).max(axis=-1) < 12).sum() for each in (plain, marked)]
+    inside = [(np.abs(each[:-160] - color).max(axis=-1) < 12).sum() for each in (plain(clients), marked)]
     assert inside[1] > inside[0]
 
 
-def test_a_stretch_of_time_is_drawn_where_all_would_be_too_narrow_or_if_it_is_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_stretch_of_time_is_drawn_where_all_would_be_too_narrow_or_if_it_is_asked_for(tmp_path):
     long = draw_timeline(written(tmp_path / "long", 10, rounds=400))
     assert long is not None
     assert seen(long)["away"] > 5000  # in the rows: above, the last round is too narrow to be seen
@@ -130,9 +140,7 @@ def test_a_stretch_of_time_is_drawn_where_all_would_be_too_narrow_or_if_it_is_as
         (["run", "-o", "no/such/figure.png"], "error: [Errno 2] No such file or directory"),
     ],
 )
-def test_what_cannot_be_is_one_line(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_is_one_line(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "run", 3)
     (tmp_path / "none").mkdir()

@@ -28,7 +28,7 @@ from strategies.updates.sums import BlockSum, SumRequest
 from tests.runs import ROUNDED, lines_of, same_files, summary_of, vector_of
 from tests.selection import covering, only, spread
 
-CLIENTS = 5
+CLIENTS, ROUNDS = 5, 3
 Configure = Callable[..., RunConfig]
 
 
@@ -38,15 +38,14 @@ def is_rounded(key: str) -> bool:
 
 @pytest.fixture
 def small(configure, tmp_path):
-    """Configure a short run: 5 rounds (a CNN's: 3), or as many aggregations for each client, a few steps each."""
+    """Configure a short run: 3 rounds, or as many aggregations for each client, a few steps each."""
     numbers = itertools.count()
 
     def build(**values: Any) -> RunConfig:
         asynchronous = issubclass(REGISTRY[values.get("strategy", "fedavg")], AsynchronousStrategy)
-        rounds = 3 if values.get("model") == "cnn" else 5
         return configure(
             **{
-                "num_server_rounds": rounds * CLIENTS if asynchronous else rounds,
+                "num_server_rounds": ROUNDS * CLIENTS if asynchronous else ROUNDS,
                 "eval_every": 5 if asynchronous else 1,
                 "checkpoint_every": 0,
                 "server_lr": 0.5,
@@ -500,7 +499,7 @@ def test_a_run_can_be_interrupted_between_the_pulls_of_a_round(strategy, pulls, 
     assert summary["status"] == "interrupted"
     # It stops at once, in the middle of a round; of one that asks for sums, some blocks are ahead.
     assert pulls <= trained <= pulls + (3 if strategy == "fedavg" else 0)
-    assert summary["aggregations"] < 5 * (CLIENTS if strategy == "async-fedavg" else 1)
+    assert summary["aggregations"] < ROUNDS * (CLIENTS if strategy == "async-fedavg" else 1)
     if strategy == "fedavg":
         assert summary["aggregations"] == pulls // CLIENTS  # complete rounds
     assert events(path)[-1]["aggregation"] == summary["aggregations"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import (
@@ -135,6 +135,7 @@ def test_every_order_of_four_clients_of_which_the_first_count(go, late, needed, 
         check(go(times, **own), expected)
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     times=st.lists(
         st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0]) | st.floats(0.2, 3), min_size=5, max_size=5),
