@@ -29,7 +29,7 @@ from fedapp.names import Partitioner
 
 def _rows_are_split(setting: Setting) -> bool:
     dataset = setting.dataset
-    return setting.config.test_on != "held-out" or dataset.num_train == len(dataset.y)
+    return setting.config.test_on in ("unseen-clients", "own") or dataset.num_train == len(dataset.y)
 
 
 def _has_columns(setting: Setting) -> bool:
@@ -109,9 +109,10 @@ class DataKeys(Keys):
         ),
     ]
     test_on: Annotated[
-        Literal["held-out", "unseen-clients", "own"],
+        Literal["held-out", "held-out-even", "held-out-odd", "unseen-clients", "own"],
         key(
-            "what accuracy is measured on: held-out rows, clients with a division of their own, or each client's own "
+            "what accuracy is measured on: held-out rows, every second of them (tune on the even ones, judge on the "
+            "odd ones), clients with a division of their own, or each client's own "
             "rows that it doesn't train on"
         ),
     ]

@@ -40,10 +40,13 @@ BY_CLASS = tuple(name for name in PARTITIONERS if name not in ("iid", "natural")
 """Those that divide rows by their classes."""
 
 OWN = "own"
-TEST_ON = ("held-out", "unseen-clients", OWN)
+HALVES = {"held-out": slice(None), "held-out-even": slice(0, None, 2), "held-out-odd": slice(1, None, 2)}
+TEST_ON = (*HALVES, "unseen-clients", OWN)
 """Values of the run-config key `test-on`.
 
 - held-out: test rows are those the dataset ships, or a random `test_fraction` of all rows where it ships none.
+  held-out-even and held-out-odd are every second of them, from the first and from the second: keys that are tuned on
+  one half can be judged on the other.
 - unseen-clients (Buttaci 2024, §3.4.1): all rows are pooled and split at random, and both sides are divided over
   `num_clients` clients by the same scheme; with natural the testing clients are other ids, as many (at most) as make
   up `test_fraction` of all clients.
@@ -213,7 +216,7 @@ def _both_sides(
     """Divide the training rows, and the test rows where there are clients to test on."""
     require_enough(len(train), "training")
     clients = divide(train, streams.whole_number(seed, "training-division"))
-    if test_on == "held-out":
+    if test_on in HALVES:
         return _partition(clients, [test])
     if test_on == OWN:
         return _partition(clients, []).split(test_fraction, seed)
@@ -296,7 +299,7 @@ def _natural(
         )
     groups = np.asarray(dataset.groups)
     train, test = np.arange(len(dataset.y)), np.empty(0, np.int64)
-    if test_on == "held-out":
+    if test_on in HALVES:
         train, test = _split_rows(dataset, test_on, test_fraction, seed)
     ids, counts = np.unique(groups[train], return_counts=True)
     ids = ids[counts >= min_samples]
@@ -317,7 +320,7 @@ def _natural(
         _check_division("natural", division, rows, min_samples, exact=True)
         return division
 
-    if test_on == "held-out":
+    if test_on in HALVES:
         return _partition(clients(drawn[:num_clients]), [test])
     if test_on == OWN:
         return _partition(clients(drawn[:num_clients]), []).split(test_fraction, seed)
@@ -330,11 +333,16 @@ def _split_rows(dataset: Dataset, test_on: str, test_fraction: float, seed: int)
     num_rows = len(dataset.y)
     if test_on == OWN:
         return np.arange(num_rows), np.empty(0, np.int64)
-    if test_on == "held-out" and dataset.num_train < num_rows:
-        return np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
-    shuffled = streams.generator(seed, "test-rows").permutation(num_rows)
-    num_test = min(max(1, round(test_fraction * num_rows)), num_rows)
-    return np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test])
+    if test_on in HALVES and dataset.num_train < num_rows:
+        train, test = np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
+    else:
+        shuffled = streams.generator(seed, "test-rows").permutation(num_rows)
+        num_test = min(max(1, round(test_fraction * num_rows)), num_rows)
+        train, test = np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test])
+    test = test[HALVES.get(test_on, slice(None))]
+    if not len(test):
+        raise DataError(f"test-on = {test_on!r}: '{dataset.name}' has 1 test row; at least 2 are needed")
+    return train, test
 
 
 def _partition(clients: list[IntArray], testing: list[IntArray]) -> Partition:

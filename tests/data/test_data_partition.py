@@ -97,6 +97,20 @@ def test_held_out_draws_a_fraction_where_no_test_rows_are_shipped(digits: Datase
     assert made.test_indices.min() < 300
 
 
+def test_two_halves_of_the_held_out_rows_share_none_and_leave_the_clients_as_they_are(
+    digits: Dataset,
+) -> None:
+    for dataset in (toy(100, 21), digits):
+        whole, even, odd = (
+            partition(dataset, 5, test_on=f"held-out{half}") for half in ("", "-even", "-odd")
+        )
+        assert even.test_indices.tolist() == whole.test_indices[::2].tolist()
+        assert odd.test_indices.tolist() == whole.test_indices[1::2].tolist()
+        assert all(np.array_equal(each.client_indices, whole.client_indices) for each in (even, odd))
+    with pytest.raises(DataError, match="test-on = 'held-out-odd': 'toy' has 1 test row; at least 2 are"):
+        partition(toy(100, 1), 5, test_on="held-out-odd")
+
+
 def test_unseen_clients_pool_train_and_test_rows() -> None:
     made = partition(toy(100, 100), 5, test_on="unseen-clients")
     assert len(made.test_offsets) == 6
@@ -220,7 +234,10 @@ def test_natural_skips_ids_with_too_few_rows() -> None:
             "pathological, similarity, shards, "
             "natural",
         ),
-        ({"test_on": "clients"}, "test-on = 'clients': unknown; allowed: held-out, unseen-clients, own"),
+        (
+            {"test_on": "clients"},
+            "test-on = 'clients': unknown; allowed: held-out, held-out-even, held-out-odd, unseen-clients, own",
+        ),
         (
             {"num_clients": 2000},
             "num-supernodes = 2000: 'digits' has 1438 training rows, at least min-samples = 2 per client are "
