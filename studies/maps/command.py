@@ -1,5 +1,6 @@
 """``fedapp map``: from a map's file to the picture of which method wins where."""
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -32,6 +33,9 @@ def map_command(
     engine: Annotated[str, typer.Option(help=f"what runs the clients: {', '.join(IN_PROCESS)}")] = IN_PROCESS[
         -1
     ],
+    minutes: Annotated[
+        float, typer.Option(min=0, help="start no run after that, and report on those there are")
+    ] = math.inf,
     quick: Annotated[
         bool, typer.Option("--quick", help="the small map that the file's [quick] says")
     ] = False,
@@ -50,14 +54,19 @@ def map_command(
         plan = _plan_of(plan_file, data_path, quick=quick)
         folder = (out or Path("results") / plan_file.stem).expanduser()
         if from_results:
-            _name_unread(data_path=bool(data_path), jobs=jobs != 1, engine=engine != IN_PROCESS[-1])
+            _name_unread(
+                data_path=bool(data_path),
+                jobs=jobs != 1,
+                engine=engine != IN_PROCESS[-1],
+                minutes=minutes < math.inf,
+            )
             if not (folder / FILE).is_file():
                 raise ConfigError(f"--from-results: there is no {folder / FILE}")
             if (kept := metric_in(folder / FILE)) != plan.metric:
                 raise ConfigError(f"--from-results: {folder / FILE} has {kept}, not {plan.metric}")
             curves, versions = read_curves(folder / FILE)
         else:
-            curves, versions = _made(plan, folder, engine, jobs)
+            curves, versions = _made(plan, folder, engine, jobs, minutes)
         if not curves:
             raise ConfigError(f"{plan_file}: no run came to its end")
         paths = write_report(plan, curves, versions, folder)
@@ -70,12 +79,14 @@ def map_command(
         print(path.absolute())
 
 
-def _made(plan: MapPlan, folder: Path, engine: str, jobs: int) -> tuple[dict[str, MapCurve], dict[str, str]]:
+def _made(
+    plan: MapPlan, folder: Path, engine: str, jobs: int, minutes: float
+) -> tuple[dict[str, MapCurve], dict[str, str]]:
     """Make the runs that a map lacks and say which failed; return the curves that there are, and the versions."""
     if engine not in IN_PROCESS:
         raise ConfigError(f"--engine {engine}: allowed are {', '.join(IN_PROCESS)}")
     folder.mkdir(parents=True, exist_ok=True)
-    runs = MapRuns(plan, folder, engine=engine, jobs=jobs, console=Console())
+    runs = MapRuns(plan, folder, engine=engine, jobs=jobs, console=Console(), minutes=minutes)
     runs.make()
     failed = {name: reason for name, reason in runs.failures.items() if not reason.startswith(DIVERGED)}
     for name, reason in list(failed.items())[:MOST_TOLD]:

@@ -1,7 +1,7 @@
 """The map as a picture: a panel for each problem (rows) and measure (columns), a cell for each pair of labels."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 
@@ -11,9 +11,9 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Patch, Rectangle
 
 from fedapp.report.figures import INK, new_figure, save
-from studies.maps.plan import SAME_UPWARDS, MapPlan, Spot
-from studies.maps.rule import CLOSE, MEASURES, WON, Measure, Win, win
-from studies.maps.scores import MapScore
+from strategies import REGISTRY, AsynchronousStrategy
+from studies.maps.plan import MapPlan
+from studies.maps.rule import CLOSE, MEASURES, WON, Measure, Win, Wins
 
 # Methods that wait for the slowest are warm, the others cool: told apart in most forms of colour blindness.
 _WARM = ("#CC3311", "#EE7733", "#DDAA33", "#AA4499", "#882255", "#EE99AA", "#993404")
@@ -42,19 +42,23 @@ _LINE, _LONG, _TITLE = (
 _DARK = 0.5  # luminance below which letters are white
 
 
-def draw_map(path: Path, plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]]) -> Path:
+def draw_map(path: Path, plan: MapPlan, wins: Wins) -> Path:
     """Draw the map, 1200 pixels wide; return its path."""
-    rows = len(plan.upwards.labels)
-    figure = new_figure(1.5 + len(plan.problems) * (0.85 + 0.66 * rows), "\n".join(wrap(plan.title, _TITLE)))
-    grid = figure.subplots(len(plan.problems), len(MEASURES), squeeze=False)
+    rows = sum(len(plan.sides(problem)[1]) for problem in plan.problems)
+    figure = new_figure(1.5 + 0.85 * len(plan.problems) + 0.66 * rows, "\n".join(wrap(plan.title, _TITLE)))
+    heights = [0.85 + 0.66 * len(plan.sides(problem)[1]) for problem in plan.problems]
+    grid = figure.subplots(
+        len(plan.problems), len(MEASURES), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
     colors, winners = colors_of(plan), set[str]()
     for problem, panels in zip(plan.problems, grid, strict=True):
         for measure, axes in zip(MEASURES, panels, strict=True):
-            _frame(axes, plan, panel_title(plan, problem, measure), is_left=measure == MEASURES[0])
+            across, upwards = plan.sides(problem)
+            _frame(axes, plan, problem, panel_title(plan, problem, measure), is_left=measure == MEASURES[0])
             for spot in (each for each in plan.spots if each.problem == problem):
-                found = win(plan, scores[spot], measure)
+                found = wins[spot, measure]
                 winners |= {found.best[0]} if found.outcome == WON else set()
-                place = (plan.across.labels.index(spot.across), plan.upwards.labels.index(spot.upwards))
+                place = (across.index(spot.across), upwards.index(spot.upwards))
                 _cell(axes, place, found, measure, colors)
     handles = [Patch(color=colors[name], label=name) for name in plan.methods if name in winners]
     handles.append(Patch(color=_GREY, label=CLOSE))
@@ -80,13 +84,19 @@ def panel_title(plan: MapPlan, problem: str, measure: Measure) -> str:
 
 def colors_of(plan: MapPlan) -> dict[str, str]:
     """Return each method's colour."""
-    waits = [name for name, own in plan.methods.items() if own.get(SAME_UPWARDS)]
+    waits = [name for name, own in plan.methods.items() if _waits(str(own["strategy"]))]
     others = [name for name in plan.methods if name not in waits]
     return {
         name: palette[at % len(palette)]
         for names, palette in ((waits, _WARM), (others, _COOL))
         for at, name in enumerate(names)
     }
+
+
+def _waits(strategy: str) -> bool:
+    """Tell whether a method has rounds; one of a user's own counts as one that has."""
+    known = REGISTRY.get(strategy)
+    return known is None or not issubclass(known, AsynchronousStrategy)
 
 
 def strength(found: Win, measure: Measure) -> float:
@@ -117,8 +127,8 @@ def text_of(found: Win, measure: Measure) -> list[str]:
     return [who, by, f"vs {found.runner_up}"]
 
 
-def _frame(axes: Axes, plan: MapPlan, title: str, *, is_left: bool) -> None:
-    across, upwards = plan.across.labels, plan.upwards.labels
+def _frame(axes: Axes, plan: MapPlan, problem: str, title: str, *, is_left: bool) -> None:
+    across, upwards = plan.sides(problem)
     axes.set(xlim=(0, len(across)), ylim=(0, len(upwards)))
     axes.set_xticks(np.arange(len(across)) + 0.5, across)
     axes.set_yticks(np.arange(len(upwards)) + 0.5, upwards if is_left else [""] * len(upwards))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -13,8 +13,12 @@ from fedapp.sweeps.point import LABEL, Axis, PlannedRun
 from strategies import REGISTRY, AsynchronousStrategy
 
 # What a method's table has beside keys of the run config.
-WHY, SAME_UPWARDS, TUNED, TRIED = "why", "same-upwards", "tuned", "tried"
-NOT_KEYS = (WHY, SAME_UPWARDS, TUNED, TRIED)
+WHY, SAME_UPWARDS, TUNED, TRIED, SEARCH = "why", "same-upwards", "tuned", "tried", "search"
+NOT_KEYS = (WHY, SAME_UPWARDS, TUNED, TRIED, SEARCH)
+LISTS = (SAME_UPWARDS, TRIED)  # what is no value for each label upwards
+
+Candidate = tuple[tuple[str, float], ...]
+"""Values of the keys that a method tunes, where a map has ``[tuning.search]``."""
 
 
 class Spot(NamedTuple):
@@ -59,19 +63,58 @@ class Side(Strict):
         return {key: value for key, value in own.items() if key != LABEL} if isinstance(own, dict) else {}
 
 
+class Search(Strict):
+    """How the best values of several keys are searched for (`studies.maps.search`).
+
+    Attributes
+    ----------
+    tries : int
+        Candidates of each method that the halving begins with.
+    seed : int
+        Of their draw.
+    steps : int
+        Of the walk from the best candidate, at most.
+    most : dict
+        The largest value of a key that has none in the run config, such as a buffer's size.
+    """
+
+    tries: int = Field(ge=2)
+    seed: int = 0
+    steps: int = Field(8, ge=1)
+    most: dict[str, float] = Field(default_factory=dict)
+
+
 class Tuned(Strict):
-    """The key whose value each method gets its best of in each cell, found on seeds of their own."""
+    """The key whose value each method gets its best of in each cell, found on seeds of their own.
+
+    Attributes
+    ----------
+    keys : dict
+        Keys of the tuning runs alone, such as ``test-on``: they win over ``base``.
+    search : Search, optional
+        Given where methods have ``search``, a table of values by key, that are tuned together with ``key``.
+    """
 
     key: str = "lr"
     seeds: list[int] = Field(min_length=1)
+    keys: dict[str, Value] = Field(default_factory=dict)
+    search: Search | None = None
 
 
 class MapProblem(Strict):
-    """What is trained, the value of the metric that methods run for, and the values that are tried in tuning."""
+    """What is trained, the value of the metric that methods run for, and the values that are tried in tuning.
+
+    Attributes
+    ----------
+    across, upwards : list of str
+        The labels of the map's sides that the problem has cells for; empty: all.
+    """
 
     target: float
     tried: list[int | float] = Field(min_length=1)
     keys: dict[str, Value]
+    across: list[str] = Field(default_factory=list)
+    upwards: list[str] = Field(default_factory=list)
 
 
 class MapRule(Strict):
@@ -87,12 +130,17 @@ class MapRule(Strict):
         Methods whose times to the target differ by no more than this part on every seed are one.
     alike_mean : float
         The same for the mean of the metric, absolute.
+    family : str
+        ``holm``: wins are those that are left when the p-values of all cells and measures are adjusted together by
+        Holm's method, and no method wins over a rival whose search was still going on, or together with one that is
+        like it; ``none``: each cell is judged by itself.
     """
 
     text: str
     level: float = Field(0.05, gt=0, lt=1)
     alike_time: float = Field(0.0, ge=0, alias="alike-time")
     alike_mean: float = Field(0.0, ge=0, alias="alike-mean")
+    family: Literal["none", "holm"] = "none"
 
 
 class Smaller(Strict):
@@ -106,6 +154,8 @@ class Smaller(Strict):
     methods: list[str] = Field(default_factory=list)
     tried: list[int | float] = Field(default_factory=list)
     seeds: list[int] = Field(default_factory=list)
+    tuning_seeds: list[int] = Field(default_factory=list, alias="tuning-seeds")
+    tries: int = 0
 
 
 class MapPlan(Strict):
@@ -124,8 +174,9 @@ class MapPlan(Strict):
     methods : dict
         Keys of the run config by name, ``strategy`` among them. A list has a value for each label upwards. ``why``
         says where the values are from; ``same-upwards = true``, of a method whose runs are the same for all labels
-        upwards, and which so has no list of several values, has them made once; ``tuned`` and ``tried`` are a key of
-        its own to tune, and values of its own, as many as the problems'.
+        upwards, and which so has no list of several values, has them made once; a list of labels across in its place
+        says where they are. ``tuned`` and ``tried`` are a key of its own to tune, and values of its own, as many as
+        the problems'; ``search`` has values of further keys, where the map searches.
     seeds : list of int
         Those that are judged.
     """
@@ -136,12 +187,12 @@ class MapPlan(Strict):
     across: Side
     upwards: Side
     problems: dict[str, MapProblem] = Field(min_length=1)
-    methods: dict[str, dict[str, Value | list[Value]]] = Field(min_length=2)
+    methods: dict[str, dict[str, Value | list[Value] | dict[str, list[int | float]]]] = Field(min_length=2)
     tuning: Tuned
     seeds: list[int] = Field(min_length=1)
     rule: MapRule
     quick: Smaller | None = None
-    _runs: dict[tuple[Spot, str, float, int], PlannedRun] = PrivateAttr(default_factory=dict)
+    _runs: dict[tuple[Spot, str, float | Candidate, int], PlannedRun] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_sensible(self) -> Self:
@@ -153,12 +204,17 @@ class MapPlan(Strict):
             if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
                 raise ValueError(f"{place}: {twice[0]} is there twice")
         for name, own in self.methods.items():
-            _check_method(name, own, len(self.upwards.labels))
+            _check_method(name, own, self.across.labels, len(self.upwards.labels))
+            if SEARCH in own and not self.is_searched:
+                raise ValueError(f"methods.{name}.{SEARCH}: is read with [tuning.search] only")
             for problem, each in self.problems.items():
-                if len(self.tried(problem, name)) != len(each.tried):
+                if not self.is_searched and len(self.tried(problem, name)) != len(each.tried):
                     raise ValueError(
                         f"methods.{name}.{TRIED}: every method tries as many, {len(each.tried)} values"
                     )
+        for name, each in self.problems.items():
+            _kept(self.across.labels, each.across, f"problems.{name}.across")
+            _kept(self.upwards.labels, each.upwards, f"problems.{name}.upwards")
         named: dict[Value, None] = {}  # values of the key metrics, in the order of the file
         for spot, method in product(self.spots, self.methods):
             seen: dict[str, str] = {}
@@ -183,30 +239,73 @@ class MapPlan(Strict):
         """All cells: problem by problem, row by row."""
         return [
             Spot(problem, across, upwards)
-            for problem, upwards, across in product(self.problems, self.upwards.labels, self.across.labels)
+            for problem in self.problems
+            for upwards, across in product(*self.sides(problem)[::-1])
         ]
 
-    def run(self, spot: Spot, method: str, value: float, seed: int) -> PlannedRun:
-        """Return the run of a method in a cell, with a value of the tuned key, on a seed.
+    @property
+    def is_searched(self) -> bool:
+        """Whether several keys of a method are tuned together."""
+        return self.tuning.search is not None
+
+    @property
+    def search(self) -> Search:
+        """How they are.
+
+        Raises
+        ------
+        ConfigError
+            If the file doesn't say it.
+        """
+        if self.tuning.search is None:
+            raise ConfigError("tuning.search: missing")
+        return self.tuning.search
+
+    def sides(self, problem: str) -> tuple[list[str], list[str]]:
+        """Return the labels across and upwards that a problem has cells for, in the order of the map."""
+        own = self.problems[problem]
+        return (
+            [label for label in self.across.labels if not own.across or label in own.across],
+            [label for label in self.upwards.labels if not own.upwards or label in own.upwards],
+        )
+
+    def is_same_upwards(self, method: str, across: str) -> bool:
+        """Tell whether a method's runs are the same for all labels upwards, with one across."""
+        same: Any = self.methods[method].get(SAME_UPWARDS, False)
+        return across in same if isinstance(same, list) else bool(same)
+
+    def run(self, spot: Spot, method: str, value: float | Candidate, seed: int) -> PlannedRun:
+        """Return the run of a method in a cell, with a value of the tuned key, or a candidate, on a seed.
 
         Raises
         ------
         ConfigError
             If its keys or values aren't those of the run config.
         """
-        if self.methods[method].get(SAME_UPWARDS):
-            spot = spot._replace(upwards=self.upwards.labels[0])
+        if self.is_same_upwards(method, spot.across):
+            spot = spot._replace(upwards=self.sides(spot.problem)[1][0])
         if (place := (spot, method, value, seed)) not in self._runs:
             self._runs[place] = self._checked_run(*place)
         return self._runs[place]
 
-    def _checked_run(self, spot: Spot, method: str, value: float, seed: int) -> PlannedRun:
+    def _checked_run(self, spot: Spot, method: str, value: float | Candidate, seed: int) -> PlannedRun:
         values: dict[str, Value] = {}
         for keys in self._sources(spot, method).values():
             values |= keys
-        values |= {self.tuned(method): value, SEED: seed}
-        labels: dict[str, Value] = {**spot._asdict(), "method": method, "tuned": value, SEED: seed}
+        if seed in self.tuning.seeds:
+            values |= self.tuning.keys
+        values |= {**(dict(value) if isinstance(value, tuple) else {self.tuned(method): value}), SEED: seed}
+        shown = value_text(value) if isinstance(value, tuple) else value
+        labels: dict[str, Value] = {**spot._asdict(), "method": method, "tuned": shown, SEED: seed}
         return PlannedRun.of(labels, values)
+
+    def grid(self, problem: str, method: str) -> dict[str, list[float]]:
+        """Return the values of each key that a method's search begins with, the lowest first."""
+        own: Any = self.methods[method].get(SEARCH, {})
+        return {
+            self.tuned(method): self.tried(problem, method),
+            **{key: sorted(values) for key, values in own.items()},
+        }
 
     def tuned(self, method: str) -> str:
         """Return the key of which a method gets its best value."""
@@ -229,10 +328,11 @@ class MapPlan(Strict):
 
     def number_judged(self) -> int:
         """Return how many different runs are judged."""
-        upwards = sum(
-            1 if own.get(SAME_UPWARDS) else len(self.upwards.labels) for own in self.methods.values()
-        )
-        return len(self.problems) * len(self.across.labels) * len(self.seeds) * upwards
+        places = {
+            (*spot[:2], "" if self.is_same_upwards(method, spot.across) else spot.upwards, method)
+            for spot, method in product(self.spots, self.methods)
+        }
+        return len(places) * len(self.seeds)
 
     def quick_content(self) -> dict[str, Any]:
         """Return the content of the plan that ``--quick`` leaves.
@@ -245,29 +345,50 @@ class MapPlan(Strict):
         if self.quick is None:
             raise ConfigError("--quick: the file has no [quick] that says what it leaves")
         quick = self.quick
-        upwards = _kept(self.upwards.labels, quick.upwards, "upwards")
+        upwards = _kept(self.upwards.labels, quick.upwards, "quick.upwards")
         kept = [self.upwards.labels.index(label) for label in upwards]
         methods = {
             name: {
-                key: [value[at] for at in kept] if isinstance(value, list) and key != TRIED else value
+                key: [value[at] for at in kept] if isinstance(value, list) and key not in LISTS else value
                 for key, value in self.methods[name].items()
             }
-            for name in _kept(self.methods, quick.methods, "methods")
+            for name in _kept(self.methods, quick.methods, "quick.methods")
         }
         problems = {
-            name: self.problems[name].model_dump() | ({"tried": quick.tried} if quick.tried else {})
-            for name in _kept(self.problems, quick.problems, "problems")
+            name: self.problems[name].model_dump()
+            | ({"tried": quick.tried} if quick.tried else {})
+            | self._quick_sides(name)
+            for name in _kept(self.problems, quick.problems, "quick.problems")
         }
         return {
             **self.model_dump(by_alias=True, exclude={"quick"}),
             "title": f"{self.title} ({quick.note})",
             "base": {**self.base, **quick.base},
-            "across": _side(self.across, _kept(self.across.labels, quick.across, "across")),
+            "across": _side(self.across, _kept(self.across.labels, quick.across, "quick.across")),
             "upwards": _side(self.upwards, upwards),
             "problems": problems,
             "methods": methods,
             "seeds": quick.seeds or self.seeds,
+            "tuning": self._quick_tuning(quick),
         }
+
+    def _quick_sides(self, problem: str) -> dict[str, list[str]]:
+        """Return which of a problem's labels ``--quick`` keeps."""
+        assert self.quick is not None
+        own = dict(zip(("across", "upwards"), self.sides(problem), strict=True))
+        kept = {"across": self.quick.across, "upwards": self.quick.upwards}
+        return {
+            side: [label for label in labels if not kept[side] or label in kept[side]]
+            for side, labels in own.items()
+        }
+
+    def _quick_tuning(self, quick: Smaller) -> dict[str, Any]:
+        tuning = self.tuning.model_dump(by_alias=True)
+        if quick.tuning_seeds:
+            tuning["seeds"] = quick.tuning_seeds
+        if quick.tries and self.is_searched:
+            tuning["search"]["tries"] = quick.tries
+        return tuning
 
     def _sources(self, spot: Spot, method: str) -> dict[str, Mapping[str, Value]]:
         """Return the keys that make a run, by the place that has them; later ones win over ``base``."""
@@ -275,7 +396,7 @@ class MapPlan(Strict):
         own = {
             key: value[at] if isinstance(value, list) else value
             for key, value in self.methods[method].items()
-            if key not in NOT_KEYS
+            if key not in NOT_KEYS and not isinstance(value, dict)
         }
         return {
             "base": self.base,
@@ -283,32 +404,45 @@ class MapPlan(Strict):
             "upwards": self.upwards.keys_of(spot.upwards),
             f"problems.{spot.problem}": self.problems[spot.problem].keys,
             f"methods.{method}": own,
-            "tuning": {self.tuned(method): self.tried(spot.problem, method)[0]},
+            "tuning": {key: values[0] for key, values in self.grid(spot.problem, method).items()},
             "seeds": {SEED: self.seeds[0]},
         }
 
 
-def _check_method(name: str, own: Mapping[str, Any], rows: int) -> None:
+def value_text(value: float | Candidate | None) -> str:
+    """Write a tuned value: a number, or each key of a candidate with its value."""
+    if isinstance(value, tuple):
+        return " ".join(f"{key}={own:g}" for key, own in value)
+    return "-" if value is None else f"{value:g}"
+
+
+def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], rows: int) -> None:
     """Refuse a method's table that can't be meant."""
     strategy = own.get("strategy")
     if not isinstance(strategy, str):
         raise ValueError(f"methods.{name}: has no strategy")
-    for key, value in own.items():
-        if key != TRIED and isinstance(value, list) and len(value) != rows:
+    lists = {key: value for key, value in own.items() if isinstance(value, list) and key not in LISTS}
+    for key, value in lists.items():
+        if len(value) != rows:
             raise ValueError(f"methods.{name}.{key}: has {len(value)} values, for {rows} labels upwards")
-    if own.get(SAME_UPWARDS):
-        for key, value in own.items():
-            if key != TRIED and isinstance(value, list) and any(each != value[0] for each in value):
+    if tables := [key for key, value in own.items() if isinstance(value, dict) and key != SEARCH]:
+        raise ValueError(f"methods.{name}.{tables[0]}: is a table; only {SEARCH} is one")
+    same = own.get(SAME_UPWARDS)
+    if same is True:
+        for key, value in lists.items():
+            if any(each != value[0] for each in value):
                 raise ValueError(f"methods.{name}.{key}: has several values, beside {SAME_UPWARDS} = true")
+    if isinstance(same, list) and (unknown := [label for label in same if label not in across]):
+        raise ValueError(f"methods.{name}.{SAME_UPWARDS}: {unknown[0]!r} is no label across")
     known = REGISTRY.get(strategy)
-    if own.get(SAME_UPWARDS) and known is not None and issubclass(known, AsynchronousStrategy):
+    if same and known is not None and issubclass(known, AsynchronousStrategy):
         raise ValueError(f"methods.{name}.{SAME_UPWARDS}: {strategy} doesn't wait for the slowest")
 
 
 def _kept(there: Sequence[str] | Mapping[str, Any], named: Sequence[str], place: str) -> list[str]:
     """Return which of some names are kept: those that are named, or all."""
     if unknown := [name for name in named if name not in there]:
-        raise ConfigError(f"quick.{place}: {unknown[0]!r} isn't there; allowed are {', '.join(there)}")
+        raise ConfigError(f"{place}: {unknown[0]!r} isn't there; allowed are {', '.join(there)}")
     return [name for name in there if not named or name in named]
 
 

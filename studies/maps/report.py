@@ -9,8 +9,8 @@ import pandas as pd
 
 from fedapp.report.series import mean_and_spread
 from studies.maps.curves import FILE
-from studies.maps.plan import NOT_KEYS, WHY, MapPlan, Spot
-from studies.maps.rule import MEASURES, WON, Measure, Win, win
+from studies.maps.plan import NOT_KEYS, WHY, MapPlan, Spot, value_text
+from studies.maps.rule import MEASURES, WON, Measure, Win, Wins, wins_of
 from studies.maps.scores import Curves, MapScore, scores_of
 
 PICTURE, TABLE, REPORT = "map.png", "map.csv", "report.md"
@@ -23,9 +23,10 @@ def write_report(plan: MapPlan, curves: Curves, versions: Mapping[str, str], fol
     from studies.maps.picture import draw_map  # matplotlib is slow to import
 
     scores = scores_of(plan, curves)
-    picture = draw_map(folder / PICTURE, plan, scores)
+    wins = wins_of(plan, scores)
+    picture = draw_map(folder / PICTURE, plan, wins)
     frame(plan, scores).to_csv(folder / TABLE, index=False)
-    text = "\n".join(_lines(plan, scores, curves, versions)) + "\n"
+    text = "\n".join(_lines(plan, scores, wins, curves, versions)) + "\n"
     (folder / REPORT).write_text(text, "utf-8")
     return [picture, folder / TABLE, folder / REPORT]
 
@@ -39,8 +40,8 @@ def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
     nothing.
     """
     rows: list[dict[str, Any]] = []
+    wins = wins_of(plan, scores)
     for spot, methods in scores.items():
-        wins = {measure: win(plan, methods, measure) for measure in MEASURES}
         for each in methods:
             time, time_spread = (
                 mean_and_spread(each.times) if each.reached == len(each.times) else (math.nan,) * 2
@@ -51,7 +52,7 @@ def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
                     **spot._asdict(),
                     "method": each.method,
                     "tuned": plan.tuned(each.method),
-                    "value": each.value,
+                    "value": value_text(each.value) if plan.is_searched else each.value,
                     "at-edge": each.at_edge,
                     "runs": len(each.means),
                     "diverged": each.diverged,
@@ -60,7 +61,7 @@ def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
                     "time-spread": time_spread,
                     "mean": mean,
                     "mean-spread": mean_spread,
-                    **{f"by-{measure}": _came(wins[measure], each.method) for measure in MEASURES},
+                    **{f"by-{measure}": _came(wins[spot, measure], each.method) for measure in MEASURES},
                 }
             )
     return pd.DataFrame(rows).round(6)
@@ -84,7 +85,18 @@ def win_text(found: Win, measure: Measure) -> str:
     return f"**{who}**, {by} {found.runner_up}"
 
 
-def _lines(plan: MapPlan, scores: Scores, curves: Curves, versions: Mapping[str, str]) -> Iterator[str]:
+def effect_text(found: Win, measure: Measure) -> str:
+    """Write the best one's lead over the next with its interval, and the p-value as it is and adjusted."""
+    if math.isnan(found.p):
+        return "-"
+    digits = 2 if measure == "time" else 4
+    lead = f"{found.by:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}] over {found.runner_up}"
+    return f"{lead}; p = {found.p:.1e}, Holm {found.holm:.2g}, BH {found.hochberg:.2g}"
+
+
+def _lines(
+    plan: MapPlan, scores: Scores, wins: Wins, curves: Curves, versions: Mapping[str, str]
+) -> Iterator[str]:
     """Yield the report's lines."""
     yield f"# {plan.title}"
     yield ""
@@ -98,8 +110,9 @@ def _lines(plan: MapPlan, scores: Scores, curves: Curves, versions: Mapping[str,
     yield ""
     yield f"**Rule**, fixed before the runs. {plan.rule.text}"
     yield ""
+    has = "the candidate" if plan.is_searched else "the step size"
     yield (
-        f"Each method has in each cell the step size that did best on seeds {_listed(plan.tuning.seeds)}, by "
+        f"Each method has in each cell {has} that did best on seeds {_listed(plan.tuning.seeds)}, by "
         f"{plan.metric} averaged over the time budget of {plan.budget:g} virtual seconds. Judged on seeds "
         f"{_listed(plan.seeds)}."
     )
@@ -107,12 +120,12 @@ def _lines(plan: MapPlan, scores: Scores, curves: Curves, versions: Mapping[str,
         yield ""
         yield "Versions: " + ", ".join(f"{name} {number}" for name, number in versions.items()) + "."
     for problem in plan.problems:
-        yield from ("", f"## {problem}", "", *_winners(plan, scores, problem))
+        yield from ("", f"## {problem}", "", *_winners(plan, wins, problem))
     yield from ("", "## Methods", "", *_methods(plan))
     if notes := list(_notes(plan, scores)):
         yield from ("", "## Remarks", "", *(f"- {note}" for note in notes))
     for spot, methods in scores.items():
-        yield from ("", f"## {spot.problem}, {_where(plan, spot)}", "", *_table(plan, methods))
+        yield from ("", f"## {spot.problem}, {_where(plan, spot)}", "", *_table(plan, spot, methods, wins))
 
 
 def _where(plan: MapPlan, spot: Spot) -> str:
@@ -123,16 +136,21 @@ def _listed(numbers: Sequence[float]) -> str:
     return ", ".join(f"{number:g}" for number in numbers)
 
 
-def _winners(plan: MapPlan, scores: Scores, problem: str) -> Iterator[str]:
+def _winners(plan: MapPlan, wins: Wins, problem: str) -> Iterator[str]:
     target = plan.problems[problem].target
-    yield (
-        f"| {plan.across.name} | {plan.upwards.name} | time to {plan.metric} {target:g} | mean {plan.metric} |"
-    )
-    yield "|---|---|---|---|"
-    for spot, methods in scores.items():
+    names = (f"time to {plan.metric} {target:g}", f"mean {plan.metric}")
+    has_effects = plan.rule.family != "none"
+    effects = [f"{name}: times, or by how much" for name in names] if has_effects else []
+    heads = [plan.across.name, plan.upwards.name, *names, *effects]
+    yield f"| {' | '.join(heads)} |"
+    yield "|---" * len(heads) + "|"
+    for spot in plan.spots:
         if spot.problem == problem:
-            cells = [win_text(win(plan, methods, measure), measure) for measure in MEASURES]
-            yield f"| {spot.across} | {spot.upwards} | {cells[0]} | {cells[1]} |"
+            found = {measure: wins[spot, measure] for measure in MEASURES}
+            cells = [win_text(found[measure], measure) for measure in MEASURES]
+            if has_effects:
+                cells += [effect_text(found[measure], measure) for measure in MEASURES]
+            yield f"| {' | '.join([spot.across, spot.upwards, *cells])} |"
 
 
 def _methods(plan: MapPlan) -> Iterator[str]:
@@ -140,12 +158,20 @@ def _methods(plan: MapPlan) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, own in plan.methods.items():
         keys = ", ".join(f"`{key} = {_values(value)}`" for key, value in own.items() if key not in NOT_KEYS)
-        tried = {problem: _listed(plan.tried(problem, name)) for problem in plan.problems}
+        if plan.is_searched:
+            tried = {problem: _grid_text(plan, problem, name) for problem in plan.problems}
+        else:
+            tried = {problem: _listed(plan.tried(problem, name)) for problem in plan.problems}
         texts = set(tried.values())
         values = (
             texts.pop() if len(texts) == 1 else "; ".join(f"{key}: {each}" for key, each in tried.items())
         )
-        yield f"| {name} | {keys} | `{plan.tuned(name)}` {values} | {own.get(WHY, '')} |"
+        key = "" if plan.is_searched else f"`{plan.tuned(name)}` "
+        yield f"| {name} | {keys} | {key}{values} | {own.get(WHY, '')} |"
+
+
+def _grid_text(plan: MapPlan, problem: str, method: str) -> str:
+    return ", ".join(f"`{key}` {_listed(values)}" for key, values in plan.grid(problem, method).items())
 
 
 def _values(value: object) -> str:
@@ -154,12 +180,14 @@ def _values(value: object) -> str:
 
 def _notes(plan: MapPlan, scores: Scores) -> Iterator[str]:
     """Say where the best value was the last that was tried, and what diverged."""
-    edges: dict[tuple[str, str, float], list[Spot]] = {}
+    edges: dict[tuple[str, str, float], list[Spot]] = {}  # not of a search, whose best values are inside
     for spot, methods in scores.items():
         for each in methods:
-            if each.at_edge and each.value is not None:
+            if each.at_edge and isinstance(each.value, int | float):
                 edges.setdefault((spot.problem, each.method, each.value), []).append(spot)
             where = f"{spot.problem}, {_where(plan, spot)}: {each.method}"
+            if each.at_edge and isinstance(each.value, tuple):
+                yield f"{where}: the search was still going on after {plan.search.steps} steps"
             if each.diverged:
                 yield f"{where} diverged in {each.diverged} of {len(plan.seeds)}"
             elif each.is_complete and each.value is None:
@@ -172,15 +200,14 @@ def _notes(plan: MapPlan, scores: Scores) -> Iterator[str]:
         )
 
 
-def _table(plan: MapPlan, methods: Sequence[MapScore]) -> Iterator[str]:
-    wins = [win(plan, methods, measure) for measure in MEASURES]
-    yield f"| method | step size | time to the target | mean {plan.metric} |"
+def _table(plan: MapPlan, spot: Spot, methods: Sequence[MapScore], wins: Wins) -> Iterator[str]:
+    yield f"| method | {'values' if plan.is_searched else 'step size'} | time to the target | mean {plan.metric} |"
     yield "|---|---|---|---|"
     for each in methods:
         texts = (each.time_text(), each.mean_text())
         cells = [
             f"**{text}**" if found.outcome == WON and each.method in found.best else text
-            for found, text in zip(wins, texts, strict=True)
+            for found, text in zip((wins[spot, measure] for measure in MEASURES), texts, strict=True)
         ]
-        value = "-" if each.value is None else f"{each.value:g}" + " (edge)" * each.at_edge
+        value = value_text(each.value) + " (edge)" * (each.at_edge and each.value is not None)
         yield f"| {each.method} | {value} | {cells[0]} | {cells[1]} |"

@@ -5,19 +5,24 @@ It compares logarithms of times to the target, where a seed on which it wasn't r
 budget, a bound; or means of the metric. Runs that differ by no more than the rule's tolerance on every seed are
 alike: they win together. The best, by time only of those that reach the target on every seed, wins if it is told
 apart from every other that isn't like it.
+
+With ``family = "holm"`` nobody wins together with another, or over one whose search was still going on; and the
+p-value of a win, the largest of its comparisons, is adjusted for all cells and measures of the map by Holm's method.
+The p-value adjusted by Benjamini and Hochberg's, which bounds the share of false wins, stands beside it.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from scipy import stats
 
 from fedapp.report.series import Array
-from studies.maps.plan import MapPlan
-from studies.maps.scores import MapScore, sign_of
+from studies.maps.measures import sign_of
+from studies.maps.plan import MapPlan, Spot
+from studies.maps.scores import MapScore
 
 Measure = Literal["time", "mean"]
 MEASURES: tuple[Measure, ...] = ("time", "mean")
@@ -42,6 +47,12 @@ class Win:
         How far it is behind: the ratio of its time to the winner's, or the difference of the means. NaN without one.
     at_least : bool
         Whether that is a bound, as the runner-up didn't reach the target on every seed.
+    p : float
+        The largest p-value of the best one's comparisons with those that aren't like it; NaN without one.
+    low, high : float
+        The interval of ``by``, at one less the rule's level.
+    holm, hochberg : float
+        ``p`` adjusted for the family of all cells and measures, by Holm's method and by Benjamini and Hochberg's.
     """
 
     outcome: str
@@ -49,6 +60,46 @@ class Win:
     runner_up: str = ""
     by: float = math.nan
     at_least: bool = False
+    p: float = field(default=math.nan, compare=False)
+    low: float = field(default=math.nan, compare=False)
+    high: float = field(default=math.nan, compare=False)
+    holm: float = field(default=math.nan, compare=False)
+    hochberg: float = field(default=math.nan, compare=False)
+
+
+Wins = Mapping[tuple[Spot, Measure], Win]
+
+
+def wins_of(plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]]) -> dict[tuple[Spot, Measure], Win]:
+    """Return who wins each cell by each measure, where the rule has a family after its adjustment."""
+    found = {(spot, measure): win(plan, own, measure) for spot, own in scores.items() for measure in MEASURES}
+    if plan.rule.family == "none":
+        return found
+    ps = np.array([1.0 if math.isnan(each.p) else each.p for each in found.values()])
+    for place, holm, hochberg in zip(found, holm_adjusted(ps), hochberg_adjusted(ps), strict=True):
+        each = found[place]
+        found[place] = replace(each, holm=float(holm), hochberg=float(hochberg))
+        if each.outcome == WON and each.runner_up and holm > plan.rule.level:
+            found[place] = replace(found[place], outcome=CLOSE, best=(*each.best, each.runner_up))
+    return found
+
+
+def holm_adjusted(ps: Array) -> Array:
+    """Return p-values adjusted by Holm's method (1979): it bounds the chance of any false one."""
+    order, number = np.argsort(ps, kind="stable"), len(ps)
+    steps = np.minimum(1.0, ps[order] * (number - np.arange(number)))
+    adjusted = np.empty(number)
+    adjusted[order] = np.maximum.accumulate(steps)
+    return adjusted
+
+
+def hochberg_adjusted(ps: Array) -> Array:
+    """Return p-values adjusted by Benjamini and Hochberg's method (1995): it bounds the share of false ones."""
+    order, number = np.argsort(ps, kind="stable"), len(ps)
+    steps = ps[order] * number / np.arange(1, number + 1)
+    adjusted = np.empty(number)
+    adjusted[order] = np.minimum(1.0, np.minimum.accumulate(steps[::-1])[::-1])
+    return adjusted
 
 
 def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
@@ -71,21 +122,33 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
         for method in (always if measure == "time" else order)
         if float(np.abs(merit[best] - merit[method]).max()) <= tolerance + 1e-12
     ]
+    alone = plan.rule.family != "none"
+    if alone:
+        alike = [best]
     others = [method for method in order if method not in alike]
-    close = [method for method in others if not told_apart(merit[best] - merit[method], plan.rule.level)]
+    close = [
+        method
+        for method in others
+        if (alone and by_name[method].at_edge) or not told_apart(merit[best] - merit[method], plan.rule.level)
+    ]
     # Methods that are alike are named in the order of the plan.
     together = tuple(method for method in plan.methods if method in alike)
     if not others:
         return Win(WON if len(there) < len(scores) else CLOSE, together)
     runner_up = others[0]
-    behind = float((merit[best] - merit[runner_up]).mean())
+    ahead = merit[best] - merit[runner_up]
     rival = by_name[runner_up]
+    scale = math.exp if measure == "time" else float
+    low, high = interval(ahead, plan.rule.level)
     return Win(
         CLOSE if close else WON,
         (*together, *close),
         runner_up,
-        math.exp(behind) if measure == "time" else behind,
+        scale(float(ahead.mean())),
         measure == "time" and rival.reached < len(rival.times),
+        max(p_value(merit[best] - merit[method]) for method in others),
+        scale(low),
+        scale(high),
     )
 
 
@@ -98,6 +161,26 @@ def told_apart(differences: Array, level: float) -> bool:
     if spread <= 1e-12 * abs(mean):
         return True
     return mean / (spread / math.sqrt(number)) > float(stats.t.ppf(1 - level / 2, number - 1))
+
+
+def p_value(differences: Array) -> float:
+    """Return the p-value of a two-sided paired t-test; 1 where the mean isn't above 0, or of one seed."""
+    number, mean = len(differences), float(differences.mean())
+    if number < 2 or mean <= 0:
+        return 1.0
+    spread = float(differences.std(ddof=1))
+    if spread <= 1e-12 * abs(mean):
+        return 0.0
+    return float(2 * stats.t.sf(mean / (spread / math.sqrt(number)), number - 1))
+
+
+def interval(differences: Array, level: float) -> tuple[float, float]:
+    """Return the two-sided interval of paired differences' mean by Student's t; NaN of one seed."""
+    number, mean = len(differences), float(differences.mean())
+    if number < 2:
+        return math.nan, math.nan
+    half = float(stats.t.ppf(1 - level / 2, number - 1) * differences.std(ddof=1) / math.sqrt(number))
+    return mean - half, mean + half
 
 
 def _merit(plan: MapPlan, each: MapScore, measure: Measure) -> Array:

@@ -9,9 +9,10 @@ import numpy as np
 
 from fedapp.report.series import spread_text
 from fedapp.sweeps.point import FINISHED
-from strategies.flower.higher_is_better import less_is_better
 from studies.maps.curves import MapCurve
-from studies.maps.plan import MapPlan, Spot
+from studies.maps.measures import mean_over, sign_of, time_to
+from studies.maps.plan import Candidate, MapPlan, Spot
+from studies.maps.search import tune
 
 Curves = Mapping[str, MapCurve]
 
@@ -22,10 +23,12 @@ class MapScore:
 
     Attributes
     ----------
-    value : float, optional
-        The tuned key's (`MapPlan.tuned`), as picked; None if each had a run that diverged, or runs are missing.
+    value : float or Candidate, optional
+        The tuned key's (`MapPlan.tuned`), or those of a search, as picked; None if each had a run that diverged, or
+        runs are missing.
     at_edge : bool
-        Whether it is the lowest or highest that was tried: a better one may be beyond.
+        Whether it is the lowest or highest that was tried, or a search ended before it was inside: a better one may
+        be beyond.
     times : tuple of float
         Virtual seconds to the target on each judged seed; infinite where it wasn't reached.
     means : tuple of float
@@ -37,7 +40,7 @@ class MapScore:
     """
 
     method: str
-    value: float | None = None
+    value: float | Candidate | None = None
     at_edge: bool = False
     times: tuple[float, ...] = ()
     means: tuple[float, ...] = ()
@@ -66,32 +69,13 @@ class MapScore:
         return spread_text(self.means, 4)
 
 
-def time_to(curve: MapCurve, target: float, budget: float, sign: float) -> float:
-    """Return the time of the first evaluation within the budget that reaches the target; infinite without one."""
-    good = (sign * curve.values >= sign * target) & (curve.times <= budget)
-    return float(curve.times[np.argmax(good)]) if good.any() else math.inf
-
-
-def mean_over(curve: MapCurve, budget: float) -> float:
-    """Return the mean of the metric over the time budget, each value from its evaluation to the next."""
-    known = np.isfinite(curve.values) & (curve.times <= budget)
-    times, values = curve.times[known], curve.values[known]
-    if not len(times):
-        return math.nan
-    lasts = np.diff([*times, budget])
-    return float(values @ lasts / lasts.sum()) if lasts.sum() > 0 else float(values[-1])
-
-
-def sign_of(metric: str) -> float:
-    """Return −1 for a metric of which less is better."""
-    return -1.0 if less_is_better(metric) else 1.0
-
-
-def pick(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> float | None:
+def pick(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> float | Candidate | None:
     """Return the tuned value with the best mean of the metric over the time budget, averaged over the tuning seeds.
 
     One with a run that diverged isn't picked; of equals the lowest is. None if there is none, or a run is missing.
     """
+    if plan.is_searched:
+        return tune(plan, spot, method, curves).best
     sign, best, found = sign_of(plan.metric), -math.inf, None
     for value in plan.tried(spot.problem, method):
         runs = [curves.get(plan.run(spot, method, value, seed).key) for seed in plan.tuning.seeds]
@@ -107,6 +91,8 @@ def pick(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> float | None
 
 def is_tuned(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> bool:
     """Tell whether all of a method's tuning runs in a cell have ended."""
+    if plan.is_searched:
+        return not tune(plan, spot, method, curves).wanted
     return all(
         plan.run(spot, method, value, seed).key in curves
         for value in plan.tried(spot.problem, method)
@@ -124,16 +110,22 @@ def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
     ends = Counter(run.status for run in there)
     finished = [run for run in there if run.status == FINISHED]
     problem, sign = plan.problems[spot.problem], sign_of(plan.metric)
-    tried = plan.tried(spot.problem, method)
     return MapScore(
         method,
         value,
-        value in (tried[0], tried[-1]) and len(tried) > 2,
+        _at_edge(plan, spot, method, value, curves),
         tuple(time_to(run, problem.target, plan.budget, sign) for run in finished),
         tuple(mean_over(run, plan.budget) for run in finished),
         sum(number for status, number in ends.items() if status != FINISHED),
         len(there) == len(plan.seeds),
     )
+
+
+def _at_edge(plan: MapPlan, spot: Spot, method: str, value: float | Candidate, curves: Curves) -> bool:
+    if plan.is_searched:
+        return tune(plan, spot, method, curves).is_open
+    tried = plan.tried(spot.problem, method)
+    return value in (tried[0], tried[-1]) and len(tried) > 2
 
 
 def scores_of(plan: MapPlan, curves: Curves) -> dict[Spot, list[MapScore]]:

@@ -1,0 +1,221 @@
+"""A search by halving and a walk, and the adjustment of p-values: hand-made curves and what is expected of them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedapp.config import ConfigError
+from fedapp.sweeps.plan import checked
+from studies.maps.curves import MapCurve
+from studies.maps.plan import Candidate, MapPlan, Spot
+from studies.maps.report import effect_text, frame
+from studies.maps.rule import CLOSE, WON, hochberg_adjusted, holm_adjusted, interval, p_value, win, wins_of
+from studies.maps.scores import MapScore, pick, score, scores_of
+from studies.maps.search import beside, candidates, tries, tune
+from studies.tests.maps.test_rule import CONTENT, scored
+
+SEARCHED: dict[str, Any] = {
+    **CONTENT,
+    "methods": {
+        "avg": {"strategy": "fedavg", "same-upwards": ["even"], "search": {"server-lr": [0.5, 1.0, 2.0]}},
+        "buff": {"strategy": "fedbuff", "search": {"buffer-size": [5, 10]}},
+    },
+    "tuning": {
+        "seeds": [7, 8, 9],
+        "keys": {"test-on": "held-out-even"},
+        "search": {"tries": 4, "most": {"buffer-size": 20}},
+    },
+}
+SPOT = Spot("small", "even", "5")
+Height = Callable[[dict[str, float], int], float]
+
+
+def plan(**changes: Any) -> MapPlan:
+    return checked("x", {**SEARCHED, **changes}, MapPlan)
+
+
+def made(
+    one: MapPlan, method: str, height: Height
+) -> tuple[dict[str, MapCurve], list[tuple[Candidate, int]]]:
+    """Run a method's search to its end on curves of a constant height (diverged: NaN); return them and the order."""
+    curves: dict[str, MapCurve] = {}
+    order: list[tuple[Candidate, int]] = []
+    while wanted := tune(one, SPOT, method, curves).wanted:
+        order += wanted
+        for candidate, seed in wanted:
+            value, run = height(dict(candidate), seed), one.run(SPOT, method, candidate, seed)
+            status = "finished" if math.isfinite(value) else "diverged"
+            curves[run.key] = MapCurve(run.labels, status, 1.0, np.array([0.0]), np.array([value]))
+    return curves, order
+
+
+def hill(lr: float, other: float) -> Height:
+    """Return heights that fall with the distance, in factors, from a step size and a second value."""
+
+    def height(values: dict[str, float], seed: int) -> float:
+        own, second = values.values()
+        return 0.9 - 0.05 * abs(math.log(own / lr)) - 0.03 * abs(math.log(second / other)) + 0.001 * seed
+
+    return height
+
+
+def test_tries_are_drawn_once_all_different_and_the_same_for_all_methods_with_these_values():
+    grid = {"lr": [0.1, 0.2, 0.4], "server-lr": [0.5, 1.0, 2.0]}
+    drawn = tries(grid, 4, 0)
+    assert len(set(drawn)) == 4
+    assert drawn == tries(grid, 4, 0) != tries(grid, 4, 1)
+    assert len(tries(grid, 20, 0)) == 9  # there are no more
+    assert candidates(plan(), "small", "avg") == drawn
+
+
+def test_half_of_the_tries_go_on_to_each_next_seed():
+    one = plan()
+    drawn = candidates(one, "small", "avg")
+    heights = dict(zip(drawn, [0.5, 0.8, 0.7, 0.6], strict=True))
+    _, order = made(one, "avg", lambda values, seed: heights.get(tuple(values.items()), 0.1))
+    assert order[:4] == [(each, 7) for each in drawn]
+    assert order[4:6] == [(drawn[1], 8), (drawn[2], 8)]
+    assert order[6] == (drawn[1], 9)
+    walk = order[
+        7:
+    ]  # four neighbours, of which those that were tried on seed 7 aren't tried again; none is ahead
+    assert {seed for _, seed in walk} == {7}
+    assert not {each for each, _ in walk} & set(drawn)
+
+
+@pytest.mark.parametrize("best", [0.1, 0.2, 0.8, 3.2, 0.025])
+def test_no_best_value_is_the_end_of_a_grid(best: float):
+    one = plan()
+    curves, _ = made(one, "avg", hill(best, 1.0))
+    picked = pick(one, SPOT, "avg", curves)
+    assert picked == (("lr", pytest.approx(best)), ("server-lr", 1.0))
+    tried = {dict(c)["lr"] for c, _ in made(one, "avg", hill(best, 1.0))[1]}
+    assert min(tried) < best < max(tried)
+    assert not score(one, SPOT, "avg", curves).at_edge
+
+
+def test_a_walk_that_is_still_ahead_at_its_last_step_is_at_an_edge_and_nobody_wins_over_it():
+    one = plan(tuning={**SEARCHED["tuning"], "search": {"tries": 4, "steps": 2}})
+    curves, _ = made(one, "avg", hill(1000.0, 1.0))
+    assert tune(one, SPOT, "avg", curves).is_open
+    holm = plan(rule={"text": "", "family": "holm"})
+    scores = [scored("avg", means=(0.5, 0.51, 0.52), at_edge=True), scored("buff", means=(0.8, 0.81, 0.83))]
+    assert win(holm, scores, "mean").outcome == CLOSE
+    assert win(plan(), scores, "mean").outcome == WON
+
+
+def test_the_end_of_a_keys_range_is_no_edge():
+    # A buffer of 20 is the most; the run config allows none of 0.
+    one = plan()
+    for best in (1000.0, 0.01):
+        curves, order = made(one, "buff", hill(0.2, best))
+        sizes = {dict(candidate)["buffer-size"] for candidate, _ in order}
+        assert sizes <= {1, 2, 5, 10, 20}
+        assert all(isinstance(size, int) for size in sizes)
+        found = tune(one, SPOT, "buff", curves)
+        assert (dict(found.best or ())["buffer-size"], found.is_open) == (20 if best > 1 else 1, False)
+
+
+def test_who_diverges_with_every_try_goes_on_to_smaller_steps_and_a_neighbour_that_diverges_is_no_rival():
+    one = plan()
+    curves, _ = made(one, "avg", lambda values, seed: 0.5 if values["lr"] < 0.04 else math.nan)
+    assert dict(pick(one, SPOT, "avg", curves) or ())["lr"] == pytest.approx(0.025)
+    steep = hill(10.0, 1.0)
+    curves, _ = made(one, "avg", lambda values, seed: steep(values, seed) if values["lr"] < 0.3 else math.nan)
+    assert dict(pick(one, SPOT, "avg", curves) or ())["lr"] == 0.2
+    curves, _ = made(one, "avg", lambda values, seed: math.nan)
+    assert pick(one, SPOT, "avg", curves) is None
+
+
+def test_values_go_on_as_they_began():
+    ladder = [0.01, 0.03, 0.1, 0.3]
+    assert [beside(ladder, each, 1) for each in (0.01, 0.3, 1.0, 3.0)] == [0.03, 1.0, 3.0, 10.0]
+    assert [beside(ladder, each, -1) for each in (0.3, 0.01, 0.003, 1.0)] == [0.1, 0.003, 0.001, 0.3]
+    assert [beside([5, 10, 20], each, by) for each, by in ((20, 1), (5, -1), (2, -1), (1, -1))] == [
+        40,
+        2,
+        1,
+        None,
+    ]
+    assert beside([0.0, 0.5, 1.0], 0.0, -1) is None
+    assert beside([0.5], 0.5, 1) is None
+
+
+def test_tuning_runs_have_keys_of_their_own_and_the_labels_across_say_where_rows_are_the_same():
+    one = plan(
+        across={"name": "data", "values": [{"label": "even"}, {"label": "odd", "class-imbalance": 1.0}]}
+    )
+    (candidate, *_) = candidates(one, "small", "avg")
+    runs = {
+        (across, upwards): one.run(Spot("small", across, upwards), "avg", candidate, seed)
+        for across in ("even", "odd")
+        for upwards, seed in (("1", 0), ("5", 0))
+    }
+    assert runs["even", "1"].key == runs["even", "5"].key
+    assert runs["odd", "1"].key != runs["odd", "5"].key
+    assert runs["even", "1"].config.test_on == "held-out"
+    assert one.run(SPOT, "avg", candidate, 7).config.test_on == "held-out-even"
+    assert runs["even", "1"].labels["tuned"] == " ".join(f"{key}={value:g}" for key, value in candidate)
+    # avg: once for even, in both rows for odd; buff: four times.
+    assert one.number_judged() == 3 * (1 + 2 + 4)
+
+
+def test_a_problem_may_have_a_part_of_the_cells():
+    few = {"small": {**CONTENT["problems"]["small"], "upwards": ["5"]}}
+    assert plan(problems=few).spots == [SPOT]
+    assert plan(problems=few).number_judged() == 3 * 2
+    with pytest.raises(ConfigError, match=r"problems.small.upwards: '6' isn't there; allowed are 1, 5"):
+        plan(problems={"small": {**CONTENT["problems"]["small"], "upwards": ["6"]}})
+
+
+def test_p_values_are_adjusted_as_in_the_books():
+    # Holm: .01 · 4, .02 · 3, max(.06, .03 · 2), max(.06, .04 · 1); Benjamini–Hochberg: all .04.
+    ps = np.array([0.03, 0.01, 0.04, 0.02])
+    np.testing.assert_allclose(holm_adjusted(ps), [0.06, 0.04, 0.06, 0.06])
+    np.testing.assert_allclose(hochberg_adjusted(ps), [0.04, 0.04, 0.04, 0.04])
+    np.testing.assert_allclose(holm_adjusted(np.array([0.9, 0.6])), [1.0, 1.0])
+    np.testing.assert_allclose(hochberg_adjusted(np.array([0.9, 0.001])), [0.9, 0.002])
+
+
+def test_an_interval_and_a_p_value_by_hand():
+    # Mean 3, deviation 1, of three: 3 ± 4.3027 / √3; t = 5.196 on two degrees of freedom.
+    low, high = interval(np.array([2.0, 3.0, 4.0]), 0.05)
+    assert (low, high) == pytest.approx((3 - 2.4842, 3 + 2.4842), abs=1e-3)
+    assert p_value(np.array([2.0, 3.0, 4.0])) == pytest.approx(0.0351, abs=1e-4)
+    assert p_value(np.array([1.0, -1.0])) == p_value(np.array([5.0])) == 1.0
+    assert math.isnan(interval(np.array([5.0]), 0.05)[0])
+
+
+def test_a_win_that_does_not_survive_the_family_is_none_and_who_is_alike_is_no_co_winner():
+    one = plan(rule={"text": "", "family": "holm", "alike-mean": 0.001})
+    # p = .0351 by hand: a win alone, and none among the four tests of two cells by two measures.
+    apart = [scored("avg", means=(0.52, 0.53, 0.54)), scored("buff", means=(0.50, 0.50, 0.50))]
+    assert win(one, apart, "mean").outcome == WON
+    missing = [MapScore("avg"), MapScore("buff")]
+    spots = one.spots
+    found = wins_of(one, {spots[0]: apart, spots[1]: missing})[spots[0], "mean"]
+    assert (found.outcome, found.best) == (CLOSE, ("avg", "buff"))
+    assert found.holm == pytest.approx(4 * 0.0351, abs=1e-3)
+    assert effect_text(found, "mean") == "0.0300 [0.0052, 0.0548] over buff; p = 3.5e-02, Holm 0.14, BH 0.14"
+    clear = [scored("avg", means=(0.52, 0.53, 0.54)), scored("buff", means=(0.50, 0.5101, 0.52))]
+    assert wins_of(one, {spots[0]: clear, spots[1]: missing})[spots[0], "mean"].outcome == WON
+    alike = [scored("avg", means=(0.5200, 0.5300, 0.54)), scored("buff", means=(0.5200, 0.5299, 0.54))]
+    assert win(one, alike, "mean").outcome == CLOSE
+
+
+def test_the_table_writes_candidates_and_the_pages_of_a_search_are_made_of_its_curves():
+    one = plan()
+    curves, _ = made(one, "avg", hill(0.2, 1.0))
+    table = frame(one, scores_of(one, curves))
+    assert table.loc[table["method"] == "avg", "value"].tolist()[1] == "lr=0.2 server-lr=1"
+    assert table["by-mean"].tolist() == [""] * 4  # nothing has been judged yet
+
+
+def test_a_search_without_its_table_is_refused():
+    with pytest.raises(ConfigError, match=r"methods.avg.search: is read with \[tuning.search\] only"):
+        plan(tuning={"seeds": [7, 8]})
+    with pytest.raises(ConfigError, match=r"methods.avg.same-upwards: 'uneven' is no label across"):
+        plan(methods={**SEARCHED["methods"], "avg": {"strategy": "fedavg", "same-upwards": ["uneven"]}})
