@@ -347,11 +347,15 @@ class MapPlan(Strict):
         quick = self.quick
         upwards = _kept(self.upwards.labels, quick.upwards, "quick.upwards")
         kept = [self.upwards.labels.index(label) for label in upwards]
+        across = _kept(self.across.labels, quick.across, "quick.across")
+
+        def of_rows(key: str, value: Any) -> Any:
+            if key == SAME_UPWARDS and isinstance(value, list):
+                return [label for label in value if label in across]
+            return [value[at] for at in kept] if isinstance(value, list) and key != TRIED else value
+
         methods = {
-            name: {
-                key: [value[at] for at in kept] if isinstance(value, list) and key not in LISTS else value
-                for key, value in self.methods[name].items()
-            }
+            name: {key: of_rows(key, value) for key, value in self.methods[name].items()}
             for name in _kept(self.methods, quick.methods, "quick.methods")
         }
         problems = {
@@ -364,7 +368,7 @@ class MapPlan(Strict):
             **self.model_dump(by_alias=True, exclude={"quick"}),
             "title": f"{self.title} ({quick.note})",
             "base": {**self.base, **quick.base},
-            "across": _side(self.across, _kept(self.across.labels, quick.across, "quick.across")),
+            "across": _side(self.across, across),
             "upwards": _side(self.upwards, upwards),
             "problems": problems,
             "methods": methods,

@@ -3,11 +3,16 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import app
-from studies.maps.curves import FILE
+from fedapp.sweeps.plan import read_file
+from studies.maps.curves import FILE, read_curves
+from studies.maps.plan import MapPlan
+from studies.maps.rule import WON, holm_adjusted, wins_of
+from studies.maps.scores import scores_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FOLDERS = sorted(path.parent for path in EXPERIMENTS.glob("results/*/map.csv"))
@@ -22,3 +27,24 @@ def test_table_and_report_come_from_the_curves(folder: Path, tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in folder.iterdir()}
     for name in ("map.csv", "report.md"):
         assert (tmp_path / name).read_text("utf-8") == (folder / name).read_text("utf-8"), name
+
+
+def test_the_page_says_what_is_left_of_the_wins_of_the_map():
+    plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
+    scores = scores_of(plan, read_curves(EXPERIMENTS / "results" / "map" / FILE)[0])
+    wins = wins_of(plan, scores)
+    won = {place: each for place, each in wins.items() if each.outcome == WON}
+    adjusted = holm_adjusted(np.array([1.0 if np.isnan(each.p) else each.p for each in wins.values()]))
+    left = [place for place, p in zip(wins, adjusted, strict=True) if p <= plan.rule.level and place in won]
+    at_edge = [
+        place
+        for place, each in won.items()
+        if any(rival.method == each.runner_up and rival.at_edge for rival in scores[place[0]])
+    ]
+    assert (len(won), len(wins), len(left), len(at_edge)) == (25, 48, 3, 7)
+    page = " ".join((EXPERIMENTS.parents[1] / "docs" / "map.md").read_text("utf-8").split())
+    assert "seven of the 25 wins are over a runner-up of which that is so" in page
+    assert (
+        "If all 48 comparisons are judged as one family by Holm's method, three of the 25 wins are left"
+        in page
+    )

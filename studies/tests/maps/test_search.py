@@ -1,15 +1,20 @@
 """A search by halving and a walk, and the adjustment of p-values: hand-made curves and what is expected of them."""
 
 import math
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from fedapp.cli import app
 from fedapp.config import ConfigError
-from fedapp.sweeps.plan import checked
-from studies.maps.curves import MapCurve
+from fedapp.sweeps.plan import checked, read_file
+from strategies import REGISTRY
+from studies.maps.curves import FILE, MapCurve, read_curves
 from studies.maps.plan import Candidate, MapPlan, Spot
 from studies.maps.report import effect_text, frame
 from studies.maps.rule import CLOSE, WON, hochberg_adjusted, holm_adjusted, interval, p_value, win, wins_of
@@ -219,3 +224,57 @@ def test_a_search_without_its_table_is_refused():
         plan(tuning={"seeds": [7, 8]})
     with pytest.raises(ConfigError, match=r"methods.avg.same-upwards: 'uneven' is no label across"):
         plan(methods={**SEARCHED["methods"], "avg": {"strategy": "fedavg", "same-upwards": ["uneven"]}})
+
+
+FAIR = Path(__file__).parents[2] / "experiments" / "map-fair.toml"
+
+
+def test_the_shipped_map_searches_for_every_method_with_as_many_tries_and_judges_ten_seeds():
+    one = read_file(FAIR, MapPlan)
+    personal = {"ditto", "fedamp"}  # judged by each client's own model, not by one for all
+    assert {own["strategy"] for own in one.methods.values()} == REGISTRY.keys() - personal
+    every = {
+        (problem, method): candidates(one, problem, method)
+        for problem in one.problems
+        for method in one.methods
+    }
+    assert {len(each) for each in every.values()} == {one.search.tries}
+    for spot in one.spots:
+        for method in one.methods:
+            tuned, judged = (one.run(spot, method, every[spot.problem, method][0], seed) for seed in (100, 0))
+            assert (tuned.config.test_on, judged.config.test_on) == ("held-out-even", "held-out-odd")
+    assert len(one.spots) == 8
+    assert len(one.seeds) == 10
+    assert one.number_judged() == 2080
+    assert one.rule.family == "holm"
+
+
+def test_the_quick_search_is_made_stopped_and_goes_on_from_its_curves_alone(tmp_path: Path):
+    def make(minutes: str) -> str:
+        words = [
+            "map",
+            str(FAIR),
+            "--quick",
+            "--engine",
+            "sequential",
+            "--minutes",
+            minutes,
+            "-o",
+            str(tmp_path),
+        ]
+        done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+        assert done.exit_code == (1 if minutes == "0" else 0), done.output
+        return done.output
+
+    assert "no run came to its end" in make("0")
+    assert "1 of 1 cells are complete" not in (said := make("60"))
+    assert "cell 1 of 1: synthetic" in said
+    curves, _ = read_curves(tmp_path / FILE)
+    table = (tmp_path / "map.csv").read_bytes()
+    report = (tmp_path / "report.md").read_text()
+    assert "| fedbuff | `strategy = fedbuff`" in report
+    assert "Holm" in report
+    shutil.rmtree(tmp_path / "runs")
+    assert f"1 of 1 cells are complete, {len(curves)} runs" in make("60")
+    assert not (tmp_path / "runs").exists()
+    assert (tmp_path / "map.csv").read_bytes() == table
