@@ -1,7 +1,11 @@
-"""FedBuff against rounds, to the same accuracy with as many clients at work: Nguyen et al. 2022."""
+"""FedBuff against rounds, to the same accuracy with as many clients at work: Nguyen et al. 2022.
+
+``speed_up`` has rounds without momentum, and one server step size. ``tuned_speed_up`` has FedAsync and rounds with
+server momentum too, and tunes each method's server step size.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +13,9 @@ import numpy as np
 
 from fedapp.report.figures import new_figure, save, style_axes
 from fedapp.report.overlay import COLORS
+from strategies import REGISTRY, AsynchronousStrategy
 from strategies.rounds.participation import Participation
+from studies.reproduce.curves import panels
 from studies.reproduce.experiment import Results
 from studies.reproduce.plan import Plan
 from studies.reproduce.report import Report, Row, Verdict, judge, not_run
@@ -30,8 +36,8 @@ def updates(run: Run) -> np.ndarray:
 def _each(run: Run) -> int:
     """Return how many client updates make a new model."""
     config = run.config
-    if config.strategy == "fedbuff":
-        return config.buffer_size
+    if issubclass(REGISTRY[config.strategy], AsynchronousStrategy):
+        return config.buffer_size if config.strategy == "fedbuff" else 1
     scheme = Participation.parse(config.participation, config.fraction_train)
     return scheme.sample_size(run.planned.num_clients)
 
@@ -175,7 +181,7 @@ def _ratios(claim: str, concurrency: str, cost: Cost, other: str, found: _Found)
     target = found.plan.threshold(claim, "target")
     ours, theirs = (found.judged[case_of(concurrency, method)] for method in (BUFFERED, other))
     spent = [(cost_to(run, target, cost), _whole(run, cost)) for run in theirs]
-    least = [reached if math.isfinite(reached) else whole for reached, whole in spent]
+    least = [reached if math.isfinite(reached) else total for reached, total in spent]
     case = case_of(concurrency, other)
     return _Ratios(
         [a / cost_to(run, target, cost) for a, run in zip(least, ours, strict=True)],
@@ -238,3 +244,122 @@ def _grows(found: _Found) -> Verdict:
     growth = [b / a for a, b in zip(least.values, most.values, strict=True)]
     holds = decide([growth], lambda ratio: ratio > 1, lambda ratio: ratio < 1)
     return judge(claim, holds, _shown({few: least, many: most, "growth": _Ratios(growth)}))
+
+
+COSTS: Mapping[str, Cost] = {"client updates": updates, "virtual time": seconds}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with so many clients at work, at the step sizes that did best on the tuning seeds.
+
+    Attributes
+    ----------
+    case : str
+        The label of its case: clients at work, method, server step size.
+    judged : Runs
+        Its runs with that and the best local step size, on the seeds that are judged.
+    at_end : bool
+        Whether one of the two is the smallest or largest that was tried, and no bound of its key.
+    """
+
+    case: str
+    rate: float
+    judged: Runs
+    at_end: bool
+
+    def spent(self, target: float, cost: Cost) -> list[float]:
+        """Return what each run had spent at the target; what it had in all, where it never got there."""
+        reached = [cost_to(run, target, cost) for run in self.judged]
+        return [
+            value if math.isfinite(value) else _whole(run, cost)
+            for value, run in zip(reached, self.judged, strict=True)
+        ]
+
+
+def tuned_speed_up(results: Results, plan: Plan, folder: Path) -> Report:
+    """Client updates and time to the target by arm, and how many times FedBuff's the best rival's are."""
+    report = Report()
+    arms = {place: arm for place in _places(plan) if (arm := _arm(results.runs, plan, place))}
+    target = plan.setting("target")
+    for arm in arms.values():
+        for name, cost in COSTS.items():
+            spent = [cost_to(run, target, cost) for run in arm.judged]
+            report.rows.append(Row(f"{arm.case}, γ = {arm.rate:g}: {name} to {target:.0%}", spent))
+    grid = [
+        [(f"{at} at work", {arm.case: arm.judged for (own, _), arm in arms.items() if own == at}, "accuracy")]
+        for at in dict.fromkeys(at for at, _ in arms)
+    ]
+    if any(arm.judged for arm in arms.values()):
+        title = "MNIST, 1000 clients unlike in data, half-normal task times"
+        report.figures.append(panels(folder / "accuracy.png", title, grid))
+    report.verdicts = [_verdict(claim, results, plan, arms) for claim in plan.claims]
+    return report
+
+
+Place = tuple[str, str]  # clients at work, method
+
+
+def _places(plan: Plan) -> list[Place]:
+    return list(dict.fromkeys(_place(str(label)) for label in plan.labels("case")))
+
+
+def _place(case: str) -> Place:
+    at, method, *_ = case.split(", ")
+    return at.split(" ")[0], method
+
+
+def _arm(runs: Runs, plan: Plan, place: Place) -> Arm | None:
+    """Return a method's arm; None while a tuning run isn't there."""
+    assert plan.tuning is not None
+    own = Runs(run for run in runs if _place(str(run["case"])) == place)
+    tries = plan.tuning.tries(own)
+    points = {(run["case"], run["lr"]) for run in tries}
+    if not points:
+        return None
+    scores = {
+        (case, rate): float(np.mean([_score(run) for run in tries.where(case=case, lr=rate)]))
+        for case, rate in points
+    }
+    case, rate = max(sorted(scores), key=lambda point: scores[point])
+    rates = sorted({rate for _, rate in points})
+    cases = [label for label in plan.labels("case") if _place(str(label)) == place]
+    is_bound = tries.where(case=case)[0].config.mixing_alpha == 1.0 and place[1] == "FedAsync"
+    judged = Runs(run for run in own.where(case=case, lr=rate) if run["seed"] not in plan.tuning.seeds)
+    at_end = rate in (rates[0], rates[-1]) or (case in (cases[0], cases[-1]) and not is_bound)
+    return Arm(str(case), float(rate), judged, at_end)
+
+
+def _verdict(claim: str, results: Results, plan: Plan, arms: Mapping[Place, Arm]) -> Verdict:
+    concurrency, rivals = (plan.threshold(claim, name) for name in ("concurrency", "methods"))
+    wanted = [(at, method) for at in concurrency for method in (*rivals, BUFFERED)]
+    for place in wanted:
+        cases = [label for label in plan.labels("case") if _place(str(label)) == place]
+        if missing := "isn't planned" if not cases else results.missing(case=cases):
+            return not_run(claim, f"{', '.join(place)}: {missing}")
+    cost, target = COSTS[plan.threshold(claim, "cost")], plan.setting("target")
+    cells, texts, ends = [], [], [arms[place].case for place in wanted if arms[place].at_end]
+    for at in concurrency:
+        ours = [cost_to(run, target, cost) for run in arms[at, BUFFERED].judged]
+        ratios = {
+            method: [a / b for a, b in zip(arms[at, method].spent(target, cost), ours, strict=True)]
+            for method in rivals
+        }
+        method = min(ratios, key=lambda name: geometric_mean(ratios[name]))
+        cells.append(ratios[method])
+        by_seed = ", ".join(f"{ratio:.2f}" for ratio in ratios[method])
+        texts.append(f"{arms[at, method].case}: {geometric_mean(ratios[method]):.2f} ({by_seed})")
+    if ends:
+        texts.append(f"at an end of what was tried: {'; '.join(ends)}")
+    return judge(claim, None if ends else _holds(plan, claim, cells), "; ".join(texts))
+
+
+def _holds(plan: Plan, claim: str, cells: list[list[float]]) -> bool | None:
+    """Judge ratios by a claim's interval for their geometric mean, or by whether they are above 1."""
+    bounds = plan.claims[claim].thresholds
+    if "low" not in bounds:
+        return decide(cells, lambda ratio: ratio > 1, lambda ratio: not ratio >= 1)
+    low, high = bounds["low"], bounds["high"]
+    if all(low <= geometric_mean(cell) <= high for cell in cells):
+        return True
+    return None if any(low <= ratio <= high for cell in cells for ratio in cell) else False

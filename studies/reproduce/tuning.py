@@ -28,7 +28,8 @@ class Tuning(Strict):
     seeds : list of int
         On which they are; none of the grid's.
     by : str
-        The metric whose mean over the last 5 % of a run, and then over these seeds, is lowest at the best value.
+        The metric that is best at the best value, mean over these seeds: of a loss the lowest over the last 5 % of a
+        run; of another metric the highest over the whole run, as where the time to a target is judged.
     of : dict
         Labels on other axes of the runs that are tried; all labels of those axes get the best value of these.
     """
@@ -46,8 +47,6 @@ class Tuning(Strict):
                 raise ValueError(f"tuning: {axis!r} is no axis; there are {', '.join(grid)}")
             if label is not None and label not in labels[axis]:
                 raise ValueError(f"tuning.of.{axis} = {label!r}: has {', '.join(map(str, labels[axis]))}")
-        if self.by != "objective" and not less_is_better(self.by):
-            raise ValueError(f"tuning.by = {self.by!r}: is no loss, of which the lowest is the best")
         if both := [seed for seed in self.seeds if seed in labels.get(SEED, [])]:
             raise ValueError(f"tuning.seeds: {both[0]} is judged")
 
@@ -106,8 +105,10 @@ class Tuning(Strict):
             raise ConfigError(f"tuning.by = {self.by!r}: the runs have {', '.join(sorted(there - {*KEPT}))}")
 
     def _score(self, runs: Runs, label: Value) -> float:
-        score = mean(Runs(run for run in runs if run[self.axis] == label).tails(self.by))
-        return score if math.isfinite(score) else math.inf
+        own = [run for run in runs if run[self.axis] == label]
+        is_loss = self.by == "objective" or less_is_better(self.by)
+        score = mean([float((run.tail if is_loss else run.column)(self.by).mean()) for run in own])
+        return (score if is_loss else -score) if math.isfinite(score) else math.inf
 
     def _is_tried(self, planned: PlannedRun) -> bool:
         return has_labels(planned, {SEED: self.seeds})
