@@ -153,6 +153,8 @@ def test_every_published_claim_is_checked_by_one_experiment():
         "fedprox-2",
         "scaffold-1",
         "fedbuff-1",
+        "fedbuff-2",
+        "flgo-1",
         "niid-1",
         "niid-2",
         # of this project's own
