@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapp.names import MODELS, Form, Part
-from fedapp.own import imported, is_own
+from fedapp.own import described, imported, is_own
 from strategies import streams
 
 # What inputs of a kind are, where it isn't float32.
@@ -154,7 +154,7 @@ def own_model(name: str, input_shape: Form, num_outputs: int) -> nn.Module:
     except ModelError:
         raise
     except Exception as error:  # whatever a user's code raises, the cause is told
-        raise ModelError(f"model = {name!r}: {type(error).__name__}: {error}") from error
+        raise ModelError(f"model = {name!r}: {described(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model = {name!r}: must make an nn.Module, makes {type(model).__name__}")
     return model
@@ -179,7 +179,7 @@ def _initialise_lazy(name: str, model: nn.Module, kind: str, form: Form) -> None
                 inputs = (torch.zeros(2, *inputs, dtype=_DTYPES.get(kind)),)
             model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(*inputs)
         except Exception as error:  # whatever a user's code raises, the cause is told
-            raise ModelError(f"model = {name!r}: {type(error).__name__}: {error}") from error
+            raise ModelError(f"model = {name!r}: {described(error)}") from error
 
 
 def _copy_frozen(model: nn.Module) -> None:

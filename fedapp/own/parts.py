@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -136,6 +137,29 @@ def raised_by(error: BaseException, values: Mapping[str, Any]) -> str:
                     f"({Path(place.filename).name}, line {place.lineno}, in {place.name})"
                 )
     return ""
+
+
+# Where installed packages and the standard library are.
+_INSTALLED = tuple(
+    str(folder)
+    for key in ("stdlib", "purelib", "platlib")
+    for path in [Path(sysconfig.get_paths()[key])]
+    for folder in (path, path.resolve())
+)
+
+
+def described(error: BaseException) -> str:
+    """Return an error of a user's own code in one line, such as ``KeyError: 'x'; nets.py, line 5, in forward``.
+
+    The place is the innermost line of the traceback that is neither of this project nor of an installed package.
+    """
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] in ("fedapp", "strategies") or file.startswith(("<frozen", *_INSTALLED)):
+            continue
+        return f"{text}; {Path(file).name}, line {line}, in {frame.f_code.co_name}"
+    return text
 
 
 def changed_since(values: Mapping[str, Any]) -> str:

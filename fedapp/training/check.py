@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedapp.names import MODELS, Precision
-from fedapp.own import OwnPartError, is_own
+from fedapp.own import OwnPartError, described, is_own
 from fedapp.training.evaluation import METRICS, Metric
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss, class_axis
 from fedapp.training.parts import inputs_of
@@ -368,7 +368,7 @@ def _tried(what: str, do: Callable[[], Any]) -> Any:
     except OwnPartError:
         raise
     except Exception as error:  # whatever a user's code raises, the cause is told
-        reason = " ".join(str(error).split())[:300]
+        reason = described(error)
         if "Long, Int" in reason:  # an embedding, which takes whole numbers
             reason += "; inputs are float32: begin with x.long()"
-        raise OwnPartError(f"{what} ({type(error).__name__}: {reason})") from error
+        raise OwnPartError(f"{what} ({reason})") from error

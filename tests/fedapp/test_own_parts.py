@@ -94,7 +94,10 @@ def test_tied_weights_stay_one_with_noise_too(tmp_path, config):
             {"model": f"{HERE}:NeedsDepth"},
             f"model = '{HERE}:NeedsDepth': needs 'depth'; it is called with those of",
         ),
-        ({"model": f"{HERE}:fails"}, f"model = '{HERE}:fails': RuntimeError: out of luck"),
+        (
+            {"model": f"{HERE}:fails"},
+            f"model = '{HERE}:fails': RuntimeError: out of luck; own_parts.py, line ",
+        ),
         ({"model": f"{HERE}:too_narrow"}, f"model = '{HERE}:too_narrow': can't predict inputs (8, 1, 8, 8)"),
         ({"model": f"{HERE}:no_parameters"}, f"model = '{HERE}:no_parameters': has no parameter that takes"),
         ({"model": f"{HERE}:one_output"}, "loss = 'cross-entropy': can't take outputs (8, 1) of model"),
