@@ -236,7 +236,7 @@ def test_what_is_counted_is_what_the_replies_hold(name, compression, run, monkey
 
 
 @pytest.mark.parametrize("compression", NAMES)
-def test_packed_models_and_compressed_updates_go_together(compression, run, federation):
+def test_packed_models_and_compressed_updates_go_together(compression, federation):
     results = []
     for mods in ((compresses,), (reads_packed, compresses)):
         grid = federation([0.0, 1.0, -2.0], [1, 2, 3], num_partitions=3, mods=mods)
@@ -250,7 +250,7 @@ def test_packed_models_and_compressed_updates_go_together(compression, run, fede
     assert one.train_metrics_clientapp == other.train_metrics_clientapp
 
 
-def test_what_comes_after_sees_models_like_any_others(run, federation):
+def test_what_comes_after_sees_models_like_any_others(federation):
     # Rules and bounds look at what the codes mean: one client is far off, and the median doesn't follow it.
     seen: list[Any] = []
     options: dict[str, Any] = {"aggregation_rule": "median", "client_weights": "uniform", "faulty_clients": 1}
@@ -277,7 +277,7 @@ def test_central_privacy_bounds_what_the_codes_mean(compression, federation):
     assert max(lengths) == pytest.approx(0.25, abs=1e-9)
 
 
-def test_the_record_of_arrays_may_have_any_name(run, federation):
+def test_the_record_of_arrays_may_have_any_name(federation):
     grid = federation(mods=(compresses,))
     plain = grid.app
 
@@ -472,7 +472,7 @@ def test_a_loop_around_the_strategy_is_refused(federation, train_config):
         )
 
 
-def test_clients_of_ray_do_not_evaluate_while_they_keep_what_is_left_out(federation, run):
+def test_clients_of_ray_do_not_evaluate_while_they_keep_what_is_left_out(federation):
     # Flower's simulation keeps the state that a client's last message returned, and evaluates beside the training.
     grid = federation(mods=(compresses,))
     grid.engine = "ray"
