@@ -1,5 +1,6 @@
 """The shape of the library: few classes above a method, small rooms, no flag that nobody reads."""
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -27,6 +28,8 @@ FLOWERS = {*FLOWERS_ORDER, "_construct_messages", "_check_and_log_replies", "ini
 EVENT_LOOP = ("strategy", "event_stream", "event_queue", "tasks", "dispatcher")
 BESIDE = {"arrival_rule", "contribution_weights", "evaluation", "observed_periods", "statistics"}
 MOST_READ_FILES, MOST_READ_LINES = 6, 2000
+# The default, and methods whose seconds, schedule or former checkpoints the app knows.
+NAMED_ELSEWHERE = {"fedavg", "fedbuff", "fedfix", "async-spectral", "rennala"}
 
 
 def ours(kind: type) -> list[type]:
@@ -78,6 +81,22 @@ def modules() -> dict[str, Path]:
         ): path
         for path in ROOT.rglob("*.py")
     }
+
+
+def test_a_method_is_added_by_its_file_and_the_registry() -> None:
+    """CONTRIBUTING.md: no other code of the library or the app has its name."""
+    files = {*ROOT.rglob("*.py"), *(ROOT.parent / "fedapp").rglob("*.py")} - {ROOT / "__init__.py"}
+    known = {path: words_in(path) for path in files if (ROOT / "methods") not in path.parents}
+    named = {
+        name for name, kind in REGISTRY.items() if any({name, kind.__name__} & has for has in known.values())
+    }
+    assert named <= NAMED_ELSEWHERE
+
+
+def words_in(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return names | {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
 
 
 def test_rooms_are_small():
