@@ -15,8 +15,9 @@ from fedapp.server import prepare, run
 from fedapp.server.ending import one_line_errors, told_to_stop
 from fedapp.server.progress import Heartbeat, HowFar, Sparingly
 from fedapp.server.run import own_parts_named
+from strategies.clients.registered import NodeRecord, addressed_nodes
 from strategies.flower.exchange import never, wait_for_nodes
-from strategies.flower.grids import DEPLOYMENT, RAY, engine_of
+from strategies.flower.grids import DEPLOYMENT, RAY, addressed, engine_of
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -32,6 +33,9 @@ def main(grid: Grid, context: Context) -> None:
         if values.get("resume"):  # Flower fills in the defaults: a value that is one counts as not given
             values = {key: value for key, value in values.items() if value != defaults().get(key)}
         config = RunConfig.load(values)
+        record = NodeRecord(config.registered_nodes)
+        nodes = addressed_nodes(config.participation, record, config.min_clients)
+        grid = addressed(grid, config.participation, nodes)
         number, on_devices = _wait_for_clients(grid, config), engine_of(grid) == DEPLOYMENT
         why = ""
         if engine_of(grid) == RAY:

@@ -27,6 +27,7 @@ from fedapp.config.strategy_keys import (
 )
 from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys
 from strategies import FederatedStrategy
+from strategies.clients.registered import NodeRecord, addressed_nodes
 from strategies.core.parameters import Parameter, Range
 from strategies.rounds.participation import Participation
 
@@ -96,6 +97,7 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
             raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
         try:
             Participation.parse(self.participation, self.fraction_train)
+            addressed_nodes(self.participation, NodeRecord(self.registered_nodes), self.min_clients)
         except ValueError as error:
             raise ConfigError(in_keys(error)) from None
         if self.missing == "mean" and self.dataset == "files" and self.normalize != "standardize":

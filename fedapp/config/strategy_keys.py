@@ -286,6 +286,7 @@ class ProtectionKeys(Keys):
         dp_max_contributions: int
         dp_noise_multiplier: float
         secure_sums: bool
+        registered_nodes: str
 
 
 def is_of_the_library(config: type) -> bool:

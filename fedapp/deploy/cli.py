@@ -18,6 +18,8 @@ from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.operate import Out, one_line_errors
 from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
+from fedapp.deploy.runs import ended_runs
+from fedapp.deploy.seal import ANEW, sign_ends
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -52,7 +54,7 @@ def init(
         backend = SUPERLINK_PORT if proxy else 0
         deployment = Deployment(tuple(host or ()), port, home, members, backend)
         write_deployment(out, deployment, force=force)
-        Audit(out, "init --force" if force else "init").note("done")
+        Audit(out, ANEW if force else "init").note("done", signed=True)
     print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")
     if proxy:
         print(f"{out / 'proxy'}: there, into nginx or Caddy")
@@ -83,6 +85,8 @@ def flwr_command(
     with one_line_errors(), audited(out, "flwr") as audit:
         code = run_flwr(out, context.args)
         audit.note(f"ended with {code}", arguments=" ".join(context.args))
+        if code == 0 and context.args[:1] in (["run"], ["stop"]):
+            sign_ends(out, ended_runs(out))
     raise SystemExit(code)
 
 
@@ -142,6 +146,8 @@ def local(
                         deployment.start()
                         told = registered_nodes(folder, deployment.deployment)
                         completed = deployment.run(source.absolute(), {"registered-nodes": told, **values})
+                        if out:
+                            sign_ends(folder, ended_runs(folder))
                     finally:
                         signal.signal(signal.SIGINT, signal.SIG_IGN)  # first end what was started
             except KeyboardInterrupt:

@@ -13,6 +13,7 @@ OUT/
     superexec/         as on the server
   nodes.json           which node of the SuperLink is which device
   audit.jsonl          who changed what, and when
+  audit.seal           its last signed line
   removed/             folders of devices that were removed
 """
 
@@ -167,7 +168,7 @@ def _clear(out: Path) -> None:
     for path in out.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        elif path.name != audit.FILE:
+        elif path.name not in (audit.FILE, audit.SEAL):
             path.unlink()
 
 

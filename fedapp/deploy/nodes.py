@@ -1,16 +1,19 @@
 """Which node of the SuperLink is which device: ``nodes.json``, written when a key is registered.
 
 Flower's command line lists nodes by number alone. A record is of a key, not of a device: a device that got a new key
-has an earlier node, too, and that one stays on record.
+has an earlier node, too, and that one stays on record. Tags are of a device, whatever keys it had.
 """
 
 import hashlib
 import json
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fedapp.deploy.plan import DeployError, Deployment
+from strategies.clients.registered import TAG
 
 FILE = "nodes.json"
 
@@ -46,6 +49,7 @@ class NodeRecords:
 
     path: Path
     nodes: list[NodeRecord] = field(default_factory=list)
+    tags: dict[str, list[str]] = field(default_factory=dict)  # by device
 
     @classmethod
     def read(cls, out: Path) -> "NodeRecords":
@@ -59,8 +63,9 @@ class NodeRecords:
         path = out / FILE
         try:
             content = json.loads(path.read_text("utf-8")) if path.exists() else {"nodes": []}
-            return cls(path, [NodeRecord(**node) for node in content["nodes"]])
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            nodes = [NodeRecord(**node) for node in content["nodes"]]
+            return cls(path, nodes, {name: list(tags) for name, tags in content.get("tags", {}).items()})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DeployError(f"{path}: can't be read ({error})") from None
 
     def of_key(self, key: str) -> NodeRecord | None:
@@ -69,17 +74,33 @@ class NodeRecords:
 
     def add(self, node: NodeRecord) -> None:
         """Note a node, in place of what was on record of its key."""
-        self._write([*(other for other in self.nodes if other.key != node.key), node])
+        self._write([*(other for other in self.nodes if other.key != node.key), node], self.tags)
 
-    def _write(self, nodes: list[NodeRecord]) -> None:
-        text = json.dumps({"nodes": [asdict(node) for node in nodes]}, indent=2) + "\n"
+    def tag(self, device: str, tags: Sequence[str]) -> None:
+        """Give a device these tags, in place of what it had.
+
+        Raises
+        ------
+        DeployError
+            If one of them isn't a tag, or the file can't be written.
+        """
+        for tag in tags:
+            if not re.fullmatch(TAG, tag):
+                raise DeployError(f"tag {tag!r}: must be a-z, 0-9, _, . and -, a letter or a digit first")
+        others = {name: its for name, its in self.tags.items() if name != device}
+        own = {device: sorted(set(tags))} if tags else {}
+        self._write(self.nodes, others | own)
+
+    def _write(self, nodes: list[NodeRecord], tags: dict[str, list[str]]) -> None:
+        content = {"nodes": [asdict(node) for node in nodes], **({"tags": tags} if tags else {})}
+        text = json.dumps(content, indent=2) + "\n"
         new = self.path.with_suffix(".new")
         try:
             new.write_text(text, "utf-8")
             os.replace(new, self.path)
         except OSError as error:
             raise DeployError(f"{self.path}: can't be written ({error.strerror})") from None
-        self.nodes = nodes
+        self.nodes, self.tags = nodes, tags
 
 
 def registered_nodes(out: Path, deployment: Deployment) -> str:
@@ -90,7 +111,8 @@ def registered_nodes(out: Path, deployment: Deployment) -> str:
     DeployError
         If the record can't be read.
     """
-    present = {node.device: node for node in NodeRecords.read(out).nodes if not node.unregistered}
+    records = NodeRecords.read(out)
+    present = {node.device: node for node in records.nodes if not node.unregistered}
     told = []
     for device in deployment.devices:
         if (node := present.get(device.name)) is None:
@@ -99,7 +121,9 @@ def registered_nodes(out: Path, deployment: Deployment) -> str:
         partition = (
             f":{config['partition-id']}" if {"partition-id", "num-partitions"} <= config.keys() else ""
         )
-        told.append(f"{device.name}:{node.node_id}{partition}")
+        told.append(
+            "+".join([f"{device.name}:{node.node_id}{partition}", *records.tags.get(device.name, [])])
+        )
     return ", ".join(told)
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,16 +11,17 @@ import typer
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.deploy import backup as backups
-from fedapp.deploy import certificates, database, runs
+from fedapp.deploy import certificates, database, runs, seal
 from fedapp.deploy import status as statuses
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
 from fedapp.deploy.given import read_given
 from fedapp.deploy.keys import LOOPBACK_CERTIFICATE
-from fedapp.deploy.nodes import registered_nodes
+from fedapp.deploy.nodes import NodeRecords, registered_nodes
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.registration import new_key, retire
 from fedapp.deploy.registration import register as register_keys
+from fedapp.deploy.seal import sign_ends
 
 Out = Annotated[Path, typer.Argument(help="folder of the deployment")]
 DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="name of the device")]
@@ -53,6 +55,20 @@ def register(
         raise SystemExit(1)
 
 
+def tag(
+    out: Out,
+    device: DeviceName,
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="none: it has no tags")] = None,
+) -> None:
+    """Give a device these tags, in place of those it had: participation = "tag:TAG" addresses all that have one."""
+    words = tags or []
+    with one_line_errors(), audited(out, "tag", device=device) as audit:
+        read_deployment(out).device(device)
+        NodeRecords.read(out).tag(device, words)
+        audit.note(" ".join(words) or "none", device=device)
+    print(f"{device}: {', '.join(words) or 'no tags'}")
+
+
 def rekey(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
     """Give a device a new key; the SuperLink refuses the one it had from now on."""
     with one_line_errors(), audited(out, "rekey", device=device) as audit:
@@ -71,6 +87,7 @@ def remove(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
         number = retire(out, device, node_id)
         audit.note("unregistered", device=device, node=number)
         moved = remove_device(out, device)
+        NodeRecords.read(out).tag(device, ())  # another one may have its name later
         audit.note("removed", device=device, node=number)
     print(f"{device}: unregistered (node {number}), its key can never return; what it had is in {moved}")
 
@@ -86,12 +103,39 @@ def status(
     """Show devices, runs and certificates as they are now."""
     with one_line_errors():
         found = statuses.status(out, superlink_database or _own_database(out))
+        try:
+            sign_ends(out, [(run.run_id, run.status) for run in found.runs if run.is_over])
+        except DeployError as error:  # who may only look is shown all the same
+            found = replace(found, warnings=[*found.warnings, f"the end of a run isn't signed: {error}"])
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:
         print("\n".join(found.lines()))
     if found.error:
         raise SystemExit(1)
+
+
+def audit(
+    out: Out = Path("deployment"),
+    verify: Annotated[
+        bool, typer.Option("--verify", help="check hashes and signatures; audit.jsonl, audit.seal, ca.crt do")
+    ] = False,
+    head: Annotated[
+        str, typer.Option(help="with --verify: the head of an earlier check, which must still be there")
+    ] = "",
+) -> None:
+    """Sign the ends of runs, and show who did what; or check that this is as it was written."""
+    with one_line_errors():
+        if head and not verify:
+            raise DeployError("--head: is read with --verify alone")
+        if verify:
+            print("\n".join(seal.verify(out, head).said()))
+            return
+        sign_ends(out, runs.ended_runs(out))
+        for entry in seal.entries(out):
+            about = [entry[name] for name in ("device", "run", "arguments") if name in entry]
+            who = f"{entry['user']}@{entry['host']}"
+            print(f"{entry['time']} {who} {' '.join([entry['command'], *about])}: {entry['outcome']}")
 
 
 def run(
@@ -134,6 +178,7 @@ def stop(
     with one_line_errors(), audited(out, "stop") as audit:
         run_id = runs.stop(out, run_id)
         audit.note("stopped", run=run_id)
+        sign_ends(out, runs.ended_runs(out))
     print(f"run {run_id} stopped")
 
 
@@ -204,9 +249,11 @@ def _own_database(out: Path) -> Path | None:
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
     register,
+    tag,
     rekey,
     remove,
     status,
+    audit,
     run,
     stop,
     renew,

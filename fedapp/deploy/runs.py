@@ -123,6 +123,20 @@ def present_runs(out: Path) -> list[DeployedRun]:
     return [_read(out, run) for run in going or listed[:1]]
 
 
+def ended_runs(out: Path) -> list[tuple[str, str]]:
+    """Return the number and the status of each run that has ended, the first first.
+
+    Raises
+    ------
+    DeployError
+        If the SuperLink can't be reached.
+    """
+    listed, _ = _listed(out)
+    return [
+        (run["run-id"], run["status"]) for run in reversed(listed) if run["status"].startswith("finished")
+    ]
+
+
 def start(out: Path, app: Path, config: Mapping[str, Any]) -> str:
     """Start a run of an app, and return its id.
 

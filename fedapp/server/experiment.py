@@ -394,10 +394,6 @@ def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
 
 def _check_asynchronous(config: RunConfig, strategy: FederatedStrategy) -> None:
     """Refuse what needs rounds."""
-    if config.participation != "full":
-        raise ConfigError(
-            f"participation = {config.participation!r}: {config.strategy} works with every client; allowed is full"
-        )
     if config.aggregation_rule != "mean" and not isinstance(strategy.config, RobustConfig):
         raise ConfigError(
             f"aggregation-rule = {config.aggregation_rule!r}: no rule fits how {config.strategy} puts updates "

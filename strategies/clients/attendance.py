@@ -35,7 +35,7 @@ def in_vain(roster: Roster, accounts: Accounts) -> Iterator[tuple[str, str]]:
             continue  # it counted until it was refused, which the log says where it happened
         yield _named(roster, node_id), reason
     enrolled = {client.node_id for client in roster.enrolled}
-    for node_id in sorted(roster.record.nodes.keys() - enrolled - roster.refused.keys()):
+    for node_id in sorted(roster.registered - enrolled - roster.refused.keys()):
         yield _named(roster, node_id), "it was never connected"
 
 

@@ -1,7 +1,8 @@
-"""The record of registered nodes: which node of the SuperLink is which device, and which partition it holds.
+"""The record of registered nodes: which node of the SuperLink is which device, which partition it holds, its tags.
 
 A SuperLink that authenticates SuperNodes gives every registered key one node id, which no other key can take. The
-record says whose that is. It comes from whoever registered the keys, never from a device.
+record says whose that is. It comes from whoever registered the keys, never from a device. By it a run addresses
+devices: with ``participation = "tag:hospital"`` or ``"name:oslo,bern"`` its clients are these devices alone.
 """
 
 import re
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 MOST_PARTITIONS = 100_000
 _LARGEST_NODE = 2**64 - 1
 
-_ENTRY = r"[^\s:,]+:\d{1,20}(:\d{1,5})?"
+TAG = r"[a-z0-9][a-z0-9_.-]*"
+_ENTRY = rf"[^\s:,]+:\d{{1,20}}(:\d{{1,5}})?(\+{TAG})*"
 PATTERN = rf"({_ENTRY}(\s*,\s*{_ENTRY})*)?"
 ALLOWED = (
     "devices as NAME:NODE-ID:PARTITION, or NAME:NODE-ID for a device with data of its own, with commas "
-    "between them, such as 'oslo:4711:0, bern:4712:1'"
+    "between them, such as 'oslo:4711:0, bern:4712:1'; a device's tags follow, as in oslo:4711:0+hospital+gpu"
 )
+BY_TAG, BY_NAME = "tag", "name"  # how participation addresses devices
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,18 @@ class RegisteredNode:
         The SuperLink's id of the node.
     partition : int, optional
         The partition that the device holds; None: it has data of its own.
+    tags : tuple of str
+        The operator's tags of the device.
     """
 
     name: str
     node_id: int
     partition: int | None = None
+    tags: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         place = "" if self.partition is None else f":{self.partition}"
-        return f"{self.name}:{self.node_id}{place}"
+        return "+".join([f"{self.name}:{self.node_id}{place}", *self.tags])
 
 
 class NodeRecord:
@@ -68,8 +74,10 @@ class NodeRecord:
         self.nodes: dict[int, RegisteredNode] = {}
         known: dict[tuple[str, str | int], str] = {}
         for entry in filter(None, (part.strip() for part in text.split(","))):
-            name, number, *place = entry.split(":")
-            node = RegisteredNode(name, int(number), int(place[0]) if place else None)
+            name, _, rest = entry.partition(":")
+            numbers, *tags = rest.split("+")
+            number, *place = numbers.split(":")
+            node = RegisteredNode(name, int(number), int(place[0]) if place else None, tuple(tags))
             if not 0 < node.node_id <= _LARGEST_NODE:
                 raise ValueError(f"registered_nodes = {entry!r}: a node id must be 1 to {_LARGEST_NODE}")
             said: list[tuple[str, str | int]] = [("name", name), ("node", node.node_id)]
@@ -113,6 +121,57 @@ class NodeRecord:
     def owns(self, node_id: int, name: str) -> bool:
         """Return True unless the record says that another node has this name."""
         return self._names.get(name, node_id) == node_id
+
+    def addressed(self, participation: str) -> frozenset[int] | None:
+        """Return the ids of the nodes that a participation scheme addresses; None if it addresses no devices.
+
+        Of several tags a node has at least one.
+
+        Raises
+        ------
+        ValueError
+            If no registered device has one of the tags, or one of the names.
+        """
+        how, _, text = participation.partition(":")
+        if not addresses(participation):
+            return None
+        given = f"participation = {participation!r}"
+        if not self.nodes:
+            raise ValueError(f"{given}: addresses registered devices, and registered_nodes = '' has none")
+        by_tag = how == BY_TAG
+        has = {node_id: node.tags if by_tag else (node.name,) for node_id, node in self.nodes.items()}
+        known = sorted({word for words in has.values() for word in words})
+        for word in (words := text.split(",")):
+            if word not in known:
+                kind = "tag" if by_tag else "name"
+                allowed = ", ".join(known) or f"none, as no device has a {kind}"
+                raise ValueError(
+                    f"{given}: no registered device has the {kind} {word!r}; allowed are {allowed}"
+                )
+        return frozenset(node_id for node_id, own in has.items() if set(own) & set(words))
+
+
+def addresses(participation: str) -> bool:
+    """Return True if a participation scheme addresses devices by tag or name."""
+    how, colon, _ = participation.partition(":")
+    return bool(colon) and how in (BY_TAG, BY_NAME)
+
+
+def addressed_nodes(participation: str, record: NodeRecord, min_clients: int) -> frozenset[int] | None:
+    """Return the ids of the nodes that may take part in a run; None: all may.
+
+    Raises
+    ------
+    ValueError
+        If a tag or a name isn't on the record, or fewer devices are addressed than the run waits for.
+    """
+    nodes = record.addressed(participation)
+    if nodes is not None and len(nodes) < min_clients:
+        raise ValueError(
+            f"min_clients = {min_clients}: participation = {participation!r} addresses {len(nodes)} registered "
+            f"devices; allowed is {len(nodes)} at most"
+        )
+    return nodes
 
 
 NOBODY = NodeRecord()  # the record of a run that has none; nothing changes a record

@@ -32,7 +32,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from strategies.clients.registered import MOST_PARTITIONS, NOBODY, NodeRecord
+from strategies.clients.registered import MOST_PARTITIONS, NOBODY, NodeRecord, addressed_nodes
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.errors import RunError
@@ -41,6 +41,7 @@ from strategies.flower.grids import (
     DEPLOYMENT,
     DescribingGrid,
     Description,
+    addressed,
     engine_of,
     mod_without_evaluation,
     nobody_handles,
@@ -107,6 +108,8 @@ class Roster:
         Names of the metric that holds a client's weight, and of the config record of a request.
     record : NodeRecord, optional
         The registered nodes; by default none is known.
+    participation : str
+        The participation scheme, which may address registered nodes: then no other one becomes a client.
 
     Attributes
     ----------
@@ -127,9 +130,12 @@ class Roster:
         config_key: str = messages.CONFIG,
         min_nodes: int = 0,
         record: NodeRecord | None = None,
+        participation: str = "full",
     ) -> None:
         self.weight_key = weight_key
         self.record = record or NOBODY
+        self.participation = participation
+        self._addressed = addressed_nodes(participation, self.record, min_clients)
         self.config_key = config_key
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
@@ -168,6 +174,11 @@ class Roster:
         """All nodes that have been clients in this run and weren't refused since."""
         return list(self._by_node.values())
 
+    @property
+    def registered(self) -> frozenset[int]:
+        """The ids of the registered nodes that may take part."""
+        return frozenset(self.record.nodes) if self._addressed is None else self._addressed
+
     def refresh(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Look up the connected nodes, ask new nodes to describe themselves, and return the clients.
 
@@ -178,6 +189,7 @@ class Roster:
             fewer nodes than the required number are connected by then.
         """
         starting = not self._by_node
+        grid = addressed(grid, self.participation, self._addressed)
         self.devices = engine_of(grid) == DEPLOYMENT
         if starting:
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
@@ -218,6 +230,7 @@ class Roster:
 
     def look(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Do as ``refresh``, but don't wait: a new node becomes a client at the first call after its reply."""
+        grid = addressed(grid, self.participation, self._addressed)
         if not self._see(grid) and not self._asked:
             return self.clients
         now = self._clock.now()

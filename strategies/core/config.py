@@ -58,6 +58,9 @@ class StrategyConfig:
     time_scenario : str
         how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1), or what devices can do:
         docs/fleet.md
+    participation : str
+        who takes part: full, or on devices those with a tag or a name by registered_nodes, as tag:TAG,… or
+        name:NAME,…; in a round (client sampling) also uniform, md, poisson, paired, flower or fixed:I,J,…
     availability : str
         which clients are available when, in virtual time
     task_failure : float
@@ -76,8 +79,9 @@ class StrategyConfig:
         the running statistics is shortened to it as well; 0: no bound
     registered_nodes : str
         on devices, whose a node of the SuperLink is, and which partition it holds: NAME:NODE-ID:PARTITION, or
-        NAME:NODE-ID for a device with data of its own, with commas between them; a device that says otherwise doesn't
-        take part. Empty: of two devices that say the same partition neither does
+        NAME:NODE-ID for a device with data of its own, with commas between them, and +TAG after it for each of its
+        tags; a device that says otherwise doesn't take part. Empty: of two devices that say the same partition
+        neither does
     seed : int
         fixes every random number of the run
     eval_every : int
@@ -104,6 +108,7 @@ class StrategyConfig:
     message_floor: float = parameter(FLOOR, gt=0, lt=1)
     neighbours: int = parameter(0, ge=0)
     time_scenario: str = parameter("F80", pattern=time_scenario.PATTERN, words=time_scenario.ALLOWED)
+    participation: str = parameter("full")
     availability: str = parameter(ALWAYS, pattern=availability.PATTERN, words=availability.ALLOWED)
     task_failure: float = parameter(0.0, ge=0, lt=1)
     safeguards: Literal["auto", "on", "off"] = parameter("auto", topic="protection")
@@ -211,8 +216,6 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
 
     Parameters
     ----------
-    participation : str
-        who takes part in a round (client sampling): full, uniform, md, poisson, paired, flower or fixed:I,J,…
     fraction_train : float
         share of the clients that uniform, md and flower draw; with poisson the probability of each
     stragglers : float
@@ -239,7 +242,6 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
 
     positional: ClassVar[tuple[str, ...]] = FLOWERS_ORDER
 
-    participation: str = parameter("full")
     fraction_train: float = parameter(1.0, gt=0, le=1)
     stragglers: float = parameter(0.0, ge=0, le=1)
     drop_stragglers: bool = False
@@ -279,6 +281,14 @@ class EventsConfig(StrategyConfig):
     """
 
     concurrency: int = parameter(0, ge=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.participation != "full" and not registered.addresses(self.participation):
+            raise ValueError(
+                f"participation = {self.participation!r}: without rounds every client works; allowed are full, and "
+                "on devices tag:TAG,…, name:NAME,…"
+            )
 
 
 @dataclass(frozen=True)

@@ -174,6 +174,7 @@ class FederatedStrategy(Strategy):
             flower.configrecord_key,
             flower.min_available_nodes,
             NodeRecord(config.registered_nodes) if config.registered_nodes else None,
+            config.participation,
         )
         by_graph = config.client_weights == "adjacency"
         memory = config.updates_memory() if by_graph else None

@@ -7,7 +7,7 @@ records of its own into a request (``Capabilities.writes_requests``), and in run
 a model.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -153,6 +153,54 @@ class GridAround(Grid):
     ) -> Iterable[Message]:
         """Send messages as they are, and return the replies that have come after ``timeout`` seconds."""
         return self.grid.send_and_receive(messages, timeout=timeout)
+
+
+class AddressedGrid(GridAround):
+    """Some of the nodes of another Grid.
+
+    Parameters
+    ----------
+    grid : Grid
+    nodes : collection of int
+        The ids of the nodes.
+    """
+
+    def __init__(self, grid: Grid, nodes: Collection[int]) -> None:
+        self.grid, self.nodes = grid, nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of those nodes that are connected."""
+        return [node_id for node_id in self.grid.get_node_ids() if node_id in self.nodes]
+
+    def get_nodes(self) -> Any:
+        """Return those nodes that are connected."""
+        return [node for node in self.grid.get_nodes() if node.node_id in self.nodes]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages, and return their ids."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Pull the replies that there are."""
+        return self.grid.pull_messages(message_ids)
+
+
+def addressed(grid: Grid, participation: str, nodes: Collection[int] | None) -> Grid:
+    """Return the Grid of the nodes that ``participation`` addresses; None: of all.
+
+    Raises
+    ------
+    RunError
+        If the Grid is a simulation's, whose nodes nobody registered.
+    """
+    if nodes is None:
+        return grid
+    if engine_of(grid) not in (DEPLOYMENT, MEMORY):
+        raise RunError(
+            f"participation = {participation!r}: addresses registered devices, and a simulation has none; allowed "
+            "are full, uniform, md, poisson, paired, flower, fixed:I,J,…"
+        )
+    return AddressedGrid(grid, nodes)
 
 
 def innermost(grid: Grid) -> Grid:

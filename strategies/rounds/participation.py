@@ -8,6 +8,9 @@ drawn uniformly, and d_i = p_i / Σ_S p_j over those drawn, a ratio whose mean i
 ``poisson`` draws each client by a coin of its own, with probability q = ``fraction``: a round has a random size, and
 may be empty. Its d_i = p_i / q divide by the expected size and not by the drawn one (with equal p_i by
 q C), so that what one client adds to the sum doesn't depend on who else was drawn (McMahan et al. 2018, section 2).
+
+``tag:T,…`` and ``name:N,…`` address devices by the record of registered nodes (strategies/clients/registered.py).
+They say whose devices the clients of a run are, and not whom of them a round draws: these are all, as with ``full``.
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,7 @@ from functools import cache
 
 import numpy as np
 
+from strategies.clients.registered import addresses
 from strategies.clients.weights import Weights
 
 SCHEMES = ("full", "uniform", "md", "poisson", "paired", "fixed", "flower")
@@ -63,9 +67,10 @@ class Participation:
             If it names no scheme, or ``fixed`` no clients, or a fraction goes with a scheme that takes none.
         """
         scheme, colon, names = text.partition(":")
-        if scheme not in SCHEMES or bool(colon) != (scheme == "fixed"):
+        if not addresses(text) and (scheme not in SCHEMES or bool(colon) != (scheme == "fixed")):
             raise ValueError(
-                f"participation = {text!r}: allowed are full, uniform, md, poisson, paired, flower, fixed:I,J,…"
+                f"participation = {text!r}: allowed are full, uniform, md, poisson, paired, flower, fixed:I,J,…, and "
+                "on devices tag:TAG,…, name:NAME,…"
             )
         if fraction != 1.0 and scheme not in BY_SHARE:
             raise ValueError(
@@ -74,6 +79,8 @@ class Participation:
             )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
+        if addresses(text):
+            return cls()
         if scheme != "fixed":
             return cls(scheme, fraction, least=least)
         try:

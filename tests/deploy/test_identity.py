@@ -1,11 +1,11 @@
-"""Identity on real SuperNodes: a device that says the partition of another isn't believed."""
+"""Identity on real SuperNodes: who says the partition of another isn't believed, and tags are the operator's."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from fedapp.deploy.nodes import NodeRecords
+from fedapp.deploy.nodes import NodeRecords, registered_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,3 +34,22 @@ def test_a_device_that_says_anothers_partition_takes_no_part(
         else "also says partition-id = 0, and nothing tells whose it is"
     )
     assert all(reason in line for line in last)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
+def test_a_run_on_a_tag_has_the_devices_that_have_it(strategy: str, make_trial: Callable[..., Any]) -> None:
+    trial = make_trial({}, {}, {})
+    trial.deployment.start()
+    out = trial.deployment.folder
+    records = NodeRecords.read(out)
+    for name in ("device-0", "device-2"):
+        records.tag(name, ["hospital"])
+    trial.deployment.start = lambda: None  # it runs
+    told = registered_nodes(out, trial.deployment.deployment)
+    given = {"strategy": strategy, "num-server-rounds": 2, "min-clients": 2}
+    trial.begin({**given, "registered-nodes": told, "participation": "tag:hospital"})
+    output = trial.end()
+    assert trial.summary["status"] == "finished", output
+    assert "(device-1, node" not in output
+    assert "(device-0, node" in output
+    assert "flwr-clientapp" not in trial.device_log("device-1")  # no message was sent to it

@@ -86,8 +86,12 @@ def test_status_while_a_run_goes(two: LocalDeployment, repository: Path) -> None
     assert [(e["command"], e["outcome"], e.get("run")) for e in entries] == [
         ("run", "started", run_id),
         ("stop", "stopped", run_id),
+        ("end of run", "finished:stopped", run_id),
         ("stop", "failed: stop: no run goes", None),
     ]
+    said = deploy("audit", out, "--verify").output.splitlines()
+    assert said[0].startswith("4 lines are as they were written, 1 of them signed by the server's key")
+    assert said[1:] == ["lines 4 to 4: held by hashes alone, there is no signature after them"]
 
 
 def test_a_run_that_nobody_starts_says_where_to_look(two: LocalDeployment, repository: Path) -> None:
@@ -118,10 +122,19 @@ def test_devices_take_the_server_with_its_new_certificate(two: LocalDeployment, 
     assert shown_by_server(two.deployment) == read(own)
     assert status(out)["warnings"] == []
 
-    begin_run(two, repository, rounds=1)  # with devices that have seen nothing of all this
+    run_id = begin_run(two, repository, rounds=1)  # with devices that have seen nothing of all this
     wait_until(lambda: status(out)["runs"][0]["status"].startswith("finished"))
     assert status(out)["runs"][0]["status"] == "finished:completed"
     assert {path: path.read_bytes() for path in keys} == keys
+    # The audit's chain went on past the SuperLink that was killed, with a signature by the new key.
+    (said,) = deploy("audit", out, "--verify").output.splitlines()
+    assert said.startswith("3 lines are as they were written, 1 of them signed by the server's key")
+    shown = deploy("audit", out).output.splitlines()
+    assert shown[1].endswith(f" run {run_id}: started")
+    assert shown[2].endswith(f" end of run {run_id}: finished:completed")
+    text = (out / "audit.jsonl").read_text()
+    (out / "audit.jsonl").write_text("".join(text.splitlines(keepends=True)[:2]))
+    assert "audit.jsonl: line 3: is missing, " in deploy("audit", out, "--verify").output
 
 
 def test_a_database_is_copied_in_use_and_restored(two: LocalDeployment, tmp_path: Path) -> None:

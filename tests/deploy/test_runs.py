@@ -5,8 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from fedapp.deploy.nodes import NodeRecord, NodeRecords
+from fedapp.cli import app
+from fedapp.deploy.files import read_deployment
+from fedapp.deploy.nodes import NodeRecord, NodeRecords, registered_nodes
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.runs import DeployedRun, RunProgress, message_of
 from fedapp.deploy.status import Status
@@ -96,7 +99,38 @@ def test_nodes_are_on_record_by_key_and_a_new_key_is_another_node(tmp_path: Path
     assert len(json.loads((tmp_path / "nodes.json").read_text())["nodes"]) == 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"nodes": [{"device": "oslo"}]}'])
+def test_tags_are_a_devices_whatever_key_it_has(tmp_path: Path) -> None:
+    deployment = tmp_path / "d"
+    result = CliRunner().invoke(
+        app, ["deploy", "init", str(deployment), "--host", "x", "--device", "oslo=/a", "--device", "bern=/b"]
+    )
+    assert result.exit_code == 0
+
+    def tag(*words: str) -> str:
+        return CliRunner().invoke(app, ["deploy", "tag", str(deployment), *words]).output
+
+    assert tag("oslo", "hospital", "gpu") == "oslo: hospital, gpu\n"  # before its key is registered
+    records = NodeRecords.read(deployment)
+    records.add(NodeRecord("oslo", "7", "a", "then", "later"))
+    records.add(NodeRecord("oslo", "8", "b", "now"))
+    records.add(NodeRecord("bern", "9", "c", "now"))
+    read = read_deployment(deployment)
+    assert registered_nodes(deployment, read) == "oslo:8+gpu+hospital, bern:9"
+    assert tag("bern", "Hospital") == (
+        "error: tag 'Hospital': must be a-z, 0-9, _, . and -, a letter or a digit first\n"
+    )
+    assert tag("rome", "gpu") == "error: device 'rome': isn't one of oslo, bern\n"
+    assert tag("oslo") == "oslo: no tags\n"
+    assert registered_nodes(deployment, read) == "oslo:8, bern:9"
+    # A run on a tag that nobody has isn't begun; the SuperLink isn't even asked.
+    command = ["deploy", "run", str(deployment), "-c", 'participation="tag:gpu"']
+    assert CliRunner().invoke(app, command).output == (
+        "error: participation = 'tag:gpu': no registered device has the tag 'gpu'; allowed are none, as no device "
+        "has a tag\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"nodes": [], "tags": []}', '{"nodes": [{"device": "oslo"}]}'])
 def test_records_that_cannot_be_read_are_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "nodes.json").write_text(text)
     with pytest.raises(DeployError, match=r"nodes.json: can't be read \("):

@@ -40,7 +40,8 @@ NOT_RUN = {
     ("docs/deploy.md", "needs root"): 3,
     ("docs/deploy.md", "needs root, on the server"): 6,  # (the units' commands: tests/deploy/test_startup.py)
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
-    ("docs/deploy.md", "needs the server"): 2,  # (tests/deploy/test_registration.py, test_through_proxy.py)
+    # (tests/deploy/test_registration.py, test_through_proxy.py, test_operate.py, test_identity.py)
+    ("docs/deploy.md", "needs the server"): 4,
     ("docs/deploy.md", "needs minutes for each"): 1,  # (make test-all)
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
     (

@@ -47,7 +47,7 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
         (
             {"strategy": "fedfix", "participation": "md"},
             ConfigError,
-            "participation = 'md': fedfix works with every",
+            "participation = 'md': without rounds every client works; allowed are full, and",
         ),
         (
             {"strategy": "fedbuff", "buffer_size": 2, "aggregation_rule": "median"},
