@@ -129,6 +129,8 @@ READ_BY: dict[str, Readers] = {
     & where("dp", "none", "local")
     & where("secure-sums", False),
     "registered_nodes": where("clock", "wall"),
+    "dp_mechanism": where("dp", "central"),
+    "dp_restart": where("dp", "central") & where("dp-mechanism", "tree"),
     "faulty_clients": where("aggregation-rule", *(rule for rule in RULES if rule != MEAN)),
     "best_of": if_(
         "keep = best, or patience > 0", lambda setting: setting.strategy.config.compares_evaluations
@@ -284,6 +286,8 @@ class ProtectionKeys(Keys):
         dp: str
         dp_clipping_norm: float
         dp_max_contributions: int
+        dp_mechanism: str
+        dp_restart: int
         dp_noise_multiplier: float
         secure_sums: bool
         registered_nodes: str

@@ -399,6 +399,11 @@ def _check_asynchronous(config: RunConfig, strategy: FederatedStrategy) -> None:
             f"aggregation-rule = {config.aggregation_rule!r}: no rule fits how {config.strategy} puts updates "
             "together; allowed is mean"
         )
+    if config.dp == "central" and config.dp_mechanism != "gaussian":
+        raise ConfigError(
+            f"dp-mechanism = {config.dp_mechanism!r}: its account is of rounds in an order that is known, and "
+            f"{config.strategy} has none; allowed is gaussian"
+        )
     if config.dp == "central" and not isinstance(strategy.config, PrivateConfig):
         raise ConfigError(
             "dp = 'central': its account is of aggregations in which each client counts once at most; "

@@ -10,6 +10,7 @@ from fedapp.data import Dataset
 from fedapp.server.record import Entry, Observer
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
 from strategies import AsynchronousStrategy, FederatedStrategy, SynchronousStrategy
+from strategies.rounds.participation import IN_ORDER
 from strategies.timing.availability import ALWAYS
 
 # Of the noise multiplier z: the ε that goes with less is beyond what a float holds, or as good as no privacy; more
@@ -111,6 +112,9 @@ def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int
     if config.dp != "central" or not isinstance(strategy, SynchronousStrategy):
         return EVERYBODY
     scheme = strategy.selection.scheme
+    if scheme.scheme in IN_ORDER and not strategy.capabilities.chooses_clients:
+        tree = config.dp_mechanism == "tree"
+        return Sampling(turns=scheme.turns, restart=config.dp_restart if tree else 1)
     if strategy.selection.hides:
         return Sampling(probability=scheme.fraction)
     whole = config.availability == ALWAYS and config.clock != "wall" and not strategy.closing.early

@@ -12,7 +12,11 @@ Sampling makes a release private beyond its noise, if nobody learns who was draw
                           of Rényi accounts with z/2 (Wang, Balle and Kasiviswanathan, AISTATS 2019, theorem 27);
                           a client's zero is a case of other data.
 
-ε without sampling holds as well (``fedapp.gaussian_mechanism``): the smallest of those that hold is returned.
+ε without sampling holds as well (``fedapp.gaussian_mechanism``): the smallest of those that hold is returned. Of
+rounds in an order that is known it is exact, also with the noise of a tree (strategies/updates/tree_noise.py): all
+nodes that are complete are one Gaussian release of a vector that a client changes by S (Σ k²)^½, with k how often it
+takes part in the rounds of a node (Kairouz et al. 2021, appendix D; for updates that depend on what was released
+before, Denisov et al., NeurIPS 2022, theorem 2.1).
 """
 
 import logging
@@ -22,6 +26,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
+
+import numpy as np
 
 from fedapp.gaussian_mechanism import gaussian_epsilon
 
@@ -45,11 +51,17 @@ class Sampling:
         q of Poisson sampling; 1: no coin is thrown.
     drawn, clients : int
         L of C clients, without replacement; 0: the number isn't fixed.
+    turns : int
+        Each client takes part once in so many releases, always the same.
+    restart : int
+        Releases after which a new tree of noise begins; 0: there is one; 1: each release has noise of its own.
     """
 
     probability: float = 1.0
     drawn: int = 0
     clients: int = 0
+    turns: int = 1
+    restart: int = 1
 
     @property
     def amplifies(self) -> bool:
@@ -73,7 +85,9 @@ def sampled_epsilon(
     Each has noise of deviation z = ``noise_multiplier`` times what one client's update can change; each sample is
     drawn by itself.
     """
-    known = [gaussian_epsilon(noise_multiplier, delta, releases)]
+    known = [
+        gaussian_epsilon(noise_multiplier, delta, as_releases(releases, sampling.turns, sampling.restart))
+    ]
     if sampling.probability < 1:
         known.append(poisson_loss_epsilon(noise_multiplier, sampling.probability, delta, releases))
         if delta < LEAST_DELTA:
@@ -81,6 +95,41 @@ def sampled_epsilon(
     elif sampling.amplifies:
         known.append(without_replacement_epsilon(noise_multiplier, sampling, delta, releases))
     return min(known)
+
+
+@lru_cache
+def as_releases(rounds: int, turns: int = 1, restart: int = 1) -> int:
+    """Return Σ k² of the client for which it is the largest: as many releases of one round cost as much.
+
+    Parameters
+    ----------
+    rounds : int
+        How many rounds there were.
+    turns : int
+        B: a client takes part in every B-th round.
+    restart : int
+        Rounds after which a new tree begins; 0: there is one.
+    """
+    if restart == 1:
+        return -(-rounds // turns)
+    restart = restart or rounds
+    starts = np.arange(0, rounds, restart)
+    lengths = np.minimum(starts + restart, rounds) - starts
+    slots = np.arange(min(turns, rounds))[:, None]
+    squares = np.zeros(len(slots), dtype=np.int64)
+    size = 1
+    while size <= lengths.max(initial=0):
+        begins = np.concatenate(
+            [
+                np.arange(start, start + length - size + 1, size)
+                for start, length in zip(starts, lengths, strict=True)
+            ]
+        )
+        # Rounds s, s + B, … of a slot s that are before a round: ⌈(round − s) / B⌉, and none before s.
+        upto = [np.maximum(-((slots - at) // turns), 0) for at in (begins, begins + size)]
+        squares += ((upto[1] - upto[0]) ** 2).sum(axis=1)
+        size *= 2
+    return int(squares.max())
 
 
 def poisson_loss_epsilon(noise_multiplier: float, probability: float, delta: float, releases: int) -> float:

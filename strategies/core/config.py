@@ -60,7 +60,8 @@ class StrategyConfig:
         docs/fleet.md
     participation : str
         who takes part: full, or on devices those with a tag or a name by registered_nodes, as tag:TAG,… or
-        name:NAME,…; in a round (client sampling) also uniform, md, poisson, paired, flower or fixed:I,J,…
+        name:NAME,…; in a round (client sampling) also uniform, md, poisson, turns, paired, flower or
+        fixed:I,J,…
     availability : str
         which clients are available when, in virtual time
     task_failure : float
@@ -217,7 +218,8 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
     Parameters
     ----------
     fraction_train : float
-        share of the clients that uniform, md and flower draw; with poisson the probability of each
+        share of the clients that uniform, md and flower draw, and of those whose turn it is, 1 over a whole number;
+        with poisson the probability of each
     stragglers : float
         share of a round's participants that get only a part of their work done: of E epochs 1 to E
     drop_stragglers : bool
@@ -228,6 +230,11 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
         o: (1 + o) times as many clients are drawn, and a round closes with as many replies as without it
     late : str
         a reply that comes after its round has closed is dropped, or counts in the next round
+    dp_mechanism : str
+        the noise of central differential privacy: gaussian, of each round by itself, or tree, of sums over rounds
+        (DP-FTRL: Kairouz et al. 2021), for rounds without a draw
+    dp_restart : int
+        rounds after which a new tree of noise begins; 0: there is one
     dp_clipping_quantile : float
         γ, the share of the updates that an adaptive S doesn't shorten (Andrew et al. 2021)
     secure_sums : bool
@@ -248,6 +255,8 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
     round_deadline: float = parameter(0.0, ge=0, unit="seconds")
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
+    dp_mechanism: Literal["gaussian", "tree"] = parameter("gaussian", topic="protection")
+    dp_restart: int = parameter(0, ge=0, topic="protection")
     dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")
     secure_sums: bool = parameter(False, topic="protection")
     secure_neighbours: int = parameter(0, ge=0, topic="protection")

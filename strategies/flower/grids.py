@@ -198,7 +198,7 @@ def addressed(grid: Grid, participation: str, nodes: Collection[int] | None) -> 
     if engine_of(grid) not in (DEPLOYMENT, MEMORY):
         raise RunError(
             f"participation = {participation!r}: addresses registered devices, and a simulation has none; allowed "
-            "are full, uniform, md, poisson, paired, flower, fixed:I,J,…"
+            "are full, uniform, md, poisson, turns, paired, flower, fixed:I,J,…"
         )
     return AddressedGrid(grid, nodes)
 

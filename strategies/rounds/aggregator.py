@@ -23,6 +23,7 @@ from strategies.updates.aggregation import Gathered, WeightedSum, gathering
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Check, Contribution, UnweighedError
 from strategies.updates.safeguards import Safeguards
+from strategies.updates.tree_noise import TreeNoise
 
 
 class Aggregator:
@@ -39,6 +40,8 @@ class Aggregator:
     ----------
     wrapper : Wrapped, optional
         What is known of a wrapper around the strategy, where there is one.
+    tree : TreeNoise, optional
+        Adds the noise of central differential privacy, where it is that of a tree.
     """
 
     def __init__(
@@ -57,17 +60,24 @@ class Aggregator:
         self.server_step, self.selection, self.capabilities = server_step, selection, capabilities
         self.counted, self._without_companions = counted, without_companions
         self.wrapper: Wrapped | None = None
+        self.tree: TreeNoise | None = None
+        if config.dp == "central" and config.dp_mechanism == "tree":
+            self.tree = TreeNoise(config.dp_restart, run.central_noise)
         self._refused: set[int] = set()
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: a run that goes on begins anew with what is known of mods and wrappers."""
-        return {}
+        """Return the tree's: a run that goes on begins anew with what is known of mods and wrappers."""
+        return {} if self.tree is None else self.tree.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        """Restore the tree of a checkpoint."""
+        if self.tree is not None:
+            self.tree.restore(state)
 
     def reset(self) -> None:
-        """Forget the mods and the wrapper of an earlier run."""
+        """Forget the mods, the wrapper and the tree of an earlier run."""
+        if self.tree is not None:
+            self.tree.reset()
         self.wrapper = None
         self._refused = set()
 

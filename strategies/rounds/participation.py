@@ -9,6 +9,10 @@ drawn uniformly, and d_i = p_i / Σ_S p_j over those drawn, a ratio whose mean i
 may be empty. Its d_i = p_i / q divide by the expected size and not by the drawn one (with equal p_i by
 q C), so that what one client adds to the sum doesn't depend on who else was drawn (McMahan et al. 2018, section 2).
 
+``turns`` draws nobody: clients take turns in an order that is fixed. With ``fraction`` = 1/B those whose index leaves
+the remainder t mod B take part in the t-th round, from 0: each once in B rounds. The d_i = p_i B sum to 1 on the
+average over B rounds (rounds without sampling: Kairouz et al. 2021).
+
 ``tag:T,…`` and ``name:N,…`` address devices by the record of registered nodes (strategies/clients/registered.py).
 They say whose devices the clients of a run are, and not whom of them a round draws: these are all, as with ``full``.
 """
@@ -22,9 +26,14 @@ import numpy as np
 from strategies.clients.registered import addresses
 from strategies.clients.weights import Weights
 
-SCHEMES = ("full", "uniform", "md", "poisson", "paired", "fixed", "flower")
-# Those that draw a share of the clients.
-BY_SHARE = ("uniform", "md", "poisson", "flower")
+SCHEMES = ("full", "uniform", "md", "poisson", "turns", "paired", "fixed", "flower")
+# Those in which a share of the clients takes part.
+BY_SHARE = ("uniform", "md", "poisson", "turns", "flower")
+# Those of which is known beforehand who takes part in which round.
+IN_ORDER = ("full", "turns", "fixed")
+
+
+WHOLE = 1e-6  # how near 1 / fraction is to a whole number
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,10 @@ class Participation:
     scheme : str
         One of ``SCHEMES``.
     fraction : float
-        L / C for ``uniform``, ``md`` and ``flower``, which draw at least one client; q for ``poisson``.
+        L / C for ``uniform``, ``md`` and ``flower``, which draw at least one client; q for ``poisson``; 1/B for
+        ``turns``.
     fixed : tuple of int
-        The clients of scheme ``fixed``.
+        The clients of scheme ``fixed``; with ``turns`` the places of those whose turn it is.
     least : int
         With ``flower`` at least so many are drawn, if so many are there.
     """
@@ -69,16 +79,21 @@ class Participation:
         scheme, colon, names = text.partition(":")
         if not addresses(text) and (scheme not in SCHEMES or bool(colon) != (scheme == "fixed")):
             raise ValueError(
-                f"participation = {text!r}: allowed are full, uniform, md, poisson, paired, flower, fixed:I,J,…, and "
-                "on devices tag:TAG,…, name:NAME,…"
+                f"participation = {text!r}: allowed are full, uniform, md, poisson, turns, paired, flower, "
+                "fixed:I,J,…, and on devices tag:TAG,…, name:NAME,…"
             )
         if fraction != 1.0 and scheme not in BY_SHARE:
             raise ValueError(
-                f"fraction_train = {fraction}: goes with participation uniform, md, poisson or flower, "
-                f"not with {scheme!r}"
+                f"fraction_train = {fraction}: goes with participation uniform, md, poisson, turns or "
+                f"flower, not with {scheme!r}"
             )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
+        if scheme == "turns" and abs(1 / fraction - round(1 / fraction)) > WHOLE:
+            raise ValueError(
+                f"fraction_train = {fraction}: with participation = 'turns' 1 over a whole number of rounds in which "
+                "each client has its turn, such as 0.05"
+            )
         if addresses(text):
             return cls()
         if scheme != "fixed":
@@ -100,12 +115,22 @@ class Participation:
                 f"participation names client {self.fixed[-1]}: there are {num_clients} clients, "
                 f"allowed are 0 to {num_clients - 1}"
             )
+        if self.scheme == "turns" and num_clients < self.turns:
+            raise ValueError(
+                f"fraction_train = {self.fraction}: with participation = 'turns' needs {self.turns} clients or more, "
+                f"there are {num_clients}"
+            )
         if self.scheme == "paired" and num_clients < 2:
             raise ValueError(f"participation = 'paired': needs 2 clients or more, there are {num_clients}")
 
     def may_draw(self, client: int) -> bool:
         """Tell whether a client can take part in any round, by its index."""
         return self.scheme != "fixed" or client in self.fixed
+
+    @property
+    def turns(self) -> int:
+        """B, the number of rounds in which each client takes part once; 1 where all take part in each."""
+        return round(1 / self.fraction) if self.scheme == "turns" else 1
 
     def sample_size(self, num_clients: int) -> int:
         """L, the number of draws of ``uniform``, ``md`` and ``flower``, which rounds down as Flower does."""
@@ -137,8 +162,8 @@ class Participation:
             drawn = rng.choice(num_clients, number, p=importances)
         elif self.scheme == "paired":
             drawn = np.array([rng.integers(num_clients - 1), num_clients - 1])
-        elif self.scheme == "fixed":
-            drawn = np.array(self.fixed)
+        elif self.scheme in ("fixed", "turns"):
+            drawn = np.array(self.fixed, dtype=np.int64)
         else:
             drawn = np.arange(num_clients)
         return self.weigh(drawn.tolist(), importances)
@@ -155,6 +180,8 @@ class Participation:
             weights = importances[clients] / importances[clients].sum()
         elif self.scheme == "poisson":
             weights = importances[clients] / self.fraction
+        elif self.scheme == "turns":
+            weights = importances[clients] * self.turns
         elif self.scheme == "uniform":
             weights = importances[clients] * (num_clients / len(drawn))
         else:

@@ -51,6 +51,7 @@ class Selection:
         self._capabilities = capabilities
         self.stragglers = Stragglers(config) if config.stragglers else None
         self.each = 0.0
+        self._number = 1  # of the round that is drawn next
 
     @property
     def text(self) -> str:
@@ -70,6 +71,7 @@ class Selection:
         if (rule := config.rule()) is None:
             return
         there = scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
+        there //= scheme.turns
         drawn = len(scheme.fixed) or there
         if self.stragglers is not None:
             drawn = self.stragglers.counting(drawn)
@@ -88,7 +90,8 @@ class Selection:
         return self._config.dp == "central" and self.scheme.scheme == "poisson"
 
     def lots(self, server_round: int) -> np.random.Generator:
-        """Return the random generator of a round's draw."""
+        """Return the random generator of a round's draw, the next that is drawn."""
+        self._number = server_round
         if self.hides and not self._run.repeatable:
             return streams.unpredictable()
         return streams.generator(self._config.seed, "participants", server_round)
@@ -100,7 +103,7 @@ class Selection:
         """
         sized = self._config.client_weights != "samples" or all(client.described for client in clients)
         scheme = self.among(clients)
-        if not sized and scheme.scheme in ("md", "uniform", "poisson"):
+        if not sized and scheme.scheme in ("md", "uniform", "poisson", "turns"):
             raise RunError(
                 f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
                 "not all answer query.describe with it; allowed are full, flower, or client_weights = uniform"
@@ -124,6 +127,12 @@ class Selection:
 
     def among(self, clients: Sequence[Client]) -> Participation:
         """Return the scheme with the client indices of ``fixed`` as places among the connected clients."""
+        if (scheme := self.scheme).scheme == "turns":
+            due = (self._number - 1) % scheme.turns
+            return replace(
+                scheme,
+                fixed=tuple(i for i, client in enumerate(clients) if client.index % scheme.turns == due),
+            )
         if self.scheme.scheme != "fixed":
             return self.scheme
         places = tuple(i for i, client in enumerate(clients) if client.index in self.scheme.fixed)
@@ -218,7 +227,7 @@ def check_equality(name: str, config: SynchronousConfig, scheme: str, capabiliti
             also = ", poisson" * private
             raise ValueError(
                 f"{text}: takes clients as equals{', of a number that is known' * (scheme == 'poisson')}; "
-                f"participation = {scheme!r}, allowed are full, uniform{also}, fixed:…"
+                f"participation = {scheme!r}, allowed are full, uniform{also}, turns, fixed:…"
             )
 
 

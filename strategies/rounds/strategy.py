@@ -35,6 +35,7 @@ from strategies.rounds.aggregator import Aggregator, RoundAggregation
 from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import NEXT
 from strategies.rounds.early_closing import make_early_closing
+from strategies.rounds.participation import IN_ORDER
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import CallUp, Selection, check_equality, check_loop
 from strategies.rounds.stragglers import check_stragglers
@@ -426,10 +427,13 @@ class SynchronousStrategy(FederatedStrategy):
             return None
         update = self.direction(summed)
         if self.receiver.clip is not None:
-            rng = self.run.central_noise(current.number)
-            _add_noise(
-                self.receiver.clip, self.config.dp_noise_multiplier, update, total.sensitivity(weights), rng
-            )
+            z, sensitivity = self.config.dp_noise_multiplier, total.sensitivity(weights)
+            if (tree := self.aggregator.tree) is not None:
+                noise = Noise(z, self.config.dp_clipping_norm)
+                tree(update, noise, sensitivity, current.number)
+            else:
+                rng = self.run.central_noise(current.number)
+                _add_noise(self.receiver.clip, z, update, sensitivity, rng)
             self.run.any_moved = True  # the noise moves the model, whoever came
             update[self.run.buffers_at] = 0.0
         return self.server_step.sound(
@@ -546,7 +550,11 @@ def _check(name: str, strategy: SynchronousStrategy) -> None:
             "participation = 'paired': the last client is in every round, and can't be if it comes and goes; "
             "allowed with availability and task_failure are full, uniform, md, flower, fixed:…"
         )
+    if scheme == "turns":
+        _check_turns(strategy)
     check_equality(name, config, scheme, able)
+    if config.dp == "central" and config.dp_mechanism == "tree":
+        _check_tree(name, strategy)
     if able.chooses_clients and (scheme, config.fraction_train) != ("full", 1.0):
         log.warning(
             "participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
@@ -555,3 +563,41 @@ def _check(name: str, strategy: SynchronousStrategy) -> None:
             config.fraction_train,
             name,
         )
+
+
+def _check_turns(strategy: SynchronousStrategy) -> None:
+    """Raise ValueError for what would let a client take part out of its turn."""
+    config = strategy.config
+    if not strategy.run.pace.always:
+        raise ValueError(
+            "participation = 'turns': a client takes part in its turn alone, and can't if it comes and goes; allowed "
+            "with availability and task_failure are full, uniform, md, flower, fixed:…"
+        )
+    for field in ("round_deadline", "over_select"):
+        if value := getattr(config, field):
+            raise ValueError(
+                f"{field} = {value}: participation = 'turns' waits for those whose turn it is; allowed is 0"
+            )
+
+
+def _check_tree(name: str, strategy: SynchronousStrategy) -> None:
+    """Raise ValueError for a config in which it isn't known beforehand how often a client takes part."""
+    config, able, given = strategy.config, strategy.capabilities, "dp_mechanism = 'tree'"
+    scheme = strategy.selection.scheme.scheme
+    if scheme not in IN_ORDER:
+        raise ValueError(
+            f"{given}: its account is of rounds in an order that is known, without a draw; "
+            f"participation = {scheme!r}, allowed are full, turns, fixed:…"
+        )
+    if able.chooses_clients or able.round_hooks:
+        raise ValueError(f"{given}: {name} chooses or asks clients by itself; allowed is gaussian")
+    if not config.dp_clipping_norm:
+        raise ValueError(
+            f"dp_clipping_norm = 0: with {given} noise is of sums over many rounds, which have one norm; allowed is "
+            "a number > 0"
+        )
+    for field in ("round_deadline", "over_select"):
+        if value := getattr(config, field):
+            raise ValueError(
+                f"{field} = {value}: {given} counts each client in the round that asks it; allowed is 0"
+            )

@@ -310,9 +310,13 @@ class Noise:
     multiplier: float
     norm: float
 
+    def deviation(self, sensitivity: float) -> float:
+        """Return the standard deviation z S d."""
+        return self.multiplier * (self.norm * sensitivity)
+
     def __call__(self, update: Vector, sensitivity: float, rng: np.random.Generator) -> None:
         """Change the update (D,) in place."""
-        update += rng.normal(0.0, self.multiplier * (self.norm * sensitivity), len(update))
+        update += rng.normal(0.0, self.deviation(sensitivity), len(update))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,5 @@
 """Identity on real SuperNodes: who says the partition of another isn't believed, and tags are the operator's."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from fedapp.deploy.nodes import NodeRecords, registered_nodes
@@ -11,9 +8,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("on_record", [True, False])
-def test_a_device_that_says_anothers_partition_takes_no_part(
-    on_record: bool, make_trial: Callable[..., Any]
-) -> None:
+def test_a_device_that_says_anothers_partition_takes_no_part(on_record, make_trial):
     trial = make_trial({}, {}, {"partition-id": 0})
     trial.deployment.start()
     nodes = {node.device: node.node_id for node in NodeRecords.read(trial.deployment.folder).nodes}
@@ -37,7 +32,7 @@ def test_a_device_that_says_anothers_partition_takes_no_part(
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
-def test_a_run_on_a_tag_has_the_devices_that_have_it(strategy: str, make_trial: Callable[..., Any]) -> None:
+def test_a_run_on_a_tag_has_the_devices_that_have_it(strategy, make_trial):
     trial = make_trial({}, {}, {})
     trial.deployment.start()
     out = trial.deployment.folder

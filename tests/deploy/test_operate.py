@@ -3,7 +3,6 @@
 import json
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ def deploy(*arguments: object) -> Result:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[LocalDeployment]:
+def two(tmp_path):
     """A SuperLink and two SuperNodes, online."""
     nodes = [{"partition-id": part, "num-partitions": 2} for part in range(2)]
     with LocalDeployment(tmp_path / "d", nodes) as deployment:
@@ -53,7 +52,7 @@ def begin_run(deployment: LocalDeployment, repository: Path, rounds: int) -> str
     return str(re.findall(r"run (\d+) started", result.output)[0])
 
 
-def test_status_while_a_run_goes(two: LocalDeployment, repository: Path) -> None:
+def test_status_while_a_run_goes(two, repository):
     out = two.folder
     idle = status(out)
     assert [device["doing"] for device in idle["devices"]] == ["nothing", "nothing"]
@@ -94,7 +93,7 @@ def test_status_while_a_run_goes(two: LocalDeployment, repository: Path) -> None
     assert said[1:] == ["lines 4 to 4: held by hashes alone, there is no signature after them"]
 
 
-def test_a_run_that_nobody_starts_says_where_to_look(two: LocalDeployment, repository: Path) -> None:
+def test_a_run_that_nobody_starts_says_where_to_look(two, repository):
     two.processes["superexec"].terminate()
     two.processes["superexec"].wait()
     run_id = begin_run(two, repository, rounds=1)
@@ -106,7 +105,7 @@ def test_a_run_that_nobody_starts_says_where_to_look(two: LocalDeployment, repos
     assert status(two.folder)["runs"][0]["details"] == ""
 
 
-def test_devices_take_the_server_with_its_new_certificate(two: LocalDeployment, repository: Path) -> None:
+def test_devices_take_the_server_with_its_new_certificate(two, repository):
     out, own = two.folder, two.folder / "superlink" / "server.crt"
     keys = {path: path.read_bytes() for path in [*out.glob("*/device.*"), *out.rglob("ca.crt")]}
     before = read(own)
@@ -137,7 +136,7 @@ def test_devices_take_the_server_with_its_new_certificate(two: LocalDeployment, 
     assert "audit.jsonl: line 3: is missing, " in deploy("audit", out, "--verify").output
 
 
-def test_a_database_is_copied_in_use_and_restored(two: LocalDeployment, tmp_path: Path) -> None:
+def test_a_database_is_copied_in_use_and_restored(two, tmp_path):
     out, database = two.folder, two.folder / "superlink" / "superlink.db"
     nodes = {device["name"]: device["node-id"] for device in status(out)["devices"]}
     copy = tmp_path / "superlink.backup"

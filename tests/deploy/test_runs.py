@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -45,11 +44,11 @@ def run_of(log: str) -> DeployedRun:
         ("", RunProgress()),
     ],
 )
-def test_progress_is_the_last_that_was_said(log: str, progress: RunProgress) -> None:
+def test_progress_is_the_last_that_was_said(log, progress):
     assert RunProgress.read(log.splitlines()) == progress
 
 
-def test_a_line_of_json_says_what_a_line_of_text_does() -> None:
+def test_a_line_of_json_says_what_a_line_of_text_does():
     record = {
         "time": "2026-01-01T00:00:00Z",
         "message": "progress: aggregation 1 of 2, 0 of 1 devices at work",
@@ -59,7 +58,7 @@ def test_a_line_of_json_says_what_a_line_of_text_does() -> None:
         assert message_of(line) == line
 
 
-def test_a_log_says_where_the_run_is_and_what_was_last_said_of_a_node() -> None:
+def test_a_log_says_where_the_run_is_and_what_was_last_said_of_a_node():
     run = run_of(LOG)
     assert run.folder == "/opt/my results/run 1"
     assert run.remark("123") == "round 3: left out client 1 (oslo, node 123): no reply before the deadline"
@@ -82,12 +81,12 @@ def test_a_log_says_where_the_run_is_and_what_was_last_said_of_a_node() -> None:
         ("finished:failed", ["run 1: finished:failed"]),
     ],
 )
-def test_a_run_is_told_from_one_that_waits_for_its_process(state: str, lines: list[str]) -> None:
+def test_a_run_is_told_from_one_that_waits_for_its_process(state, lines):
     told = list(Status("a:1", "", [], [replace(run_of(""), status=state)], [], []).lines())
     assert told[2:] == lines
 
 
-def test_nodes_are_on_record_by_key_and_a_new_key_is_another_node(tmp_path: Path) -> None:
+def test_nodes_are_on_record_by_key_and_a_new_key_is_another_node(tmp_path):
     records = NodeRecords.read(tmp_path)
     assert records.of_key("a") is None
     records.add(NodeRecord("oslo", "18446744073709551615", "a", "then"))
@@ -99,7 +98,7 @@ def test_nodes_are_on_record_by_key_and_a_new_key_is_another_node(tmp_path: Path
     assert len(json.loads((tmp_path / "nodes.json").read_text())["nodes"]) == 2
 
 
-def test_tags_are_a_devices_whatever_key_it_has(tmp_path: Path) -> None:
+def test_tags_are_a_devices_whatever_key_it_has(tmp_path):
     deployment = tmp_path / "d"
     result = CliRunner().invoke(
         app, ["deploy", "init", str(deployment), "--host", "x", "--device", "oslo=/a", "--device", "bern=/b"]
@@ -131,7 +130,7 @@ def test_tags_are_a_devices_whatever_key_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"nodes": [], "tags": []}', '{"nodes": [{"device": "oslo"}]}'])
-def test_records_that_cannot_be_read_are_one_line(tmp_path: Path, text: str) -> None:
+def test_records_that_cannot_be_read_are_one_line(tmp_path, text):
     (tmp_path / "nodes.json").write_text(text)
     with pytest.raises(DeployError, match=r"nodes.json: can't be read \("):
         NodeRecords.read(tmp_path)

@@ -19,7 +19,7 @@ Change = Callable[[list[str]], list[str]]
 
 
 @pytest.fixture
-def sealed(made: Path) -> Path:
+def sealed(made):
     """An audit of five lines: init, two devices, and a run that began and ended; 1 and 5 are signed."""
     for device in ("lima=/c", "rome=/d"):
         assert deploy("add", made, device).exit_code == 0
@@ -45,7 +45,7 @@ def edited(place: int, **values: object) -> Change:
     ]
 
 
-def test_a_whole_audit_is_as_it_was_written_and_an_auditor_needs_no_key(sealed: Path, tmp_path: Path) -> None:
+def test_a_whole_audit_is_as_it_was_written_and_an_auditor_needs_no_key(sealed, tmp_path):
     (said,) = verify(sealed)
     assert said.startswith("5 lines are as they were written, 2 of them signed by the server's key; head ")
     sign_ends(sealed, [("17", "finished:completed")])  # is noted already
@@ -80,14 +80,14 @@ def test_a_whole_audit_is_as_it_was_written_and_an_auditor_needs_no_key(sealed: 
         (lambda found: [*found[:-1], "broken"], "line 5: is no entry, and none was written after it"),
     ],
 )
-def test_the_first_broken_line_is_named(sealed: Path, change: Change, named: str) -> None:
+def test_the_first_broken_line_is_named(sealed, change, named):
     found = change(lines(sealed))
     (sealed / "audit.jsonl").write_text("".join(f"{line}\n" for line in found))
     (said,) = verify(sealed)
     assert f"audit.jsonl: {named}" in said
 
 
-def test_who_writes_the_chain_anew_lacks_the_servers_key(sealed: Path) -> None:
+def test_who_writes_the_chain_anew_lacks_the_servers_key(sealed):
     """Line 2 edited, and all hashes after it made to fit: the signature of line 5 is of another hash."""
     found = [json.loads(line) for line in edited(1, device="oslo")(lines(sealed))]
     for place in range(2, 5):
@@ -108,7 +108,7 @@ def test_who_writes_the_chain_anew_lacks_the_servers_key(sealed: Path) -> None:
         assert "line 1: " in verify(forged.parent)[0]
 
 
-def test_lines_cut_off_with_the_seal_are_found_by_an_earlier_head(sealed: Path) -> None:
+def test_lines_cut_off_with_the_seal_are_found_by_an_earlier_head(sealed):
     head = verify(sealed)[0].split()[-1]
     cut = lines(sealed)[:1]
     (sealed / "audit.jsonl").write_text(cut[0] + "\n")
@@ -119,7 +119,7 @@ def test_lines_cut_off_with_the_seal_are_found_by_an_earlier_head(sealed: Path) 
     assert verify(sealed, "--head", head)[0].startswith(f"error: --head = {head}: no line of ")
 
 
-def test_the_chain_goes_on_after_a_killed_command_and_with_new_keys(sealed: Path) -> None:
+def test_the_chain_goes_on_after_a_killed_command_and_with_new_keys(sealed):
     with (sealed / "audit.jsonl").open("a") as file:
         file.write('{"line": 6, "previ')  # killed as it wrote
     assert "line 6: is no entry, and none was written after it" in verify(sealed)[0]
@@ -138,7 +138,7 @@ def test_the_chain_goes_on_after_a_killed_command_and_with_new_keys(sealed: Path
     assert "line 1: is signed by another authority's server" in verify(sealed)[0]
 
 
-def test_an_audit_of_an_earlier_version_is_one_line_and_is_held_from_the_next_on(made: Path) -> None:
+def test_an_audit_of_an_earlier_version_is_one_line_and_is_held_from_the_next_on(made):
     old = '{"time": "t", "user": "u", "host": "h", "command": "init", "outcome": "done"}\n'
     (made / "audit.jsonl").write_text(old * 2)
     (made / "audit.seal").unlink()
@@ -151,7 +151,7 @@ def test_an_audit_of_an_earlier_version_is_one_line_and_is_held_from_the_next_on
     assert "lines 1 to 2: aren't as they were when line 3 was written" in verify(made)[0]
 
 
-def test_without_the_servers_key_nothing_is_signed(made: Path) -> None:
+def test_without_the_servers_key_nothing_is_signed(made):
     os.unlink(made / "superlink" / "server.key")
     before = lines(made)
     with pytest.raises(ValueError, match=r"server\.key: can't be read to sign the audit \(No such file"):

@@ -353,7 +353,7 @@ def test_a_fraction_goes_with_a_random_draw_only(scheme: str) -> None:
     name = scheme.partition(":")[0]
     assert (
         text
-        == f"fraction-train = 0.5: goes with participation uniform, md, poisson or flower, not with {name!r}"
+        == f"fraction-train = 0.5: goes with participation uniform, md, poisson, turns or flower, not with {name!r}"
     )
 
 

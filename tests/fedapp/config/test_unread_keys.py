@@ -143,6 +143,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         ["dp-clipping-quantile"],
     ),
     ({"dp": "local", "dp-clipping-quantile": 0.9}, ["dp-clipping-quantile"]),
+    ({"dp": "local", "dp-mechanism": "tree", "dp-restart": 2}, ["dp-mechanism", "dp-restart"]),
     ({"dp": "local", "strategy": "fedfix", "dp-max-contributions": 2}, ["dp-max-contributions"]),
     ({"clock": "wall", "time-scenario": "F0"}, ["time-scenario"]),
     (
@@ -271,6 +272,12 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
         },
     ),
     ("dp-clipping-quantile", 0.9, {"dp": "central", "client-weights": "uniform"}),
+    ("dp-mechanism", "tree", {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 0.5}),
+    (
+        "dp-restart",
+        2,
+        {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 0.5, "dp-mechanism": "tree"},
+    ),
     ("time-scenario", "exponential", {}),
     ("time-scenario", "lognormal:1", {}),
     ("task-work", "flop", {"time-scenario": "lognormal:1,1e6"}),

@@ -21,6 +21,7 @@ from fedapp.server.sampled_gaussian import Sampling, sampled_epsilon
 CLIENTS, DELTA = 10, 1e-5
 CENTRAL = {"dp": "central", "client-weights": "uniform"}  # with an adaptive clipping norm
 POISSON = {**CENTRAL, "participation": "poisson", "fraction-train": 0.1}
+TREE = {"dp-mechanism": "tree", "dp-clipping-norm": 0.5}
 WITHOUT_ROUNDS = {
     **CENTRAL,
     "dp-clipping-norm": 0.01,
@@ -46,7 +47,7 @@ def done(config: RunConfig, engine: str = "vectorized") -> tuple[list[Any], dict
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine: str, tmp_path: Path) -> None:
+def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine, tmp_path):
     lines, summary, _ = done(config_of(tmp_path, **POISSON, **{"num-server-rounds": 6}), engine)
     assert 0 in [line["participants"] for line in lines[1:]]
     expected = [sampled_epsilon(1.0, DELTA, rounds, Sampling(0.1)) for rounds in range(1, 7)]
@@ -64,6 +65,12 @@ def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine: str, 
             {"participation": "flower", "fraction-train": 0.1},
             Sampling(drawn=2, clients=CLIENTS),
         ),  # 2 at least
+        ({"participation": "turns", "fraction-train": 0.2}, Sampling(turns=5)),
+        (
+            {"participation": "turns", "fraction-train": 0.2, **TREE, "dp-restart": 5},
+            Sampling(turns=5, restart=5),
+        ),
+        (TREE, Sampling(restart=0)),
         # What isn't drawn among all clients, or is seen by the server.
         ({"participation": "full"}, Sampling()),
         ({"participation": "fixed:0,1"}, Sampling()),
@@ -74,9 +81,7 @@ def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine: str, 
         ({"participation": "poisson", "fraction-train": 0.3, "clock": "wall"}, Sampling(0.3)),
     ],
 )
-def test_the_account_counts_on_the_draw_only_where_it_may(
-    values: dict[str, Any], sampling: Sampling, tmp_path: Path
-) -> None:
+def test_the_account_counts_on_the_draw_only_where_it_may(values, sampling, tmp_path):
     experiment = prepare(config_of(tmp_path, **{**CENTRAL, **values}), CLIENTS)
     assert privacy.sampling_of(experiment.config, experiment.strategy, CLIENTS) == sampling
 
@@ -86,12 +91,11 @@ def test_the_account_counts_on_the_draw_only_where_it_may(
     [
         POISSON,
         CENTRAL,
+        {**CENTRAL, **TREE, "participation": "turns", "fraction-train": 0.5, "dp-restart": 2},
         {"dp": "local", "strategy": "spectral", "message-epsilon": 1.0, "dp-clipping-norm": 1e-3},
     ],
 )
-def test_the_noise_for_a_target_is_solved_and_said(
-    values: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_noise_for_a_target_is_solved_and_said(values, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "flwr.fedapp"):
         lines, _, _ = done(config_of(tmp_path, **values, **{"dp-target-epsilon": 3.0}))
     assert 2.99 < lines[-1]["dp-epsilon"] <= 3.0
@@ -111,9 +115,7 @@ def test_the_noise_for_a_target_is_solved_and_said(
         ({"dp": "local", "strategy": "fedfix", "num-server-rounds": 50}, None),
     ],
 )
-def test_a_run_ends_before_it_passes_the_most(
-    values: dict[str, Any], done_after: int | None, tmp_path: Path
-) -> None:
+def test_a_run_ends_before_it_passes_the_most(values, done_after, tmp_path):
     whole = config_of(tmp_path, **values)
     most = (
         8.5
@@ -132,8 +134,11 @@ def test_a_run_ends_before_it_passes_the_most(
         assert (lines[-1]["aggregation"], summary["aggregations"]) == (done_after, done_after)
 
 
-def test_a_run_that_goes_on_keeps_its_account_and_its_noise(tmp_path: Path) -> None:
-    values = {**POISSON, "dp-target-epsilon": 3.0, "checkpoint-every": 2, "num-server-rounds": 6}
+@pytest.mark.parametrize(
+    "own", [POISSON, {**CENTRAL, **TREE, "participation": "turns", "fraction-train": 0.5, "dp-restart": 4}]
+)
+def test_a_run_that_goes_on_keeps_its_account_and_its_noise(own, tmp_path):
+    values = {**own, "dp-target-epsilon": 3.0, "checkpoint-every": 2, "num-server-rounds": 6}
     config = config_of(tmp_path, **values)
     experiment = prepare(config, CLIENTS)
     grid = make_grid("vectorized", CLIENTS, workers=1)
@@ -144,7 +149,8 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(tmp_path: Path) -> N
     lines, summary, model = done(RunConfig.load(resume))
     other = {"run-name": "whole"}
     whole_lines, whole, whole_model = done(config_of(tmp_path, **values, **other))
-    assert before["dp-clipping-norm"] != summary["dp-clipping-norm"] == whole["dp-clipping-norm"]
+    if own is POISSON:  # whose norm adapts
+        assert before["dp-clipping-norm"] != summary["dp-clipping-norm"] == whole["dp-clipping-norm"]
     assert before["dp-epsilon"] < summary["dp-epsilon"] == whole["dp-epsilon"] <= 3.0
     assert [line["dp-epsilon"] for line in lines[1:]] == [line["dp-epsilon"] for line in whole_lines[1:]]
     assert model == whole_model
@@ -165,6 +171,8 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(tmp_path: Path) -> N
         ),
         ({"dp-target-epsilon": 1e-6, "dp-delta": 1e-12}, "can't be reached in 4 rounds"),
         ({"dp-target-epsilon": 1e-9}, "dp-target-epsilon = 1e-09: must be"),
+        (TREE, "participation = 'poisson', allowed are full, turns, fixed:"),
+        ({**WITHOUT_ROUNDS, "dp-mechanism": "tree"}, "dp-mechanism = 'tree': its account is of rounds"),
         ({"dp-max-epsilon": 0.01}, "dp-max-epsilon = 0.01: the first round alone costs 1.685"),
         (
             {"dp": "local", "strategy": "fedbuff", "buffer-size": 2, "dp-target-epsilon": 3.0},
@@ -181,9 +189,7 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(tmp_path: Path) -> N
         ),
     ],
 )
-def test_a_budget_that_cannot_be_is_refused_before_a_client_starts(
-    values: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_budget_that_cannot_be_is_refused_before_a_client_starts(values, said, tmp_path):
     own = {"participation": "full", "fraction-train": 1.0} if "strategy" in values else {}
     with pytest.raises(ConfigError) as caught:
         prepare(config_of(tmp_path, **{**POISSON, **values, **own}), CLIENTS)
@@ -192,9 +198,7 @@ def test_a_budget_that_cannot_be_is_refused_before_a_client_starts(
 
 
 @pytest.mark.parametrize(("values", "engine"), [({}, "vectorized"), ({"strategy": "fedfix"}, "sequential")])
-def test_without_rounds_the_account_is_of_the_client_that_has_contributed_most(
-    values: dict[str, Any], engine: str, tmp_path: Path
-) -> None:
+def test_without_rounds_the_account_is_of_the_client_that_has_contributed_most(values, engine, tmp_path):
     lines, summary, _ = done(
         config_of(tmp_path, **{**WITHOUT_ROUNDS, **values, "dp-target-epsilon": 8.0}), engine
     )
@@ -208,7 +212,7 @@ def test_without_rounds_the_account_is_of_the_client_that_has_contributed_most(
     assert summary["dp-neighbours"].startswith("one client's updates, or zero in their place")
 
 
-def test_a_bound_on_contributions_outlives_a_stop(tmp_path: Path) -> None:
+def test_a_bound_on_contributions_outlives_a_stop(tmp_path):
     values = {**WITHOUT_ROUNDS, "checkpoint-every": 2}
     experiment = prepare(config_of(tmp_path, **values), CLIENTS)
     grid = make_grid("sequential", CLIENTS, workers=1)
@@ -219,14 +223,14 @@ def test_a_bound_on_contributions_outlives_a_stop(tmp_path: Path) -> None:
     assert summary["dp-epsilon"] == whole["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, 3)
 
 
-def test_an_account_of_samples_needs_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_account_of_samples_needs_its_package(monkeypatch, tmp_path):
     monkeypatch.setattr("fedapp.server.sampled_gaussian.PACKAGE", "a_package_that_nobody_has")
     prepare(config_of(tmp_path, **CENTRAL), CLIENTS)
     with pytest.raises(ConfigError, match=r"needs dp-accounting, .*pip install '\.\[privacy\]'"):
         prepare(config_of(tmp_path, **POISSON), CLIENTS)
 
 
-def test_an_observer_of_ones_own_sees_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_observer_of_ones_own_sees_the_end(tmp_path, caplog):
     config = config_of(tmp_path, dp="local", **{"dp-max-epsilon": 6.0})
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
         run(SequentialGrid(app, 3), prepare(config, 3))

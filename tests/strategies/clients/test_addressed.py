@@ -1,6 +1,5 @@
 """Devices addressed by tag and by name: a run has them as its clients and no others, with rounds and without."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,14 @@ from tests.strategies.clients.test_claims import devices
 
 __all__ = ["devices"]  # a fixture
 
-Make = Callable[..., Any]
 RECORD = "oslo:10:0+hospital, bern:20:1+hospital+gpu, lima:30:2+gpu"
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
 @pytest.mark.parametrize("participation", ["tag:hospital", "name:bern,oslo"])
 def test_a_run_is_as_if_there_were_no_other_devices(
-    kind: Any, participation: str, devices: Make, add_node: Make, model: Make, train_config: Make
-) -> None:
+    kind, participation, devices, add_node, model, train_config
+):
     def run(addressed: str, away: int | None) -> tuple[Any, Any]:
         grid = devices(node_ids=[10, 20, 30], num_partitions=3)
         if away is not None:
@@ -57,7 +55,7 @@ def test_a_run_is_as_if_there_were_no_other_devices(
         ("name:lima", {30}),
     ],
 )
-def test_of_several_tags_a_device_has_at_least_one(participation: str, nodes: set[int] | None) -> None:
+def test_of_several_tags_a_device_has_at_least_one(participation, nodes):
     assert addressed_nodes(participation, NodeRecord(RECORD), 1) == nodes
 
 
@@ -76,12 +74,12 @@ def test_of_several_tags_a_device_has_at_least_one(participation: str, nodes: se
         ("tag:gpu", "", "addresses registered devices, and registered_nodes = '' has none"),
     ],
 )
-def test_an_unknown_tag_or_name_is_one_line(kind: Any, participation: str, record: str, text: str) -> None:
+def test_an_unknown_tag_or_name_is_one_line(kind, participation, record, text):
     with pytest.raises(ValueError, match=rf"^participation = '{participation}': {text}$"):
         kind(participation=participation, registered_nodes=record)
 
 
-def test_a_run_does_not_wait_for_more_devices_than_it_addresses() -> None:
+def test_a_run_does_not_wait_for_more_devices_than_it_addresses():
     with pytest.raises(
         ValueError, match=r"^min_clients = 2: participation = 'name:oslo' addresses 1 registered"
     ):
@@ -93,7 +91,7 @@ def test_a_run_does_not_wait_for_more_devices_than_it_addresses() -> None:
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
-def test_in_a_simulation_no_device_is_registered(kind: Any, devices: Make, model: Make) -> None:
+def test_in_a_simulation_no_device_is_registered(kind, devices, model):
     grid = devices(node_ids=[10, 20, 30], num_partitions=3)
     grid.engine = RAY
     with pytest.raises(

@@ -115,7 +115,7 @@ class Choosing(FedAvg):
         (
             FedAvg,
             {"dp": "none", "aggregation_rule": "median"},
-            "as equals, of a number that is known; participation = 'poisson', allowed are full, uniform, fixed:…",
+            "a number that is known; participation = 'poisson', allowed are full, uniform, turns, fixed:…",
         ),
     ],
 )

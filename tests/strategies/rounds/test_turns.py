@@ -1,0 +1,49 @@
+"""Participation in turns: each client once in B rounds, always the same, and its d_i = p_i B."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from strategies import FedAvg
+from strategies.flower.errors import RunError
+from strategies.rounds.participation import Participation
+
+
+def test_each_client_takes_part_in_its_turn(federation, model, train_config):
+    # Δ_i = 1, .5, −1 and p_i = 1/8, 2/8, 5/8, as in test_round.py: clients 0 and 2 in rounds 1, 3, …, 1 in 2, 4, …
+    grid = federation()
+    strategy = FedAvg(participation="turns", fraction_train=0.5)
+    first = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    # 2 (1/8 · 1 − 5/8 · 1)
+    np.testing.assert_allclose(first.arrays["w"].numpy(), [1 + 2 * (1 / 8 - 5 / 8)], rtol=1e-6)
+    before = len(grid.asked())
+    strategy.start(grid, model(1.0), num_rounds=6, train_config=train_config())
+    assert Counter(grid.asked()[before:]) == {0: 3, 1: 3, 2: 3}
+    assert [sorted(part) for part in (grid.asked()[before:][:2], grid.asked()[before:][2:3])] == [[0, 2], [1]]
+
+
+def test_weights_of_a_pass_are_the_objectives():
+    scheme, p = Participation.parse("turns", 0.25), np.arange(1, 11) / 55
+    parts = [scheme.weigh(range(turn, 10, 4), p) for turn in range(4)]
+    assert sorted(client for part in parts for client in part.clients) == list(range(10))
+    assert sum(sum(part.weights) for part in parts) / 4 == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"fraction_train": 0.3}, "fraction_train = 0.3: with participation = 'turns' 1 over a whole number"),
+        ({"availability": "bernoulli:0.5"}, "participation = 'turns': a client takes part in its turn alone"),
+        ({"round_deadline": 2.0}, "round_deadline = 2.0: participation = 'turns' waits for those"),
+        ({"over_select": 0.5}, "over_select = 0.5: participation = 'turns' waits for those"),
+    ],
+)
+def test_what_breaks_the_order_is_one_line(options, text):
+    with pytest.raises(ValueError, match=text.replace("'", ".").replace("(", r"\(")):
+        FedAvg(**{"participation": "turns", "fraction_train": 0.5, **options})
+
+
+def test_there_are_as_many_clients_as_rounds_of_a_pass(federation, model):
+    with pytest.raises(RunError, match=r"needs 4 clients or more, there are 3"):
+        FedAvg(participation="turns", fraction_train=0.25).start(federation(), model(1.0), num_rounds=1)
