@@ -29,7 +29,7 @@ def test_it_learns_and_does_so_again(name, capsys):
     assert second.asked() == first.asked()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", only(NAMES, 0))
 def test_without_training_it_knows_nothing(name, capsys):
     # so that the test above is one of learning, not of data that are all of one kind
     apps.needs(name)
