@@ -139,7 +139,9 @@ READ_BY: dict[str, Readers] = {
     "dp_clipping_quantile": where("dp", "central") & where("dp-clipping-norm", 0.0),
     "dp_noise_multiplier": PRIVATE,
     "dp_max_contributions": where("dp", "central"),
-    **dict.fromkeys(("secure_neighbours", "secure_threshold", "secure_clipping"), where("secure-sums", True)),
+    "secure_neighbours": where("secure-sums", True),
+    "secure_threshold": where("secure-sums", True),
+    "secure_clipping": where("secure-sums", True) & where("dp", "none", "local"),
 }
 # Parameters of synchronous strategies that clients read, whatever the strategy: with dp = local the noise is theirs.
 READ_BY_CLIENTS = ("dp", "dp_clipping_norm", "dp_noise_multiplier")

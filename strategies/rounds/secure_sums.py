@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
+from scipy.stats import binom
 
 from strategies import streams
 from strategies.clients.accounts import Timeline
@@ -24,16 +25,20 @@ from strategies.flower.internals import NOBODY_ANSWERED
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
 from strategies.secure.client import KEYS, MASKED, SHARES, UNMASK, PublicKeys, SealedShares
-from strategies.secure.graph import terms_for
+from strategies.secure.graph import FEWEST, terms_for
 from strategies.secure.masking import HEADER, Quantizer, SecureSumError
 from strategies.secure.mod import REFUSED, values_of
 from strategies.secure.server import ServerSession
 from strategies.updates.aggregation import WeightedSum
+from strategies.updates.chain import Clip
+from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.compressors import NONE
 from strategies.updates.server_optimizer import OPTIMIZERS
 from strategies.updates.sums import SummingGrid
 
 log = logging.getLogger("flwr.strategies")
+
+TOO_SMALL = 1e-9  # probability of a round without a sum, which no account of privacy counts
 
 Stage = Callable[[Client, Message], None]
 
@@ -67,6 +72,19 @@ class SecureSums:
             drawn = self._selection.stragglers.counting(drawn)
         if scheme.scheme != "poisson":  # whose rounds are of any size
             terms_for(drawn, config.secure_neighbours, config.secure_threshold)
+        elif config.dp == "central":
+            self._check_hidden(num_clients)
+
+    def _check_hidden(self, num_clients: int) -> None:
+        """Raise ValueError if rounds may be too small for a sum, so that one client more tells of all others."""
+        config, fraction = self._config, self._selection.scheme.fraction
+        least = max(FEWEST, config.secure_neighbours + 1, config.secure_threshold + 1)
+        if (small := float(binom.cdf(least - 1, num_clients, fraction))) > TOO_SMALL:
+            raise ValueError(
+                f"fraction_train = {fraction:g}: of {num_clients} clients fewer than {least} are drawn with a "
+                f"probability of {small:.2g}, and a round of so few has no sum; allowed with dp = 'central' and "
+                f"secure_sums is at most {TOO_SMALL:g}, with more clients or a larger fraction_train"
+            )
 
     def look(self, grid: Grid) -> None:
         """Raise RunError, before a client trains, where an engine or a part of this run needs single updates."""
@@ -96,14 +114,16 @@ class SecureSums:
 
         ``cut_off``: whether to give up the round.
         """
-        number, size = len(current.clients), len(current.model)
-        empty = WeightedSum(size, number)
+        number = len(current.clients)
+        empty = _sum_of(current, self._config)
         if not number:
             return empty, []
         current.begin(requests, self._timeline, self._run.pace)
         current.bytes_down = 0  # counted as stages go out
         try:
-            session = _Session(self._run, self._config, self._pending, current, grid, cut_off)
+            session = _Session(
+                self._run, self._config, self._pending, self._receiver.clip, current, grid, cut_off
+            )
             return session.work(
                 {request.metadata.dst_node_id: request for request in requests}, self._arrived
             )
@@ -131,11 +151,12 @@ class _Session:
         run: RunState,
         config: SynchronousConfig,
         pending: PendingReplies,
+        clip: Clip | AdaptiveClip | None,
         current: Round,
         grid: Grid,
         cut_off: Callable[[], bool],
     ) -> None:
-        self._run, self._config, self._pending = run, config, pending
+        self._run, self._config, self._pending, self._clip = run, config, pending, clip
         self._current, self._grid, self._cut_off = current, grid, cut_off
         number = len(current.clients)
         try:
@@ -145,7 +166,9 @@ class _Session:
         rng = streams.unpredictable()
         self._server = ServerSession([client.index for client in current.clients], k, t, rng)
         self._number = int(rng.integers(2**62))
-        self._quantizer = Quantizer.for_sum(config.secure_clipping, number)
+        self._quantizer = Quantizer.for_sum(
+            config.secure_clipping, number, 0.0 if clip is None else clip.norm
+        )
         self._size = HEADER + len(current.model)
         self._threshold = t
         self._weights = self._weigh()
@@ -223,6 +246,7 @@ class _Session:
         return {
             "clipping": self._quantizer.clipping,
             "levels": self._quantizer.levels,
+            "norm": self._quantizer.norm,
             "seed": self._config.seed,
             "task": self._current.number,
             "arrays": self._run.flower.arrayrecord_key,
@@ -266,7 +290,7 @@ class _Session:
             kept = [by_client[each] for each in server.summed]
             wrong = found.weight != sum(quantizer.weight(each / largest) for each in kept)
             d, scale = list(shares), largest
-        if wrong or found.outside > len(server.summed):
+        if wrong or max(found.outside, found.longer) > len(server.summed):
             raise SecureSumError(
                 "the masks don't cancel out: a client masked or dealt something else than it said"
             )
@@ -278,7 +302,9 @@ class _Session:
                 quantizer.clipping,
                 found.outside,
             )
-        total = WeightedSum(len(current.model), len(current.clients), each=current.each)
+        if isinstance(self._clip, AdaptiveClip):
+            self._clip.count(len(server.summed), found.longer)
+        total = _sum_of(current, self._config)
         total.add_block(_scaled(found.update, scale), 0.0, kept)
         self._run.any_moved = self._run.any_moved or bool(found.update.any())
         return total, d
@@ -414,6 +440,12 @@ def _by_client(record: ConfigRecord, name: str) -> dict[int, bytes]:
     return known
 
 
+def _sum_of(current: Round, config: SynchronousConfig) -> WeightedSum:
+    """Return a round's sum without updates."""
+    number, private = len(current.clients), config.dp == "central"
+    return WeightedSum(len(current.model), number, private=private, each=current.each)
+
+
 def _scaled(update: Vector, scale: float) -> Vector:
     return np.multiply(update, scale, out=update)
 
@@ -434,8 +466,6 @@ def check_secure(name: str, config: SynchronousConfig, able: Capabilities) -> No
         reads = f"update_norm_bound = {config.update_norm_bound}: is of single updates; allowed is 0"
     elif config.safeguards == "on" and config.norm_ratio_bound:
         reads = f"norm_ratio_bound = {config.norm_ratio_bound}: is of single updates; allowed is 0"
-    elif config.dp == "central":
-        reads = "dp = 'central': clips single updates at the server; allowed are none and local"
     elif config.new_optimizer().reads_squares:
         others = ", ".join(each for each in OPTIMIZERS if each != config.server_optimizer)
         reads = f"server_optimizer = {config.server_optimizer!r}: reads single updates' lengths; allowed are {others}"

@@ -389,7 +389,9 @@ class SynchronousStrategy(FederatedStrategy):
         """Enter a round in the accounts, and make the next model of its sum; None if no reply is valid."""
         sent, received = self.run.take_frozen_bytes()
         current.bytes_down, current.bytes_up = current.bytes_down + sent, current.bytes_up + received
-        metrics = current.told(clipped=self.receiver.bounds_updates or self._secure is not None)
+        metrics = current.told(
+            clipped=self.receiver.clip is None and (self.receiver.bounds_updates or self._secure is not None)
+        )
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))
         metrics = client_metrics.beside(metrics, current.metrics.result())

@@ -25,7 +25,9 @@ CURVE = ec.SECP256R1()
 KEY_BYTES = 32  # of a private key
 SEED_BYTES = 31  # of a client's own mask: Flower's padding makes this 32
 MODULUS = 1 << 32
-HEADER = 2  # ring values before the update: the weight, and whether values were out of range
+HEADER = (
+    3  # ring values before the update: the weight, whether values were out of range, whether it was shortened
+)
 
 
 class SecureSumError(ValueError):
@@ -105,15 +107,18 @@ class Quantizer:
         C, the largest magnitude of a weighted update's value; larger ones are cut to it.
     levels : int
         The steps from −C to C.
+    norm : float
+        S, to which a weighted update is shortened for differential privacy; 0: it isn't.
     """
 
     clipping: float
     levels: int
+    norm: float = 0.0
 
     @classmethod
-    def for_sum(cls, clipping: float, number: int) -> "Quantizer":
-        """Return the finest quantizer of a sum of ``number`` clients."""
-        return cls(clipping, (MODULUS - 1) // number)
+    def for_sum(cls, clipping: float, number: int, norm: float = 0.0) -> "Quantizer":
+        """Return the finest quantizer of a sum of ``number`` clients; a ``norm``, which bounds values, replaces C."""
+        return cls(norm or clipping, (MODULUS - 1) // number, norm)
 
     def weight(self, weight: float) -> int:
         """Return a weight in [0, 1] as a ring value."""
@@ -122,13 +127,18 @@ class Quantizer:
     def encode(self, update: Vector, weight: float, rng: np.random.Generator) -> Ring:
         """Return the ring values (HEADER + D,) of a weight in [0, 1] and of the update (D,) times it."""
         values = update * weight
+        norm = (
+            float(np.einsum("i,i->", values, values)) ** 0.5 if self.norm else 0.0
+        )  # not BLAS: the same bits anywhere
+        if self.norm and norm > (shortened := self.shortened(len(values))):
+            values *= shortened / norm
         outside = bool((np.abs(values) > self.clipping).any())
         np.clip(values, -self.clipping, self.clipping, out=values)
         values += self.clipping
         values *= self.levels / (2 * self.clipping)
         values += rng.random(len(values))
         encoded = np.empty(HEADER + len(values), dtype=np.uint32)
-        encoded[0], encoded[1] = self.weight(weight), outside
+        encoded[:HEADER] = self.weight(weight), outside, norm > self.norm
         encoded[HEADER:] = np.minimum(np.floor(values, out=values), self.levels)
         return encoded
 
@@ -137,7 +147,11 @@ class Quantizer:
         update = total[HEADER:].astype(np.float64)
         update *= 2 * self.clipping / self.levels
         update -= self.clipping * number
-        return Decoded(update, int(total[0]), int(total[1]))
+        return Decoded(update, *map(int, total[:HEADER]))
+
+    def shortened(self, size: int) -> float:
+        """Return the norm to which an update (D,) is shortened, so that it isn't above S after it is rounded."""
+        return float(max(self.norm - self.error(1) * size**0.5, 0.0))
 
     def error(self, number: int) -> float:
         """Return the bound on the error of each value of a sum of ``number`` clients."""
@@ -146,8 +160,9 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A sum: Σ f_i Δ_i (D,), Σ f_i in levels, and the number of clients with values out of range."""
+    """A sum: Σ f_i Δ_i (D,), Σ f_i in levels, and how many clients had values out of range, or were longer than S."""
 
     update: Vector
     weight: int
     outside: int
+    longer: int

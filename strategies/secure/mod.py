@@ -92,7 +92,7 @@ def _masked(
     sent = messages.model_of(message, key)
     if sent is None:
         raise SecureSumError("there is no model to train")
-    quantizer, layout = Quantizer(asked["clipping"], asked["levels"]), Layout.of(sent)
+    quantizer, layout = Quantizer(asked["clipping"], asked["levels"], asked["norm"]), Layout.of(sent)
     base = layout.to_vector(sent)  # read before the app may overwrite the message's memory
     rest = {name: record for name, record in message.content.items() if name != messages.SECURE}
     reply = call_next(with_content(message, RecordDict(rest)), context)

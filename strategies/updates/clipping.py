@@ -67,6 +67,10 @@ class AdaptiveClip:
         self._centred += -0.5 if clip_update(local.model, local.base, self.norm) else 0.5
         local.bounded = False
 
+    def count(self, number: int, longer: int) -> None:
+        """Count clients that clip their updates themselves, ``longer`` of whose were longer than the norm."""
+        self._centred += 0.5 * number - longer
+
     def multiplier(self, noise: float, expected: float) -> float:
         """Return z_Δ, the noise multiplier of the sum, so that sum and count together have z = ``noise``."""
         return (noise**-2 - (2 * _count_noise(noise, expected)) ** -2) ** -0.5 if noise else 0.0

@@ -59,7 +59,9 @@ def run(federation: Make, model: Make, train_config: Make, values_of: Make) -> M
         grid = federation(CENTRES, SIZES, mods=mods, describes=describes, seed=options.pop("grid", 0))
         for partition, stage in (goes or {}).items():
             grid.node(partition).context.node_config["goes"] = stage
-        result = kind(**options).start(grid, model(1.0, -1.0), rounds, train_config=train_config())
+        strategy = kind(**options)
+        strategy.run.repeatable = True  # central noise by the seed
+        result = strategy.start(grid, model(1.0, -1.0), rounds, train_config=train_config())
         return values_of(result.arrays), result.train_metrics_clientapp, grid
 
     return make
@@ -93,6 +95,41 @@ def test_methods_that_need_sums_make_the_models_of_plain_rounds(
         assert found["participants"] == before[number]["participants"]
         assert (found["failures"], found["clipped-updates"]) == (0, 0)
         assert "train-loss" not in found  # no client's leaves it
+
+
+PRIVATE = {"dp": "central", "client_weights": "uniform", "dp_noise_multiplier": 0.3, "server_lr": 1.0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dp_clipping_norm": 0.5},
+        {"dp_clipping_norm": 0.5, "fraction_train": 0.7, "participation": "uniform"},
+        {},  # the norm adapts by the sum of who was longer
+    ],
+)
+def test_with_central_noise_clients_clip_and_the_model_is_that_of_a_plain_run(
+    run: Make, options: dict[str, Any]
+) -> None:
+    plain, before, _ = run(**PRIVATE, **options)
+    secure, metrics, _ = run(**PRIVATE, **options, secure_sums=True)
+    assert secure == pytest.approx(plain, abs=1e-6)
+    norms = [[found.get("dp-clipping-norm") for found in each.values()] for each in (before, metrics)]
+    assert norms[0] == norms[1]
+    assert all("clipped-updates" not in found for found in metrics.values())
+
+
+def test_a_hidden_draw_has_rounds_that_have_sums(federation: Make, model: Make, values_of: Make) -> None:
+    def go(copies: int, fraction: float, secure: bool) -> list[float]:
+        options = {**PRIVATE, "dp_clipping_norm": 0.5, "participation": "poisson", "fraction_train": fraction}
+        strategy = FedAvg(**options, secure_sums=secure)
+        strategy.run.repeatable = True
+        grid = federation(CENTRES * copies, SIZES * copies, mods=MODS)
+        return values_of(strategy.start(grid, model(1.0), 2).arrays)
+
+    assert go(5, 0.7, True) == pytest.approx(go(5, 0.7, False), abs=1e-6)
+    with pytest.raises(RunError, match=r"fraction_train = 0.5: of 6 clients fewer than 3 are drawn .* 0.34"):
+        go(1, 0.5, True)
 
 
 def test_a_run_has_one_result_whatever_masks_and_order(run: Make) -> None:
@@ -174,7 +211,6 @@ def test_a_device_that_only_masks_refuses_a_plain_round(run: Make, federation: M
         (FedAvg, {"compression": "topk:0.1"}, "compressed updates can't be masked"),
         (FedAvg, {"update_norm_bound": 1.0}, "update_norm_bound = 1.0: is of single updates"),
         (FedAvg, {"safeguards": "on"}, "norm_ratio_bound = 1.5: is of single updates"),
-        (FedAvg, {"dp": "central", "client_weights": "uniform"}, "clips single updates at the server"),
         (FedAvg, {"server_optimizer": "fedexp"}, "reads single updates' lengths"),
     ],
 )

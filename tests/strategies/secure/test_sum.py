@@ -79,3 +79,18 @@ def test_where_too_many_go_one_line_says_so(gone: dict[int, int], said: str) -> 
     values = [np.zeros(HEADER + 1, np.uint32)] * 7
     with pytest.raises(SecureSumError, match=said):
         Sum.of(7, gone).total(values)
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000])
+def test_a_rounded_update_isnt_longer_than_the_norm(size: int) -> None:
+    quantizer, rng = Quantizer.for_sum(8.0, 1000, norm=0.5), np.random.default_rng(size)
+    for length in (0.2, 0.4999999, 0.5000001, 30.0):
+        update = rng.normal(size=size)
+        update *= length / np.linalg.norm(update)
+        (values,) = encoded(update[None], [1.0], quantizer)
+        found = quantizer.decode(values, 1)
+        assert np.linalg.norm(found.update) <= 0.5
+        assert (found.longer, found.outside) == (int(length > 0.5), 0)
+        assert (
+            np.abs(found.update - update * min(1, 0.5 / length)).max() <= 2 * quantizer.error(1) * size**0.5
+        )
