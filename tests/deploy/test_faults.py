@@ -1,4 +1,4 @@
-"""Faults on real processes: what becomes of a run, and what its log says. The rows of docs/deploy.md's table."""
+"""Faults on real processes: what becomes of a run, and what its log says. The rows of docs/operations.md's table."""
 
 import os
 import re

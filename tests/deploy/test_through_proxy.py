@@ -121,7 +121,7 @@ def assert_no_secret_is_shown(deployment: LocalDeployment) -> None:
     assert len([line for line in ours if SUPEREXEC in line]) >= 3
     for secret in secrets:
         assert not [line for line in shown if secret in line]
-    # What Flower starts itself has a token, good for one task; docs/deploy.md says so.
+    # What Flower starts itself has a token, good for one task; docs/operations.md says so.
     assert all("flwr-" in line for line in ours if "--token" in line)
 
 

@@ -38,12 +38,14 @@ NOT_RUN = {
     ("docs/data.md", "needs the Hugging Face hub"): 1,  # (tests/data, on a copy of a set)
     ("docs/deploy.md", LOCAL): 1,  # (tests/deploy/test_local.py)
     ("docs/deploy.md", "needs root"): 3,
-    ("docs/deploy.md", "needs root, on the server"): 6,  # (the units' commands: tests/deploy/test_startup.py)
+    ("docs/deploy.md", "needs root, on the server"): 3,  # (the units' commands: tests/deploy/test_startup.py)
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
     # (tests/deploy/test_registration.py, test_through_proxy.py, test_operate.py, test_identity.py)
-    ("docs/deploy.md", "needs the server"): 4,
-    ("docs/deploy.md", "needs minutes for each"): 1,  # (make test-all)
+    ("docs/deploy.md", "needs the server"): 3,
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
+    ("docs/operations.md", "needs root, on the server"): 3,  # (tests/deploy/test_backup.py)
+    ("docs/operations.md", "needs the server"): 1,  # (tests/deploy)
+    ("docs/operations.md", "needs minutes for each"): 1,  # (make test-all)
     (
         "docs/personal.md",
         "needs a client of your own",

@@ -17,6 +17,7 @@ IN_CI = ("docs/start.md",)
 TIMEOUT = 600  # of a block
 
 FIRST_RUN = "results/fedavg-digits-mlp-001"  # what `make run` leaves, and guides go on with
+INIT = "fedapp deploy init deployment"  # of docs/deploy.md; docs/operations.md goes on with the folder
 
 COPIED = ("custom", "fedapp", "strategies")  # what is bundled for devices: Flower follows no links
 LINKED = (
@@ -121,6 +122,8 @@ def test_the_code_of_a_page_runs(page, tree):
     blocks = [block for block in blocks_of(page) if block.runs]
     if any(FIRST_RUN in block.code for block in blocks) and not (tree / FIRST_RUN).exists():
         run("make run", tree)
+    if page == "docs/operations.md" and not (tree / "deployment").exists():
+        run(next(block.code for block in blocks_of("docs/deploy.md") if INIT in block.code), tree)
     for block in blocks:
         if block.title:
             (tree / block.title).write_text(block.code, "utf-8")
