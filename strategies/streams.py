@@ -38,7 +38,7 @@ def generator(seed: SupportsIndex, purpose: str, *ids: SupportsIndex) -> np.rand
     ValueError, TypeError
         If the purpose isn't of that form, or the seed or an id is no whole number.
     """
-    return np.random.Generator(np.random.PCG64(_entropy(seed, purpose, ids)))
+    return np.random.Generator(np.random.PCG64(int.from_bytes(_digest(_name(seed, purpose), ids), "big")))
 
 
 def generators(
@@ -55,16 +55,12 @@ def generators(
 
 def whole_number(seed: SupportsIndex, purpose: str, *ids: SupportsIndex) -> int:
     """Return a seed in [0, 2³¹) for a library that takes one in place of a generator."""
-    return _entropy(seed, purpose, ids) >> 97
+    return int.from_bytes(_digest(_name(seed, purpose), ids), "big") >> 97
 
 
 def unpredictable() -> np.random.Generator:
     """Return a stream that nobody can repeat, from the operating system: for noise that protects data."""
     return np.random.Generator(np.random.PCG64())
-
-
-def _entropy(seed: SupportsIndex, purpose: str, ids: Sequence[SupportsIndex]) -> int:
-    return int.from_bytes(_digest(_name(seed, purpose), ids), "big")
 
 
 def _name(seed: SupportsIndex, purpose: str) -> str:

@@ -185,22 +185,26 @@ HANDLERS: dict[str, Handler] = {
 
 def handle(message: Message, context: Context) -> Message:
     """Return the reply to a message of a type in ``HANDLERS``: an error reply where the user can mend the error."""
+    answer = HANDLERS[message.metadata.message_type]
     try:
-        return _answer(message, context)
+        try:
+            return answer(message, context)
+        except federation.FrozenMissingError as missing:
+            return _with_frozen(answer, message, context, missing)
     except USER_ERRORS as error:
         log.warning("This client can't take part: %s", error)
         return Message(Error(CANNOT_TAKE_PART, str(error)), reply_to=message)
 
 
-def _answer(message: Message, context: Context) -> Message:
-    """Answer with the frozen arrays that this client builds or has kept; else ask for them."""
-    answer = HANDLERS[message.metadata.message_type]
-    try:
+def _with_frozen(
+    answer: Handler,
+    message: Message,
+    context: Context,
+    missing: federation.FrozenMissingError,
+) -> Message:
+    """Answer with the frozen arrays that were sent or that this client has kept; else ask for them."""
+    if take_sent(message, context):
         return answer(message, context)
-    except federation.FrozenMissingError as error:
-        if take_sent(message, context):
-            return answer(message, context)
-        missing = error
     if take_kept(message, context):
         with suppress(federation.OtherModelError):  # what was kept is damaged
             return answer(message, context)

@@ -97,7 +97,8 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
             raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
         try:
             Participation.parse(self.participation, self.fraction_train)
-            addressed_nodes(self.participation, NodeRecord(self.registered_nodes), self.min_clients)
+            if self.registered_nodes or ":" in self.participation:
+                addressed_nodes(self.participation, NodeRecord(self.registered_nodes), self.min_clients)
         except ValueError as error:
             raise ConfigError(in_keys(error)) from None
         if self.missing == "mean" and self.dataset == "files" and self.normalize != "standardize":

@@ -194,7 +194,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     travel = _travelling(config, dataset, partition, model)
     _say(config, dataset, partition, model, travel)
     gpus = on_devices or torch.cuda.is_available()
-    if not on_devices:
+    if config.precision != "fp32" and not on_devices:
         on_gpu = config.client_device != "cpu" and torch.cuda.is_available()
         say_slow(config.precision, torch.device("cuda" if on_gpu else "cpu"))
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))

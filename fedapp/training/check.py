@@ -272,7 +272,8 @@ def _check_learning(
     drawn = _tried(what, lambda: draws_globally(model, trainee, state, x))
 
     def mean() -> Tensor:
-        outputs = passed(precision, x.device, partial(trainee, state, x))
+        forward = partial(trainee, state, x)
+        outputs = forward() if precision == "fp32" else passed(precision, x.device, forward)
         return loss.mean(outputs, y, inputs=lambda: inputs_of(model, x))
 
     def learn() -> list[str]:

@@ -135,7 +135,8 @@ class Roster:
         self.weight_key = weight_key
         self.record = record or NOBODY
         self.participation = participation
-        self._addressed = addressed_nodes(participation, self.record, min_clients)
+        by_tag_or_name = ":" in participation
+        self._addressed = addressed_nodes(participation, self.record, min_clients) if by_tag_or_name else None
         self.config_key = config_key
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout

@@ -77,7 +77,8 @@ class Participation:
             If it names no scheme, or ``fixed`` no clients, or a fraction goes with a scheme that takes none.
         """
         scheme, colon, names = text.partition(":")
-        if not addresses(text) and (scheme not in SCHEMES or bool(colon) != (scheme == "fixed")):
+        known = scheme in SCHEMES and bool(colon) == (scheme == "fixed")
+        if not known and not addresses(text):
             raise ValueError(
                 f"participation = {text!r}: allowed are full, uniform, md, poisson, turns, paired, flower, "
                 "fixed:I,J,…, and on devices tag:TAG,…, name:NAME,…"
@@ -94,7 +95,7 @@ class Participation:
                 f"fraction_train = {fraction}: with participation = 'turns' 1 over a whole number of rounds in which "
                 "each client has its turn, such as 0.05"
             )
-        if addresses(text):
+        if not known:  # devices by tag or name, all of which take part
             return cls()
         if scheme != "fixed":
             return cls(scheme, fraction, least=least)
