@@ -561,7 +561,7 @@ class AsynchronousStrategy(FederatedStrategy):
         if told.num_examples != member.client.num_examples:
             member.client = told
             ledger.resized()
-            self.importance()  # how long its update may be depends on its size
+        self.importance()  # how long its update may be depends on the clients' sizes
         self.receiver.links()(local)
         ledger.since.clipped += local.bounded
         staleness = run.aggregations - task.version

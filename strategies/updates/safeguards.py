@@ -39,14 +39,14 @@ MODES = ("auto", "on", "off")
 # Least number of clients for a median of norms: with two, either may be the faulty one.
 LEAST_NORMS = 3
 
-# Clients whose buffers are awaited before any counts: two liars may be the first to answer, and false statistics stay
-# in a model for long, where a false norm is soon forgotten.
-FIRST_BUFFERS = 5
+# Clients whose norms and buffers are awaited before any counts, where there are so many: two liars may be the first to
+# answer, and of three they would be the majority that says what is usual.
+FIRST = 5
 
 # Upper bound of a client's path, as a multiple of the median: clients take unequal numbers of steps.
 PATHS = 5.0
 
-# An asynchronous run waits for LEAST_NORMS updates, for at most this many times the first one's task time.
+# An asynchronous run waits for the first updates for at most this many times the first one's task time.
 PATIENCE = 10.0
 
 
@@ -195,9 +195,11 @@ class Safeguards:
         """Return True if updates must wait for each other, because too few are known to say what is usual."""
         missing = []
         if self.learns_norms:
-            missing.append(min(LEAST_NORMS, num_clients) - len(self.norms.norms))
+            # Half of few clients are waited for: one of five that never answers shouldn't hold up the others.
+            few = max(LEAST_NORMS, min(FIRST, num_clients // 2))
+            missing.append(min(few, num_clients) - len(self.norms.norms))
         if self.active and len(buffers):
-            missing.append(min(FIRST_BUFFERS, num_clients) - len(self.buffers))
+            missing.append(min(FIRST, num_clients) - len(self.buffers))
         return max(missing, default=0) > 0
 
     def furthest(

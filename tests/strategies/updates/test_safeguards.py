@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, RunError
+from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, FedFix, RunError
 from strategies.clients.member import Member
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
@@ -334,6 +334,21 @@ def test_in_runs_without_rounds_too_from_the_first_arrival_on(kind, federation, 
     values, strategy = go(kind, grid, 5, time_scenario="F0", client_weights="uniform", **more)
     assert max(map(abs, values)) < 100
     assert strategy.ledger.members[0].contributions >= 1
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff, FedFix])
+def test_two_liars_of_ten_that_answer_first_are_bounded_from_their_first_update_on(kind, federation, go):
+    # Honest updates are 1. The liars' sizes count as 2, so that theirs are at most 1.5 / 2, with weights of P_i 2/12;
+    # P_i is 10 where each arrival makes a model, and 1 where one model is all that is asked for.
+    grid = federation(centres=(-1e6,) * 2 + (3.0,) * 8, sizes=(10**12,) * 2 + (1,) * 8)
+    more, first = {
+        AsyncFedAvg: ({}, -10 * 2 / 12 * 0.75),
+        FedBuff: ({"buffer_size": 2}, -2 * 2 / 12 * 0.75),
+        FedFix: ({"fedfix_interval": 1.0}, -2 * 2 / 12 * 0.75 + 8 / 12),
+    }[kind]
+    values, strategy = go(kind, grid, 1, time_scenario="F0", **more)
+    assert values[1] == pytest.approx(1 + first, rel=1e-9)
+    assert strategy.ledger.members[0].contributions == 1
 
 
 def test_a_bound_of_ones_own_comes_in_place_of_it(federation, go):

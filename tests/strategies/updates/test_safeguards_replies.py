@@ -219,7 +219,7 @@ def test_a_jump_of_the_statistics_alone_is_shortened_and_marked():
     assert local.model.tolist() == base.tolist()
 
 
-def test_updates_wait_until_three_or_all_are_known_of_norms_and_of_buffers():
+def test_updates_wait_until_enough_are_known_of_norms_and_of_buffers():
     one, none = (Buffers(np.arange(n), np.zeros(n, bool), np.zeros(n, bool)) for n in (1, 0))
     guards = safeguards("on", norm_ratio=2.0)
     for index in range(2):
@@ -227,6 +227,17 @@ def test_updates_wait_until_three_or_all_are_known_of_norms_and_of_buffers():
     assert [guards.must_wait(clients, none) for clients in (2, 3)] == [False, True]
     guards.see(Local(client(2), np.ones(2), np.zeros(2)))
     assert [guards.must_wait(3, buffers) for buffers in (none, one)] == [False, True]
+    # Three are known: enough for one liar of five or seven, not for two of ten.
+    assert [guards.must_wait(clients, none) for clients in (5, 7, 8, 10, 1000)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    for index in (3, 4):
+        guards.see(Local(client(index), np.ones(2), np.zeros(2)))
+    assert not guards.must_wait(1000, none)
     assert not safeguards("off", norm_ratio=2.0).must_wait(3, one)
 
 
