@@ -39,8 +39,8 @@ MODES = ("auto", "on", "off")
 # Least number of clients for a median of norms: with two, either may be the faulty one.
 LEAST_NORMS = 3
 
-# Clients whose norms and buffers are awaited before any counts, where there are so many: two liars may be the first to
-# answer, and of three they would be the majority that says what is usual.
+# Clients whose norms and buffers are awaited before any counts, where there are as many: two liars may answer first,
+# and of three they would be the majority that says what is usual.
 FIRST = 5
 
 # Upper bound of a client's path, as a multiple of the median: clients take unequal numbers of steps.
