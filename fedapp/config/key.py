@@ -223,7 +223,7 @@ class Key:
 
 def _strategies_with(key: str) -> str:
     own = key.replace("-", "_")
-    found = {name: kind for name, kind in REGISTRY.items() if own in kind.Config.__dataclass_fields__}
+    found = {name: kind for name, kind in REGISTRY.items() if kind.may_set(own)}
     for has_rounds, said in ((True, "strategies with rounds"), (False, "strategies without rounds")):
         if [*found] == [name for name, kind in REGISTRY.items() if kind.has_rounds is has_rounds]:
             return said
@@ -249,8 +249,8 @@ SIMULATED = if_("a simulation", lambda setting: not setting.on_devices)
 
 EVERY_RUN = if_("every run", lambda _: True)
 
-# The strategies whose Config has a field of the key's name.
-OWN = Readers(_strategies_with, lambda setting, key: hasattr(setting.strategy.config, key.replace("-", "_")))
+# The strategies whose Config has a field of the key's name, which their other parts allow to differ from its default.
+OWN = Readers(_strategies_with, lambda setting, key: setting.strategy.may_set(key.replace("-", "_")))
 
 WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.graph is not None)
 WITH_DIRECTIONS = WITH_GRAPH & if_(

@@ -81,6 +81,10 @@ class Capabilities:
         Whether it corrects who takes part more often than others: all clients count, also those that are away.
     past_the_sum : str
         How clients' work affects the model outside a round's weighted sum, unseen by a wrapper; "" if it doesn't.
+    past_protection : str
+        What a client gets of others' models as they came, past a robust rule and central noise; "" if it gets none.
+    unequal : str
+        How contributions weigh where they never count as equals, as a robust rule takes them; "" if they may.
     of_one_round : str
         Why an update of an earlier round can't count, for ``late = "next"``; "" if it can.
     counts_again : bool
@@ -120,6 +124,8 @@ class Capabilities:
     streams: bool = True
     corrects_participation: bool = False
     past_the_sum: str = ""
+    past_protection: str = ""
+    unequal: str = ""
     of_one_round: str = ""
     counts_again: bool = False
     every_arrival: bool = False

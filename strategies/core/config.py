@@ -263,18 +263,6 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
     secure_threshold: int = parameter(0, ge=0, topic="protection")
     secure_clipping: float = parameter(1.0, ge=1e-6, le=1e6, topic="protection")
 
-    def refuse_protection(self, sent: str) -> None:
-        """Raise ValueError if the global model is protected, of a method in which ``sent`` would go past it."""
-        if self.dp == "central":
-            said = f"dp = {self.dp!r}"
-        elif self.aggregation_rule != "mean":
-            said = f"aggregation_rule = {self.aggregation_rule!r}"
-        else:
-            return
-        raise ValueError(
-            f"{said}: {sent} as they came, past what protects the global one; allowed are mean, and dp none or local"
-        )
-
 
 @dataclass(frozen=True)
 class EventsConfig(StrategyConfig):

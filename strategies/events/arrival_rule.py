@@ -12,14 +12,22 @@ from typing import Any
 
 import numpy as np
 
+from strategies.core.capabilities import Capabilities
 from strategies.core.config import RobustConfig
+from strategies.core.protection import check_protection
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import RobustRule, Rule
 from strategies.updates.buffers import Buffers, Untrained
 
 
 def check_arrivals(
-    name: str, rule: Rule, config: RobustConfig, weighing: str, *, gathers: bool, discounts: bool
+    name: str,
+    rule: Rule,
+    config: RobustConfig,
+    weighing: str,
+    capabilities: Capabilities,
+    *,
+    discounts: bool,
 ) -> None:
     """Raise ValueError for a rule, which needs equal contributions, where contributions aren't equal.
 
@@ -29,13 +37,12 @@ def check_arrivals(
         The method's.
     weighing : str
         How contributions weigh: ``time-based``, ``observed`` or ``identical``.
-    gathers : bool
-        Whether the method puts contributions together by itself.
+    capabilities : Capabilities
+        The method's.
     discounts : bool
         Whether a contribution's weight depends on its staleness.
     """
-    if gathers:
-        raise ValueError(f"{rule.text}: {name} puts updates together by itself (weigh, aggregate)")
+    check_protection(name, capabilities, rule.text, rule=True)
     said = ""
     if config.client_weights != "uniform":
         said = f"client_weights = {config.client_weights!r}, allowed is uniform"

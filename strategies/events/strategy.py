@@ -186,7 +186,7 @@ class AsynchronousStrategy(FederatedStrategy):
             rule,
             config,
             weighing,
-            gathers=able.needs_all_updates,
+            able,
             discounts=self.discounts,
         )
         window = max(2 * config.faulty_clients + 3, rule.least) if able.every_arrival else 0

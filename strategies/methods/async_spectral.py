@@ -70,6 +70,9 @@ class AsyncSpectral(Buffered):
 
     Config: ClassVar[type[StrategyConfig]] = AsyncSpectralConfig
     config: AsyncSpectralConfig
+    past_protection: ClassVar[str] = (
+        "each client of the spectral method gets an average of its neighbours' models"
+    )
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

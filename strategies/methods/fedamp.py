@@ -59,10 +59,6 @@ class FedAMPConfig(SynchronousConfig):
     fedamp_sigma: float = parameter(10.0, gt=0)
     fedamp_alpha: float = parameter(1.0, ge=0, le=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_protection("each client of FedAMP gets a mean of the others' models")
-
 
 def attention(squares: NDArray[np.float64], own: Sequence[int], sigma: float, share: float) -> Vector:
     """Return ξ (L, C) of L clients, whose rows are ``own``, from their squared distances (L, C) to all C."""
@@ -90,6 +86,7 @@ class FedAMP(SynchronousStrategy):
     by_weights: ClassVar[bool] = True
     records_shares: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "each client is sent a mean of the others' models"
+    past_protection: ClassVar[str] = "each client of FedAMP gets a mean of the others' models"
     _shares: dict[int, float]
 
     def local_rule(self) -> dict[str, float]:

@@ -48,10 +48,6 @@ class FedFixConfig(PrivateEventsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (rule := self.rule()) is not None:
-            raise ValueError(
-                f"{rule.text}: takes contributions as equals; fedfix weighs them by time, allowed is mean"
-            )
         if self.aggregation_weights not in ("time-based", OBSERVED):
             raise ValueError(
                 f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights, or observed ones"
@@ -78,6 +74,7 @@ class FedFix(AsynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = FedFixConfig
     config: FedFixConfig
+    unequal: ClassVar[str] = "fedfix weighs them by time"
 
     _chosen: tuple[object, float] = (
         None,

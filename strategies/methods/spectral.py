@@ -28,10 +28,6 @@ from strategies.rounds.strategy import SynchronousStrategy
 class SpectralConfig(PerturbedConfig, SynchronousConfig):
     """Parameters of the spectral method; its weights p_i are always ``adjacency``, whose p_ij it needs."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.refuse_protection("each client of the spectral method gets an average of its neighbours' models")
-
 
 class Spectral(SynchronousStrategy):
     """The spectral-graph perturbed method (Buttaci 2024, algorithm 2).
@@ -46,6 +42,9 @@ class Spectral(SynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig
     config: SpectralConfig
     streams: ClassVar[bool] = False
+    past_protection: ClassVar[str] = (
+        "each client of the spectral method gets an average of its neighbours' models"
+    )
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

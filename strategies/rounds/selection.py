@@ -15,6 +15,7 @@ from strategies.clients.weights import Weights, among
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.population import Population
+from strategies.core.protection import check_protection
 from strategies.core.run_state import RunState
 from strategies.core.wrapper import OuterLoop
 from strategies.flower.errors import RunError
@@ -212,8 +213,8 @@ def check_equality(name: str, config: SynchronousConfig, scheme: str, capabiliti
     if private and scheme == "poisson":
         _check_hidden(name, config, capabilities)
     given = ([] if rule is None else [rule.text]) + ["dp = 'central'"] * private
-    if given and capabilities.needs_all_updates:
-        raise ValueError(f"{given[0]}: {name} puts updates together by itself (weigh, aggregate)")
+    if given:
+        check_protection(name, capabilities, given[0], rule=rule is not None)
     for text in given:
         if rule is not None and private:
             raise ValueError(
