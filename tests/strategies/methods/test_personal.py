@@ -196,7 +196,7 @@ def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes
     [
         (
             {"aggregation_rule": "median", "client_weights": "uniform"},
-            "aggregation_rule = 'median': each client",
+            "aggregation_rule = 'median', faulty_clients = 0: each client",
         ),
         ({"dp": "central", "client_weights": "uniform"}, "dp = 'central': each client of FedAMP gets a mean"),
         ({"server_optimizer": "fedexp"}, "server_optimizer = 'fedexp': takes its step size"),
