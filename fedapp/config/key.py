@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from fedapp.config.meant import NUM_CLIENTS, key_meant, value_meant
 from strategies import REGISTRY, FederatedStrategy
+from strategies.core.protection import may_set
 from strategies.flower.messages import LARGEST
 
 Value = str | int | float | bool
@@ -223,7 +224,7 @@ class Key:
 
 def _strategies_with(key: str) -> str:
     own = key.replace("-", "_")
-    found = {name: kind for name, kind in REGISTRY.items() if kind.may_set(own)}
+    found = {name: kind for name, kind in REGISTRY.items() if may_set(kind.Config, kind.capabilities, own)}
     for has_rounds, said in ((True, "strategies with rounds"), (False, "strategies without rounds")):
         if [*found] == [name for name, kind in REGISTRY.items() if kind.has_rounds is has_rounds]:
             return said
@@ -250,7 +251,12 @@ SIMULATED = if_("a simulation", lambda setting: not setting.on_devices)
 EVERY_RUN = if_("every run", lambda _: True)
 
 # The strategies whose Config has a field of the key's name, which their other parts allow to differ from its default.
-OWN = Readers(_strategies_with, lambda setting, key: setting.strategy.may_set(key.replace("-", "_")))
+OWN = Readers(
+    _strategies_with,
+    lambda setting, key: may_set(
+        type(setting.strategy.config), setting.strategy.capabilities, key.replace("-", "_")
+    ),
+)
 
 WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.graph is not None)
 WITH_DIRECTIONS = WITH_GRAPH & if_(

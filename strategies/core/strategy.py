@@ -22,18 +22,11 @@ from strategies.clock import Clock
 from strategies.core.capabilities import Capabilities, hook
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
-from strategies.core.config import (
-    AsynchronousConfig,
-    RobustConfig,
-    StrategyConfig,
-    SynchronousConfig,
-    configured,
-)
+from strategies.core.config import AsynchronousConfig, StrategyConfig, SynchronousConfig, configured
 from strategies.core.evaluator import Evaluator
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.last_updates import LastUpdates
 from strategies.core.population import AbsentClients, Population
-from strategies.core.protection import takes_rule
 from strategies.core.receiver import Receiver, Witness, clipping
 from strategies.core.reporter import Observer, Reporter
 from strategies.core.requests import PendingReplies, TrainingRequests
@@ -223,13 +216,6 @@ class FederatedStrategy(Strategy):
         )
         unit = "round" if self.has_rounds else "aggregation"
         self.reporter = Reporter(run, self.accounts, roster, unit, self.bytes_kept, observer, stability)
-
-    @classmethod
-    def may_set(cls, name: str) -> bool:
-        """Return True if a config of the class may have another value than the default of this field."""
-        if name in _OF_RULE and not takes_rule(cls.capabilities):
-            return False
-        return name in cls.Config.__dataclass_fields__
 
     # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------
 
@@ -513,10 +499,6 @@ class FederatedStrategy(Strategy):
         self.requests.note_model(initial_arrays)
         self.begin(self.run.layout, self.model)
         return state
-
-
-# The fields that a robust rule has of its own.
-_OF_RULE = {field.name for field in fields(RobustConfig)} - {field.name for field in fields(StrategyConfig)}
 
 
 def _new_optimizer(run: RunState) -> ServerOptimizer:

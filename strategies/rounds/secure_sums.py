@@ -14,6 +14,7 @@ from strategies.clients.accounts import Timeline
 from strategies.clients.roster import Client
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
+from strategies.core.protection import needs_sums_alone
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -454,7 +455,7 @@ def check_secure(name: str, config: SynchronousConfig, able: Capabilities) -> No
     """Raise ValueError for what needs single updates, with secure sums."""
     reads: str = ""
     rule = config.rule()
-    if able.reads_updates or not able.streams or able.own_start:
+    if not needs_sums_alone(able):
         reads = f"{name} reads single updates; allowed are methods that need sums alone, such as fedavg and fedprox"
     elif rule is not None:
         reads = f"{rule.text} compares single updates; allowed is mean"

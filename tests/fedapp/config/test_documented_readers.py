@@ -17,8 +17,9 @@ OWN = sorted(parameters_of_strategies().keys() - parameters_of(StrategyConfig).k
 TEXTS = ("uniform", "polynomial:0.5")
 EQUAL = {"client_weights": "uniform", "aggregation_weights": "identical", "buffer_size": 9}
 BESIDE: tuple[dict[str, Any], ...] = ({}, {"participation": "uniform"}, EQUAL)
-# Without a rule the number is read by nobody.
-ALWAYS_BESIDE = {"faulty_clients": {"aggregation_rule": "median"}}
+# Without a rule the number is read by nobody, nor are the others of secure sums without the sums.
+SECURE = {key: {"secure_sums": True} for key in ("secure_neighbours", "secure_threshold", "secure_clipping")}
+ALWAYS_BESIDE = {"faulty_clients": {"aggregation_rule": "median"}, **SECURE}
 
 
 def documented(key: str) -> set[str]:

@@ -17,6 +17,7 @@ from fedapp.config.run_config import key_of
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
+from strategies.core.protection import may_set
 from tests.runs import summary_of
 from tests.selection import spread
 
@@ -54,7 +55,10 @@ def test_a_key_is_a_strategys_own_if_it_is_in_some_configs_and_not_in_all():
     said = {rounds: "strategies with rounds", others: "strategies without rounds"}
     own = set()
     for key in RunConfig.key_names():
-        having = ", ".join(name for name, kind in REGISTRY.items() if kind.may_set(key.replace("-", "_")))
+        name_of = key.replace("-", "_")
+        having = ", ".join(
+            n for n, kind in REGISTRY.items() if may_set(kind.Config, kind.capabilities, name_of)
+        )
         if key_of(RunConfig, key).readers.text(key).split(";")[0] == said.get(having, having):
             own.add(key)
     # Clients read these too, under any strategy, where local privacy is asked for.
