@@ -21,6 +21,7 @@ from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.internals import RUN_ID, be_the_server
 from tests.runs import lines_of
+from tests.selection import covering
 
 CLIENTS = 4
 COMMON = {"model": "logistic", "num-server-rounds": 3, "test-on": "own"}
@@ -41,17 +42,26 @@ def model(path: Path) -> bytes:
 # ---- What doesn't change -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(
-    "others",
-    [
-        {"model": "mlp", "momentum": 0.5, "ditto_lambda": 0.0},
-        {"participation": "uniform", "fraction_train": 0.5, "server_optimizer": "adam", "server_lr": 0.05},
-        {"model": "tests.fedapp.own_parts:normalising", "ditto_lambda": 2.0, "optimizer": "adam", "lr": 0.01},
-    ],
-    ids=["mlp", "some", "statistics"],
-)
-def test_the_global_model_of_ditto_is_fedavgs_bit_for_bit(go, engine, others):
+SHARED: dict[str, dict[str, Any]] = {
+    "mlp": {"model": "mlp", "momentum": 0.5, "ditto_lambda": 0.0},
+    "some": {
+        "participation": "uniform",
+        "fraction_train": 0.5,
+        "server_optimizer": "adam",
+        "server_lr": 0.05,
+    },
+    "statistics": {
+        "model": "tests.fedapp.own_parts:normalising",
+        "ditto_lambda": 2.0,
+        "optimizer": "adam",
+        "lr": 0.01,
+    },
+}
+
+
+@pytest.mark.parametrize(("engine", "name"), covering(["sequential", "vectorized"], SHARED, together=1))
+def test_the_global_model_of_ditto_is_fedavgs_bit_for_bit(go, engine, name):
+    others = SHARED[name]
     plain = {key: value for key, value in others.items() if key != "ditto_lambda"}
     assert model(go(engine, "ditto", strategy="ditto", **others)) == model(go(engine, "fedavg", **plain))
 

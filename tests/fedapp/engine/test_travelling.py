@@ -19,6 +19,7 @@ from fedapp.engine.run import make_grid
 from fedapp.own import register
 from fedapp.training.state import names_of
 from tests.runs import arrays_of, lines_of, same_files, summary_of
+from tests.selection import covering
 
 CLIENTS = 5
 ENGINES = ("sequential", "vectorized")
@@ -62,6 +63,9 @@ def masked() -> nn.Module:
 def adapted() -> nn.Module:
     into = nn.Linear(64, 384).requires_grad_(False)
     return nn.Sequential(nn.Flatten(), into, Adapted(384, 5), Adapted(384, 5), nn.Linear(384, 10))
+
+
+TRAINED = {masked: 650, adapted: 11_530}  # parameters of each
 
 
 class Parts(nn.Module):
@@ -118,9 +122,9 @@ def go(configure, tmp_path):
 # Bytes -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("model", "trained"), [(masked, 650), (adapted, 11_530)])
-def test_the_bytes_of_a_round_are_those_of_what_is_trained(go, engine, model, trained):
+@pytest.mark.parametrize(("engine", "model"), covering(ENGINES, TRAINED, together=1))
+def test_the_bytes_of_a_round_are_those_of_what_is_trained(go, engine, model):
+    trained = TRAINED[model]
     assert sum(each.numel() for each in model().parameters() if each.requires_grad) == trained
     for bytes_each, compression in ((4, "none"), (1, "int8")):
         path = go(model, engine, num_server_rounds=1, compression=compression)
@@ -182,8 +186,7 @@ def test_whatever_is_frozen_the_result_is_that_of_sending_all(go, engine, frozen
     assert summary_of(one)["bytes-down"] <= summary_of(other)["bytes-down"] - apart
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
+@pytest.mark.parametrize(("engine", "strategy"), covering(ENGINES, ["fedavg", "fedbuff"], together=1))
 def test_a_run_that_was_broken_off_goes_on_to_the_same_model(go, engine, strategy):
     def make() -> nn.Module:
         return Parts(NAMES[:2])
