@@ -126,9 +126,9 @@ def run_on(
         from fedapp.engine.workers import grid_of_workers  # Ray takes a second to import
 
         with grid_of_workers(simulation, way) as grid_on_ray:  # a run that has no room leaves no folder
-            on_directory(directory := directory or RunDirectory(config))
+            on_directory(directory := directory or RunDirectory(experiment.config))
             return server.run(grid_on_ray, experiment, stopped, directory, observers)
-    on_directory(directory := directory or RunDirectory(config))
+    on_directory(directory := directory or RunDirectory(experiment.config))
     if engine != RAY:
         grid = make_grid(engine, num_clients, workers, way)
         return server.run(grid, experiment, stopped, directory, observers)

@@ -10,7 +10,8 @@ import pytest
 
 from fedapp.client_app import app
 from fedapp.config import ConfigError, RunConfig
-from fedapp.engine.run import make_grid
+from fedapp.config.options import SimulationConfig
+from fedapp.engine.run import make_grid, run_on
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.gaussian_mechanism import gaussian_epsilon
 from fedapp.report import read_metrics
@@ -221,6 +222,19 @@ def test_a_bound_on_contributions_outlives_a_stop(tmp_path):
     _, whole, whole_model = done(config_of(tmp_path, **values, **{"run-name": "whole"}), "sequential")
     assert model == whole_model
     assert summary["dp-epsilon"] == whole["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, 3)
+
+
+def test_config_toml_has_the_noise_from_the_first_round_on(tmp_path):
+    """A run that is killed goes on from there; also where the folder is made by who chooses the engine."""
+    seen = []
+
+    def stopped():
+        seen.append(tomllib.loads((tmp_path / "run" / "config.toml").read_text("utf-8")))
+        return True
+
+    config = config_of(tmp_path, **POISSON, **{"dp-target-epsilon": 3.0})
+    run_on("sequential", config, SimulationConfig(**{"num-supernodes": CLIENTS}), stopped=stopped)
+    assert seen[0]["dp-noise-multiplier"] == prepare(config, CLIENTS).config.dp_noise_multiplier != 1.0
 
 
 def test_an_account_of_samples_needs_its_package(monkeypatch, tmp_path):
