@@ -38,6 +38,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
+def real_data():
+    """The folder with real datasets, for tests that skip without it."""
+    folder = Path(
+        os.environ.get("FEDAPP_TEST_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data"
+    )
+    if not folder.is_dir():
+        pytest.skip("no real data; set FEDAPP_TEST_DATA to its folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def thorough(pytestconfig):
     """Whether to go through all there is, as ``make test-all`` does; a default run takes a part."""
     return is_thorough(pytestconfig)

@@ -1,12 +1,7 @@
-"""Fixtures of the data tests: a cache of their own, and where the real data is."""
-
-import os
-from pathlib import Path
+"""Fixtures of the data tests: a cache of their own."""
 
 import numpy as np
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -15,15 +10,6 @@ def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FEDAPP_CACHE", str(folder))
     monkeypatch.setattr("flwr_datasets.common.telemetry.FLWR_TELEMETRY_ENABLED", "0")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def real_data():
-    """The folder with real datasets, for tests that skip without it."""
-    folder = Path(os.environ.get("FEDAPP_TEST_DATA") or REPOSITORY.parent / "shared" / "data")
-    if not folder.is_dir():
-        pytest.skip("no real data; set FEDAPP_TEST_DATA to its folder")
     return folder
 
 
