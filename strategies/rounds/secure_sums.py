@@ -97,6 +97,11 @@ class SecureSums:
             )
         if self._receiver.witness is not None:
             raise RunError("secure_sums = True: a witness sees single models; allowed is none")
+        if self._receiver.bounds_updates:
+            log.warning(
+                "secure_sums = True: nobody sees how long an update is, so that norm_ratio_bound = %g bounds none",
+                self._config.norm_ratio_bound,
+            )
         if len(run.buffers_at):
             names = ", ".join(run.layout.names[place] for place in run.buffers.arrays[:3])
             raise RunError(

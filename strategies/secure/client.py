@@ -96,11 +96,16 @@ class ClientSession:
         Raises
         ------
         SecureSumError
-            If the neighbours are fewer than the threshold, or two have a key in common: the server's, perhaps.
+            If the threshold isn't above half of the neighbours, or is above their number, or if two clients have a
+            key in common: the server's, perhaps.
         """
         self._enter(SHARES, MASKED)
         if len(neighbours) < self.threshold or self.threshold < 2:
             raise SecureSumError(f"{len(neighbours)} neighbours for a threshold of {self.threshold}")
+        if self.threshold <= len(neighbours) // 2:
+            raise SecureSumError(
+                f"a threshold of {self.threshold} lets two halves of {len(neighbours)} open both secrets"
+            )
         everyone = [self.keys(), *neighbours.values()]
         if self.client in neighbours or len({key for k in everyone for key in (k.seal, k.mask)}) < 2 * len(
             everyone

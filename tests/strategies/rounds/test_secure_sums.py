@@ -21,6 +21,7 @@ from strategies import (
     SynchronousStrategy,
     messages,
 )
+from strategies.clock import WallClock
 from strategies.secure import masks_updates
 from strategies.secure.masking import Quantizer
 from strategies.secure.mod import ONLY_MASKED
@@ -277,6 +278,14 @@ def test_a_run_that_goes_on_has_the_same_model(
     whole = go(4)
     state = states[2]
     assert go(4, state) == whole
+
+
+def test_on_devices_a_line_says_that_no_length_is_bounded(run, caplog) -> None:
+    run(rounds=1, clock=WallClock(), **SECURE)
+    assert (
+        caplog.text.count("nobody sees how long an update is, so that norm_ratio_bound = 1.5 bounds none")
+        == 1
+    )
 
 
 def test_lost_tasks_of_virtual_time_are_dropouts(run: Make, caplog: pytest.LogCaptureFixture) -> None:

@@ -74,6 +74,10 @@ def _own(session: ClientSession) -> PublicKeys:
     ("keys", "said"),
     [
         (lambda s: {1: _own(ClientSession(1, 2))}, "1 neighbours for a threshold of 2"),
+        (
+            lambda s: {i: _own(ClientSession(i, 2)) for i in range(1, 5)},
+            "a threshold of 2 lets two halves of 4 open both secrets",
+        ),
         (lambda s: dict.fromkeys((1, 2), _own(ClientSession(1, 2))), "have a public key in common"),
         (lambda s: {1: _own(s), 2: _own(ClientSession(2, 2))}, "have a public key in common"),
         (lambda s: {1: PublicKeys(b"a" * 33, b"b"), 2: PublicKeys(b"c", b"d")}, "no point of the curve"),
