@@ -6,7 +6,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,26 +81,29 @@ def ray_address():
 
 
 @pytest.fixture(scope="session")
-def driver():
-    """A process for run after run, as a notebook is."""
-    with until_closed("-m", "tests.end_to_end.driver") as process:
-        yield process
+def simulate(request, tmp_path_factory):
+    """Call ``run_simulation.main`` in a process that other runs have used, on a Ray that they have used.
 
+    The process is for run after run, as a notebook is; one that gave no answer in time is followed by a new one.
+    """
+    with ExitStack() as processes:
+        used: list[subprocess.Popen[str]] = []
 
-@pytest.fixture(scope="session")
-def simulate(driver, request, tmp_path_factory):
-    """Call ``run_simulation.main`` in a process that other runs have used, on a Ray that they have used."""
+        def run(
+            config: Mapping[str, Any], *, federation: str = "num-supernodes=4", engine: str = "ray"
+        ) -> Run:
+            if not used or used[-1].poll() is not None:
+                used.append(processes.enter_context(until_closed("-m", "tests.end_to_end.driver")))
+            driver = used[-1]
+            arguments, path = call(tmp_path_factory, config, federation, engine)
+            log = path.parent / "log"
+            address = request.getfixturevalue("ray_address") if engine == "ray" else ""
+            assert driver.stdin
+            print(json.dumps([arguments, str(log), address]), file=driver.stdin, flush=True)
+            code = answer_of(driver)
+            return Run(int(code) if code else -1, log.read_text(), path)
 
-    def run(config: Mapping[str, Any], *, federation: str = "num-supernodes=4", engine: str = "ray") -> Run:
-        arguments, path = call(tmp_path_factory, config, federation, engine)
-        log = path.parent / "log"
-        address = request.getfixturevalue("ray_address") if engine == "ray" else ""
-        assert driver.stdin
-        print(json.dumps([arguments, str(log), address]), file=driver.stdin, flush=True)
-        code = answer_of(driver)
-        return Run(int(code) if code else -1, log.read_text(), path)
-
-    return run
+        yield run
 
 
 @pytest.fixture(scope="session")
