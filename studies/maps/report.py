@@ -162,9 +162,13 @@ def _methods(plan: MapPlan) -> Iterator[str]:
             tried = {problem: _grid_text(plan, problem, name) for problem in plan.problems}
         else:
             tried = {problem: _listed(plan.tried(problem, name)) for problem in plan.problems}
-        texts = set(tried.values())
+        of: dict[str, list[str]] = {}
+        for problem, text in tried.items():
+            of.setdefault(text, []).append(problem)
         values = (
-            texts.pop() if len(texts) == 1 else "; ".join(f"{key}: {each}" for key, each in tried.items())
+            next(iter(of))
+            if len(of) == 1
+            else "; ".join(f"{', '.join(names)}: {text}" for text, names in of.items())
         )
         key = "" if plan.is_searched else f"`{plan.tuned(name)}` "
         yield f"| {name} | {keys} | {key}{values} | {own.get(WHY, '')} |"
