@@ -1,5 +1,6 @@
 """The arrays of a model that a client keeps for itself (FedPer: Arivazhagan et al. 2019).
 
+They don't travel: a client begins with those of the model that it builds, as the server does.
 They are kept as a task has left them and as they were before it, with the task's number. The former arrays count
 where the task isn't over yet on the run's clock, though an engine has done its work, and where a resumed run has it
 done again.
@@ -10,14 +11,28 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedapp import federation
 from fedapp.client.kept import keep_model, kept_model
 from fedapp.client.request import integer
 from fedapp.federation.own_layers import BEFORE, TASK, as_kept
+from fedapp.federation.records import OWN_ARRAYS
 from strategies.flower import messages
 from strategies.flower.arrays import pack, unpack
+
+
+def own_names(record: ConfigRecord) -> tuple[str, ...]:
+    """Return the names of the arrays that clients keep in a run."""
+    return tuple(record.get(OWN_ARRAYS, ()))  # type: ignore[arg-type]
+
+
+def initial_own(record: ConfigRecord, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
+    """Return the arrays of clients' own as the initial model has them."""
+    if not (names := own_names(record)):
+        return {}
+    state = model.state_dict()
+    return {name: state[name].detach().clone().to(device) for name in names}
 
 
 def own_state(
@@ -37,14 +52,14 @@ def own_state(
 def keep_own(
     context: Context,
     record: ConfigRecord,
-    names: tuple[str, ...],
-    sent: ArrayRecord,
+    model: nn.Module,
     trained: Mapping[str, np.ndarray],
 ) -> None:
     """Keep a client's own arrays as a task has left them, unless they have diverged."""
-    before = own_state(context, record, torch.device("cpu"), integer(record, messages.TASK))
-    former = {name: before[name].numpy() if name in before else unpack(sent[name]) for name in names}
-    arrays = {name: trained.get(name, former[name]) for name in names}
+    cpu = torch.device("cpu")
+    before = initial_own(record, model, cpu) | own_state(context, record, cpu, integer(record, messages.TASK))
+    former = {name: value.numpy() for name, value in before.items()}
+    arrays = {name: trained.get(name, value) for name, value in former.items()}
     if all(np.isfinite(array).all() for array in arrays.values()):
         after, begun = (
             ArrayRecord({name: pack(np.asarray(array)) for name, array in each.items()})

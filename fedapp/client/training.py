@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedapp import federation
-from fedapp.client.own_layers import keep_own, own_state
+from fedapp.client.own_layers import initial_own, keep_own, own_names, own_state
 from fedapp.client.privacy import privately
 from fedapp.client.request import (
     LocalData,
@@ -31,7 +32,6 @@ from fedapp.training.batches import SENT, Batches, Draws, batches_of_many, plan_
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import loss_of
 from fedapp.training.optimizer import SGD, optimizer_of
-from fedapp.training.personal import own_arrays
 from fedapp.training.rule import LocalRule, Parameters, path
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask, TaskBlock
@@ -102,13 +102,17 @@ def local_task(
     data, device = data_of(config, record, context), device_of(config)
     client, task = integer(record, messages.CLIENT), integer(record, messages.TASK)
     state = state_of(sent_model(message), device)
-    if config.personal:
-        state = {**state, **own_state(context, record, device, task)}
-    terms = TaskTerms.of(record, config, data.dataset, state, device)
+    own = own_state(context, record, device, task) if config.personal else {}
+    terms = TaskTerms.of(record, config, data.dataset, state, device, own)
 
     def beside(name: str) -> Parameters | None:
-        arrays = messages.arrays_of(message, name)
-        return None if arrays is None else parts_of(terms.model, state_of(arrays, device))[0]
+        if (arrays := messages.arrays_of(message, name)) is None:
+            return None
+        # A method that the server puts together has nothing for the arrays of a client's own.
+        nothing = {
+            each: torch.zeros_like(terms.start[each]) for each in own_names(record) if each in terms.start
+        }
+        return parts_of(terms.model, {**nothing, **state_of(arrays, device)})[0]
 
     return terms.task(
         tensors(config, data, device),
@@ -149,8 +153,9 @@ class TaskTerms:
         dataset: Dataset,
         state: Mapping[str, Tensor],
         device: torch.device,
+        own: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> "TaskTerms":
-        """Read them from a request, its model and the data that it expects."""
+        """Read them from a request, its model and the data that it expects; ``own``: what a client has kept."""
         server_round = integer(record, messages.SERVER_ROUND)
         lr = config.lr
         if config.lr_schedule != "constant":
@@ -161,6 +166,8 @@ class TaskTerms:
             beta=float(record.get(messages.BETA, 1.0)),  # type: ignore[arg-type]
         )
         model = model_of(record, config, dataset, device, state)
+        if config.personal:
+            state = {**state, **initial_own(record, model, device), **own}
         return cls(config, model, *parts_of(model, state), lr, rule)
 
     def task(
@@ -278,23 +285,20 @@ def trained_reply(
 ) -> Message:
     """Answer a training request with the trained model; what isn't trained goes back as it came.
 
-    So do the arrays that this client keeps for itself, which are kept here.
+    The arrays that this client keeps for itself stay here.
     """
     record, config = read_config(message)
-    own: tuple[str, ...] = ()
     if config.personal:
-        sent = sent_model(message)
-        own = tuple(name for name in own_arrays(task.model, config.personal).names if name in sent)
-        keep_own(context, record, own, sent, trained)
+        keep_own(context, record, task.model, trained)
     names = names_of(task.model)
-    arrays = trained_model(message, {name: value for name, value in trained.items() if name not in own})
+    arrays = trained_model(message, trained)
     content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: task_metrics(task, loss)})
     if applied := _applied(message, task):
         content[messages.APPLIED] = ConfigRecord(applied)
     reply = Message(content, reply_to=message)
     if record.get("dp", "none") == "none":
         return reply
-    stays = tuple(escape(name) for name in (*names.fixed, *own) if name in arrays)
+    stays = tuple(escape(name) for name in names.fixed if name in arrays)
     return privately(message, context, reply, stays)
 
 

@@ -26,6 +26,9 @@ TARGET_SHAPE = "target-shape"
 COLUMNS = "columns"
 PARTS = "input-parts"
 
+# Names of the arrays that training changes and that clients keep for themselves, where there are any.
+OWN_ARRAYS = "own-arrays"
+
 # What inputs are standardized by, where they are and it is known.
 MEAN = "input-mean"
 DEVIATION = "input-deviation"

@@ -33,6 +33,7 @@ from fedapp.data.extremes import extreme_rows
 from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
+from fedapp.federation.records import OWN_ARRAYS
 from fedapp.models import ModelError
 from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
@@ -57,7 +58,7 @@ from fedapp.training.evaluation import AUTO, NONE, chosen_metrics
 from fedapp.training.gpu import gpu
 from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
-from fedapp.training.personal import own_arrays
+from fedapp.training.personal import apart
 from fedapp.training.precision import say_slow
 from fedapp.training.state import names_of
 from fedapp.training.travelling import digest_of, frozen_bytes, travelling
@@ -85,7 +86,9 @@ class Experiment:
     unread : mapping of str to value
         Keys that are given and that nothing in the run reads: see ``fedapp.config.run_config``.
     travelling : tuple of str
-        Names of the model's arrays that are sent to clients and back; the others never change.
+        Names of the model's arrays that are sent to clients and back; the others are each side's.
+    own : tuple of str
+        Of the others, those that training changes: each client keeps its own.
     """
 
     config: RunConfig
@@ -97,6 +100,7 @@ class Experiment:
     strategy: FederatedStrategy = field(repr=False, compare=False)
     unread: Mapping[str, Value] = field(default_factory=dict)
     travelling: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the arrays of the initial model that travel."""
@@ -191,14 +195,16 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         check_layers(config, strategy, model)
     config = _check_parts(config, dataset, partition, model, strategy.run.best)
     _check_extremes(config, dataset, partition, model)
-    travel = _travelling(config, dataset, partition, model)
+    travel, own = apart(model, config.personal, _travelling(config, dataset, partition, model))
     _say(config, dataset, partition, model, travel)
     gpus = on_devices or torch.cuda.is_available()
     if config.precision != "fp32" and not on_devices:
         on_gpu = config.client_device != "cpu" and torch.cuda.is_available()
         say_slow(config.precision, torch.device("cuda" if on_gpu else "cpu"))
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
-    experiment = Experiment(config, num_clients, dataset, partition, model, device, strategy, unread, travel)
+    experiment = Experiment(
+        config, num_clients, dataset, partition, model, device, strategy, unread, travel, own
+    )
     return _with_lengths(experiment)
 
 
@@ -235,8 +241,7 @@ def _with_lengths(experiment: Experiment) -> Experiment:
     times follow from what a task weighs, so does the run's length.
     """
     config, strategy = experiment.config, experiment.strategy
-    own = own_arrays(experiment.model, config.personal).names if config.personal else ()
-    fixed = (name for name in (*names_of(experiment.model).fixed, *own) if name in experiment.travelling)
+    fixed = (name for name in names_of(experiment.model).fixed if name in experiment.travelling)
     strategy.run.flower = replace(strategy.run.flower, untrained=tuple(map(glob_escape, fixed)))
     if config.clock != "wall" and is_profile(config.time_scenario):  # task times follow from what tasks weigh
         sizes, work = np.diff(experiment.partition.client_offsets), task_work(experiment)
@@ -429,6 +434,7 @@ def task_config(experiment: Experiment) -> ConfigRecord:
             **{key: value for key, value in config.flat().items() if key not in NOT_FOR_CLIENTS},
             "step-heterogeneity": work,
             **federation.schema_fields(experiment.dataset),
+            **({OWN_ARRAYS: list(experiment.own)} if experiment.own else {}),
             **({messages.FROZEN: frozen.digest} if (frozen := frozen_arrays(experiment)) is not None else {}),
         }
     )

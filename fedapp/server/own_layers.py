@@ -8,7 +8,6 @@ from fedapp import federation
 from fedapp.federation.own_layers import as_kept
 from fedapp.server.experiment import Experiment
 from fedapp.server.record import Observer
-from fedapp.training.personal import own_arrays
 from strategies import AsynchronousStrategy, FederatedStrategy, streams
 from strategies.clients.roster import Client
 from strategies.core.kept_models import KeptByClients
@@ -29,11 +28,8 @@ class OwnLayers(Observer):
 
     def __init__(self, experiment: Experiment, strategy: FederatedStrategy, *, on_devices: bool) -> None:
         self._number = int(streams.unpredictable().integers(1, messages.LARGEST)) if on_devices else 0
-        names, state = (
-            own_arrays(experiment.model, experiment.config.personal).names,
-            experiment.model.state_dict(),
-        )
-        arrays = federation.to_arrays({name: state[name] for name in names if name in experiment.travelling})
+        state = experiment.model.state_dict()
+        arrays = federation.to_arrays({name: state[name] for name in experiment.own})
         layout = Layout.of(as_kept(0, arrays, arrays))
         kept = KeptByClients(strategy.run, lambda: layout)
         strategy.run.parts.append(kept)

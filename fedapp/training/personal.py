@@ -45,6 +45,16 @@ def own_arrays(model: nn.Module, personal: str) -> OwnArrays:
     )
 
 
+def apart(
+    model: nn.Module, personal: str, changing: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of what training changes that all clients share, and of what each keeps."""
+    own = set(own_arrays(model, personal).names)
+    return tuple(name for name in changing if name not in own), tuple(
+        name for name in changing if name in own
+    )
+
+
 def matches_nothing(model: nn.Module, personal: str) -> list[str]:
     """Return the patterns that match no array of a model."""
     names = names_of(model)

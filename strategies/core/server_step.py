@@ -70,7 +70,7 @@ class ServerStep:
         self.optimizer.squares, self.optimizer.number = squares, self._run.aggregations + 1
         moved = self.optimizer.step(model, update)
         run = self._run
-        if run.aggregations == 0 and not run.any_moved and np.isfinite(update).all():
+        if len(update) and run.aggregations == 0 and not run.any_moved and np.isfinite(update).all():
             log.warning(
                 "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
             )

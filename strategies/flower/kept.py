@@ -220,7 +220,8 @@ class KeptArrays:
             return message
         content = self.again(message)
         made = with_content(message, content)
-        self._sent += messages.total_bytes(made) - messages.total_bytes(message)
+        if message.metadata.message_type == messages.TRAIN:  # as of models, evaluations' aren't counted
+            self._sent += messages.total_bytes(made) - messages.total_bytes(message)
         return made
 
     def again(self, request: Message) -> RecordDict:

@@ -217,7 +217,7 @@ class SynchronousStrategy(FederatedStrategy):
                 arrays, train_metrics = self._train(server_round, grid, asked)
                 if arrays is None and closing.cut_off():  # cut off; a round that is complete counts
                     break
-                result.arrays = arrays or result.arrays
+                result.arrays = result.arrays if arrays is None else arrays
                 pace.clock.wait_until(pace.now() + closing.duration(self._round, server_round))
                 self.reporter.stability.moved(run.model, 1.0)  # from which this round began
                 run.aggregations, metrics = server_round, train_metrics or MetricRecord()

@@ -4,12 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 
 import fedapp
 from fedapp.config import ConfigError
 from fedapp.report.client_tables import by_evaluation
-from strategies import REGISTRY
-from tests.end_to_end.softmax import KEYS, Array, Problem, assert_close
+from strategies import REGISTRY, size_of
+from strategies.flower.arrays import Layout
+from tests.end_to_end.softmax import KEYS, Problem, assert_close
+from tests.end_to_end.softmax import Array as Matrix
 from tests.end_to_end.test_personal_reference import (
     CLIENTS,
     CONFIG,
@@ -30,7 +33,7 @@ BIAS[:, -1] = 1.0  # 1 where an array is a client's own
 FIRST = ("fedavg", "scaffold", "fedbuff", "fedprox", "krum", "mifa")
 
 
-def shared_of(problem: Problem, models: list[Array]) -> Array:
+def shared_of(problem: Problem, models: list[Matrix]) -> Matrix:
     """Return the mean of the clients' models where it is shared, and the initial model elsewhere."""
     return np.asarray(mean(problem, models) * (1 - BIAS))
 
@@ -54,7 +57,7 @@ def test_fedrep_trains_a_clients_own_arrays_first_and_then_the_others(run_app, e
     path = run_app(CONFIG | {"personal": "*.bias", "personal-epochs": 2}, CLIENTS, engine=engine)
     problem, W, own = Problem(path), ZERO, [ZERO] * CLIENTS
 
-    def descend(i: int, w: Array, steps: int, moves: Array) -> Array:
+    def descend(i: int, w: Matrix, steps: int, moves: Matrix) -> Matrix:
         for _ in range(steps):
             w = w - KEYS["lr"] * moves * (problem.gradient(i, w) + L2 * w)
         return w
@@ -102,6 +105,23 @@ def test_fedbn_keeps_the_layers_of_normalisation_with_their_statistics(tmp_path)
         assert last["personal-loss"] < last["loss"]
     one, other = (np.array(by_evaluation(path)[3]["personal-loss"]) for path in paths)
     assert one == pytest.approx(other, rel=1e-5)
+
+
+@pytest.mark.parametrize("compression", ["none", "int8"])
+@pytest.mark.parametrize("personal", ["1.*", "*"])
+def test_a_clients_own_arrays_do_not_travel(tmp_path, personal, compression):
+    keys: dict[str, Any] = {
+        "num_clients": 3,
+        "num_server_rounds": 2,
+        "figures": False,
+        "compression": compression,
+    }
+    path = fedapp.run(**keys, personal=personal, results_dir=str(tmp_path)).path
+    shared = {name: array for name, array in arrays_of(path).items() if personal != "*" and name[0] == "3"}
+    layout = Layout.of(ArrayRecord({name: Array(array) for name, array in shared.items()}))
+    last = lines_of(path)[-1]
+    assert last["bytes-down"] == 2 * 3 * layout.num_bytes
+    assert last["bytes-up"] == 2 * 3 * size_of(layout, compression)
 
 
 def test_without_rounds_clients_are_scored_as_their_tasks_have_ended_on_every_engine(tmp_path):

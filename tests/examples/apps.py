@@ -100,30 +100,32 @@ def with_strategy(name: str, strategy: str, folder: Path) -> Path:
     return copied
 
 
-def with_trained_head(folder: Path, mods: str) -> Path:
-    """Copy the app pytorch_fedfix into a folder, and let its last layer alone be trained and travel; return the copy.
+def with_frozen_body(folder: Path, mods: str) -> Path:
+    """Copy own_scheme into a folder, with a second array of 1,000 values that isn't trained; return the copy.
 
     ``mods`` are its clients'. It prints the bytes of each round.
     """
-    copied = with_strategy("pytorch_fedfix", "fedavg", folder)
+    copied = with_strategy("own_scheme", "fedavg", folder)
     changes = {
         "server_app.py": {
-            "FedAvg()": "FedAvg(trained='layers.3.*')",
+            "FedAvg()": "FedAvg(trained='1')",
+            "[np.zeros(FEATURES)]": "[np.ones(1000), np.zeros(FEATURES)]",
             "    last = ": "    told = result.train_metrics_clientapp\n"
             "    print('Bytes', [[m['bytes-down'], m['bytes-up']] for m in told.values()])\n    last = ",
         },
         "client_app.py": {
             "app = ClientApp()": f"from strategies import compresses, keeps_frozen, reads_packed\n\n"
             f"app = ClientApp(mods=[{mods}])",
-            "    data, _ = ": "    for name, values in model.named_parameters():\n"
-            "        values.requires_grad_(name.startswith('layers.3.'))\n    data, _ = ",
+            "    x, y, _, _ = ": "    assert body.sum() == 1000\n    x, y, _, _ = ",
+            "[w]": "[body, w]",
+            "(w,) = ": "body, w = ",
         },
     }
     for name, pairs in changes.items():
-        path = copied / "pytorch_fedfix" / name
+        path = copied / "own_scheme" / name
         code = path.read_text("utf-8")
         for old, new in pairs.items():
-            assert code.count(old) == 1, old
+            assert old in code, old
             code = code.replace(old, new)
         path.write_text(code)
     return copied

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
@@ -177,45 +178,32 @@ def test_another_strategy_on_a_superlink(name, strategy, link, tmp_path):
 
 
 MODS = "reads_packed, compresses, keeps_frozen"
-# What travels of examples/pytorch_fedfix: its last layer, and the running statistics.
-HEAD = (
-    "layers.1.running_mean",
-    "layers.1.running_var",
-    "layers.1.num_batches_tracked",
-    "layers.3.weight",
-    "layers.3.bias",
-)
+HEAD, BODY = (messages.num_bytes(ArrayRecord([np.zeros(size)])) for size in (5, 1000))
 
 
-def bytes_in(output: str) -> tuple[list[list[int]], int, int]:
-    """Return the bytes of each round, down and up, that an app has printed, those of the head and of the model."""
-    whole = ArrayRecord(apps.module("pytorch_fedfix", "task").Net().state_dict())
-    head = sum(len(whole[name].data) for name in HEAD)
+def bytes_in(output: str) -> list[list[int]]:
+    """Return the bytes of each round, down and up, that an app has printed."""
     found = re.findall(r"Bytes (\[\[.*\]\])", output)
     assert found, output
-    return json.loads(found[-1]), head, messages.num_bytes(whole)
+    return json.loads(found[-1])
 
 
 @pytest.mark.parametrize("mods", [MODS, ""], ids=["keeps", "stock"])
 def test_what_is_trained_travels_on_a_superlink(mods, link, tmp_path):
-    output, status = link.run(apps.with_trained_head(tmp_path, mods))
+    output, status = link.run(apps.with_frozen_body(tmp_path, mods))
     assert status == "finished:completed", output
-    rounds, head, whole = bytes_in(output)
-    first = [2 * whole, 2 * (head if mods else whole)]
-    assert rounds == [first, *([[2 * head, 2 * head]] if mods else [first]) * 2]
+    whole, kept = [2 * (HEAD + BODY)] * 2, [2 * HEAD] * 2
+    assert bytes_in(output) == ([[whole[0], kept[1]], kept, kept] if mods else [whole] * 3)
     assert output.count("doesn't keep the arrays that aren't trained") == (not mods)
 
 
 def test_what_is_trained_travels_in_a_simulation(tmp_path, free_port):
     port = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port)}
+    app, config = apps.with_frozen_body(tmp_path, MODS), {"num-server-rounds": 3}
     with home_of_processes(tmp_path / "flower") as home:
         federation = "num-supernodes=3 client-resources-num-cpus=1 client-resources-num-gpus=0.0"
-        app = apps.with_trained_head(tmp_path, MODS)
-        output = flwr_run(
-            app, home, "--federation-config", federation, config={"num-server-rounds": 3}, **port
-        )
-    rounds, head, whole = bytes_in(output)
-    assert rounds == [[3 * whole, 3 * head], *[[3 * head, 3 * head]] * 2]
+        output = flwr_run(app, home, "--federation-config", federation, config=config, **port)
+    assert bytes_in(output) == [[3 * (HEAD + BODY), 3 * HEAD], *[[3 * HEAD] * 2] * 2]
 
 
 def test_the_cells_are_other_than_the_apps_own():

@@ -156,6 +156,7 @@ class Devices(ClientApp):
         {"strategy": "fedbuff", "buffer_size": CLIENTS},
         {"strategy": "scaffold", "compression": "int8"},
         {"client_evaluation": True, "compression": "topk:0.1"},
+        {"personal": "3.bias", "client_evaluation": True},
     ],
     ids=lambda values: values.get("strategy", "fedavg"),
 )
