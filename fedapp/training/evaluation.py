@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -64,6 +65,8 @@ class Metric:
         ``classes`` or ``numbers``, if it takes nothing else.
     of_mean : callable
         What becomes of the mean of ``rows``.
+    of_counts : callable, optional
+        (Σ of ``counts_of`` over rows (3, K), whether each of the K is a label) → the metric; outputs aren't kept.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Metric:
     rows: Callable[[Tensor, Tensor], Tensor] | None = None
     targets: Targets | None = None
     of_mean: Callable[[float], float] = float
+    of_counts: Callable[[NDArray[np.int64], bool], float] | None = None
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -140,24 +144,63 @@ def _r2(outputs: Tensor, targets: Tensor) -> float:
     return float((1 - rest[defined] / spread[defined]).mean()) if bool(defined.any()) else float("nan")
 
 
-def _f1_macro(outputs: Tensor, targets: Tensor) -> float:
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(*_truth_and_guess(outputs, targets), average="macro", zero_division=0))
-
-
-def _iou(outputs: Tensor, targets: Tensor) -> float:
-    """Intersection over union of what is of a class and what is taken for it, the mean over classes or labels."""
-    from sklearn.metrics import jaccard_score
-
-    return float(jaccard_score(*_truth_and_guess(outputs, targets), average="macro", zero_division=0))
+def _several_labels(targets: Tensor) -> bool:
+    """Return True for several labels of each row, (N, K): not for one column of yes and no, which are two classes."""
+    return targets.is_floating_point() and targets.dim() == 2 and targets.shape[1] > 1
 
 
-def _truth_and_guess(outputs: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    outputs, targets = _one_by_one(outputs, targets)
+def counts_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return how many positions of each row are of a class and taken for it, taken for it, and of it, (N, 3, K).
+
+    In a type of 1 or 4 bytes, whatever the number of positions.
+    """
     if targets.is_floating_point():
-        return targets.numpy() > 0.5, outputs.numpy() > 0
-    return targets.numpy(), outputs.argmax(dim=1).numpy()
+        guess, truth = outputs > 0, targets > 0.5
+        if _several_labels(targets):
+            return torch.stack([guess & truth, guess, truth], dim=1).to(torch.uint8)
+        guess, truth, size = guess.long(), truth.long(), 2
+    else:
+        logits = classes_first(outputs, targets)
+        guess, truth, size = logits.argmax(dim=1), targets, logits.shape[1]
+    rows = len(truth)
+    guess, truth = guess.reshape(rows, -1), truth.reshape(rows, -1)
+    counted = truth != IGNORED
+    begin = torch.arange(rows, device=truth.device).unsqueeze(1) * size
+
+    def number(classes: Tensor, where: Tensor) -> Tensor:
+        return torch.bincount((begin + classes)[where], minlength=rows * size).view(rows, size)
+
+    found = [number(truth, counted & (guess == truth)), number(guess, counted), number(truth, counted)]
+    return torch.stack(found, dim=1).to(torch.uint8 if truth.shape[1] < 256 else torch.int32)
+
+
+def _f1_macro(counts: NDArray[np.int64], every: bool) -> float:
+    both, guessed, true = counts
+    return _mean_of_classes(2 * both, guessed + true, every)
+
+
+def _iou(counts: NDArray[np.int64], every: bool) -> float:
+    """Intersection over union of what is of a class and what is taken for it, the mean over classes or labels."""
+    both, guessed, true = counts
+    return _mean_of_classes(both, guessed + true - both, every)
+
+
+def _mean_of_classes(part: NDArray[np.int64], whole: NDArray[np.int64], every: bool) -> float:
+    """Return the mean of the ratios over the classes that occur, or over every label: 0 for one that doesn't."""
+    occurs = whole > 0
+    ratios = part[occurs] / whole[occurs]
+    number = len(whole) if every else len(ratios)
+    return float(ratios.sum() / number) if number else float("nan")
+
+
+def _from_counts(
+    of_counts: Callable[[NDArray[np.int64], bool], float],
+) -> Callable[[Tensor, Tensor], float]:
+    def whole(outputs: Tensor, targets: Tensor) -> float:
+        counts = counts_of(outputs, targets).sum(0, dtype=torch.int64)
+        return of_counts(counts.cpu().numpy(), _several_labels(targets))
+
+    return whole
 
 
 def _auroc(outputs: Tensor, targets: Tensor) -> float:
@@ -187,8 +230,8 @@ METRICS: dict[str, Metric] = {
         Metric("accuracy", _mean(_hits), _hits),
         Metric("top5", _mean(_among_five), _among_five, "classes"),
         Metric("perplexity", _mean(_surprise, _exp), _surprise, "classes", _exp),
-        Metric("f1-macro", _f1_macro),
-        Metric("iou", _iou),
+        Metric("f1-macro", _from_counts(_f1_macro), of_counts=_f1_macro),
+        Metric("iou", _from_counts(_iou), of_counts=_iou),
         Metric("auroc", _auroc),
         Metric("rmse", _rmse, None, "numbers"),
         Metric("r2", _r2, None, "numbers"),
@@ -272,6 +315,10 @@ class Score:
     counts : mapping of str to array (N,)
         Of the loss and of metrics that are means over positions: how many of every example count. What an example
         adds is then a sum.
+    by_class : array (N, 3, K), optional
+        The counts of ``counts_of``, where a metric is made of them.
+    several_labels : bool
+        Whether each of the K is a label that every example has or hasn't.
     """
 
     losses: np.ndarray
@@ -280,6 +327,8 @@ class Score:
     targets: Tensor | None
     metrics: tuple[Metric, ...]
     counts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    by_class: np.ndarray | None = None
+    several_labels: bool = False
 
     @property
     def loss(self) -> float:
@@ -313,6 +362,8 @@ class Score:
     def _value(self, metric: Metric, among: slice) -> float:
         if metric.name in self.rows:
             return metric.of_mean(self._mean(metric.name, self.rows[metric.name], among))
+        if metric.of_counts is not None and self.by_class is not None:
+            return metric.of_counts(self.by_class[among].sum(0, dtype=np.int64), self.several_labels)
         assert self.outputs is not None
         assert self.targets is not None
         return metric.whole(tree_map(lambda each: each[among], self.outputs), self.targets[among])
@@ -350,7 +401,9 @@ def evaluate(
     rows: dict[str, list[Tensor]] = {"loss": []}
     rows |= {metric.name: [] for metric in metrics if metric.rows is not None}
     counts: dict[str, list[Tensor]] = {}
-    whole = len(rows) <= len(metrics)
+    by_class: list[Tensor] = []
+    counting = any(metric.of_counts is not None for metric in metrics)
+    whole = any(metric.rows is None and metric.of_counts is None for metric in metrics)
 
     def add(name: str, values: Tensor, counted: Tensor | None) -> None:
         rows[name].append(values.double().cpu() if name == "loss" or counted is not None else values.cpu())
@@ -363,6 +416,8 @@ def evaluate(
             add("loss", *loss.each(found, targets, partial(inputs_of, model, inputs)))
             if whole:
                 outputs.append(tree_map(Tensor.cpu, found))
+            if counting:
+                by_class.append(counts_of(found, targets).cpu())
             for metric in metrics:
                 if metric.rows is not None:
                     add(metric.name, *by_example(metric.rows(found, targets), targets))
@@ -374,4 +429,6 @@ def evaluate(
         y.cpu() if whole else None,
         metrics,
         {name: torch.cat(each).numpy() for name, each in counts.items()},
+        torch.cat(by_class).numpy() if counting else None,
+        _several_labels(y),
     )

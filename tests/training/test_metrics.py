@@ -12,7 +12,8 @@ from sklearn import metrics as sk
 
 from fedapp.own import OwnPartError, register
 from fedapp.report.files import measured_by
-from fedapp.training.evaluation import METRICS, chosen_metrics, metrics_of
+from fedapp.training.evaluation import METRICS, chosen_metrics, evaluate, metrics_of
+from fedapp.training.losses import loss_of
 from strategies.flower.higher_is_better import less_is_better
 
 LOGITS = torch.tensor([[2.0, 1, 0], [0, 2, 1], [0, 1, 2], [2, 0, 1]])
@@ -56,6 +57,57 @@ def test_against_scikit_learn(seed, rows):
     if 0 < labels.sum() < rows:
         p = torch.softmax(torch.tensor(outputs), 1)[:, 1].numpy()
         assert of["auroc"](outputs, labels) == pytest.approx(sk.roc_auc_score(labels, p))
+
+
+def guesses_of(kind, rng, rows):
+    """Return outputs, targets, and for scikit-learn the truths and guesses of some rows."""
+    if kind == "labels":
+        outputs, truth = rng.normal(size=(rows, 3)), rng.random((rows, 3)) > 0.5
+        return outputs, truth.astype(float), lambda at: (truth[at], outputs[at] > 0)
+    if kind in ("label", "mask"):
+        shape = (rows, 1) if kind == "label" else (rows, 1, 4, 5)
+        outputs, truth = rng.normal(size=shape), rng.random(shape) > 0.5
+        return outputs, truth.astype(float), lambda at: (truth[at].ravel(), outputs[at].ravel() > 0)
+    shape = {"classes": (rows,), "tokens": (rows, 4), "pixels": (rows, 20, 20)}[kind]
+    outputs, truth = rng.normal(size=(rows, 5, *shape[1:])), rng.integers(0, 5, shape)
+    if kind != "classes":
+        truth[rng.random(shape) > 0.8] = -100
+    guess = outputs.argmax(1)
+    return outputs, truth, lambda at: (truth[at][truth[at] >= 0], guess[at][truth[at] >= 0])
+
+
+class Rows(torch.nn.Module):
+    """Returns the outputs of the rows that it is asked for."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.register_buffer("outputs", torch.tensor(outputs))
+
+    def forward(self, x):
+        return self.outputs[x[:, 0].long()]
+
+
+@pytest.mark.parametrize("kind", ["classes", "tokens", "pixels", "labels", "label", "mask"])
+@given(seed=st.integers(0, 10_000), rows=st.integers(1, 300))
+def test_counts_by_class_give_scikit_learns_figures_and_outputs_are_not_kept(kind, seed, rows):
+    outputs, targets, pairs = guesses_of(kind, np.random.default_rng(seed), rows)
+    x = torch.arange(rows, dtype=torch.float32).unsqueeze(1)
+    model, measured = Rows(outputs), metrics_of("f1-macro,iou,accuracy")
+    loss = loss_of("bce" if targets.dtype.kind == "f" else "cross-entropy")
+    score = evaluate(model, model.state_dict(), x, torch.tensor(targets), loss, measured)
+    assert score.outputs is None
+    assert score.by_class is not None
+    assert score.by_class.nbytes <= rows * 3 * score.by_class.shape[2] * (4 if kind == "pixels" else 1)
+    cut = rows // 3
+    by_client = score.by_client(np.array([0, cut, rows]))
+    for name, function in (("f1-macro", sk.f1_score), ("iou", sk.jaccard_score)):
+        for client, at in enumerate((slice(0, cut), slice(cut, rows))):
+            if len(pairs(at)[0]):
+                expected = function(*pairs(at), average="macro", zero_division=0)
+                assert by_client[name][client] == pytest.approx(expected)
+        if len(pairs(slice(None))[0]):
+            expected = function(*pairs(slice(None)), average="macro", zero_division=0)
+            assert score.values()[name] == pytest.approx(expected)
 
 
 def test_an_undefined_area_is_no_number():
