@@ -16,11 +16,13 @@ from tests.waiting import wait_until
 
 ROUNDS, STEPS, SECONDS = 7, 3, 800.0
 
-# λ = 0: what a client keeps is then the work of its own tasks alone, whatever became of the global model meanwhile.
+# What a client keeps is the work of its own tasks alone, whatever became of the global model meanwhile.
+ALONE = {
+    "a model": {"strategy": "ditto", "ditto-lambda": 0.0},
+    "all layers": {"strategy": "fedavg", "personal": "*"},
+}
 CONFIG = {
     **KEYS,
-    "strategy": "ditto",
-    "ditto-lambda": 0.0,
     "test-on": "own",
     "client-evaluation": True,
     "local-steps": STEPS,
@@ -36,14 +38,15 @@ NODES = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(tmp_path_factory, repository):
+@pytest.mark.parametrize("kept", ALONE)
+def test_what_a_client_keeps_goes_on_after_a_supernode_was_started_anew(tmp_path_factory, repository, kept):
     folder = tmp_path_factory.mktemp("p")
     path, log = folder / "results" / "run", folder / "run.log"
     metrics = path / "metrics.jsonl"
     with LocalDeployment(folder / "d", NODES) as deployment:
         deployment.start()
         with log.open("wb") as output:
-            config = {**CONFIG, "results-dir": str(folder / "results")}
+            config = {**CONFIG, **ALONE[kept], "results-dir": str(folder / "results")}
             process = deployment.start_run(repository, config, stdout=output, stderr=output)
         wait_until(
             lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3, log.read_text, SECONDS
@@ -62,8 +65,8 @@ def test_dittos_own_models_go_on_after_a_supernode_was_started_anew(tmp_path_fac
     assert 2 <= before < done[0], "nothing was trained on one side of the restart"
     for i in range(2):
         (file,) = (folder / "d" / f"device-{i}" / "superexec" / "state").iterdir()
-        kept = context_from_bytes(file.read_bytes()).state[RECORD]
-        own = np.c_[kept["1.weight"].numpy(), kept["1.bias"].numpy()]  # type: ignore[index, call-overload]
+        arrays = context_from_bytes(file.read_bytes()).state[RECORD]
+        own = np.c_[arrays["1.weight"].numpy(), arrays["1.bias"].numpy()]  # type: ignore[index, call-overload]
         # A task whose reply was lost on its way has been done, too.
         tried = [
             problem.descend(i, np.zeros((10, 65)), STEPS * int(done[i] + lost), l2=0.01) for lost in (0, 1)
