@@ -1,5 +1,6 @@
 """Adapters of peft on a transformer of transformers: engines agree, and what is frozen stays to the last bit."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,9 @@ def test_adapters_of_a_trained_model_go_on_with_fedbuff(tmp_path):
         assert np.array_equal(value, kept)  # type: ignore[arg-type]
     adapters = [name for name in after if "lora_" in name]
     assert sum(after[name].size for name in adapters) == 8192
+    page = (Path(__file__).parents[2] / "docs/text.md").read_text("utf-8")
+    for run, updates in ((whole, 3 * 2), (runs[0], 2 * 4)):
+        assert f"takes {run.summary['bytes-up'] / updates / 1000:.1f} kB" in page
     first, last = runs[0].metrics["perplexity"].iloc[[0, -1]]
     assert last < first == pytest.approx(whole.summary["perplexity"])
 
