@@ -147,6 +147,20 @@ def test_without_rounds_ray_is_refused_before_there_is_a_folder(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.ci
+@pytest.mark.thorough
+def test_clients_on_ray_keep_what_they_keep_one_by_one(simulate):
+    config = {"personal": "3.*", "personal-epochs": 1, "num-server-rounds": 3, "test-on": "own"}
+    ray, sequential = (simulate(config, engine=engine) for engine in ("ray", "sequential"))
+    assert ray.returncode == 0, ray.output
+    assert ray.model == sequential.model
+    for line, like in zip(lines_of(ray.path), lines_of(sequential.path), strict=True):
+        assert [line.get(name) for name in ("personal-loss", "bytes-up", "bytes-down")] == [
+            like.get(name) for name in ("personal-loss", "bytes-up", "bytes-down")
+        ]
+    assert lines_of(ray.path)[-1]["personal-loss"] < lines_of(ray.path)[1]["personal-loss"]
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
 def test_a_resumed_run_has_what_clients_kept(tmp_path, strategy):
     keys: dict[str, Any] = {
