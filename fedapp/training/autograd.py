@@ -4,7 +4,7 @@ Ragged clients of a batch are padded, and a mask says which examples are real.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import repeat
@@ -43,9 +43,6 @@ class BatchLoss(Protocol):
     def __call__(self, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None) -> Tensor: ...
 
 
-Gradient = Callable[[BatchLoss, Parameters, Tensor, Tensor, Tensor | None], tuple[Tensors, Tensor]]
-
-
 def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters, precision: Precision = "fp32") -> BatchLoss:
     """Return the mean loss of a batch as a function of what is trained; buffers in ``fixed`` are kept up to date."""
 
@@ -76,25 +73,21 @@ def _up_to_date(name: str, value: Tensor, found: Tensor, *, in_place: bool) -> T
     return found.detach().to(value, copy=True)  # of the same type, and no part of the data
 
 
-def plain_gradient(
-    loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
+def _gradient(
+    loss: BatchLoss, x: Tensor, y: Tensor, mask: Tensor | None, point: Tensors
 ) -> tuple[Tensors, Tensor]:
-    """Gradient and value by torch.autograd: the fastest for one client.
+    """Return gradient and value at a point.
 
     What the loss of a batch doesn't depend on, such as a layer that is left out at random, has gradient 0.
     """
-    leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    leaves = {name: value.detach().requires_grad_() for name, value in point.named.items()}
     value = loss(leaves, x, y, mask)
+    return Tensors(_by_leaves(value, leaves)), value.detach()
+
+
+def _by_leaves(value: Tensor, leaves: Parameters) -> Parameters:
     gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return Tensors(dict(zip(leaves, gradients, strict=True))), value.detach()
-
-
-def functional_gradient(
-    loss: BatchLoss, parameters: Parameters, x: Tensor, y: Tensor, mask: Tensor | None
-) -> tuple[Tensors, Tensor]:
-    """Gradient and value by torch.func: works under vmap over clients."""
-    gradients, value = torch.func.grad_and_value(loss)(parameters, x, y, mask)
-    return Tensors(gradients), value
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def train(
@@ -109,7 +102,6 @@ def train(
     anchor: Parameters | None = None,
     neighbours: Parameters | None = None,
     constant: Parameters | None = None,
-    gradient: Gradient = plain_gradient,
     move: Move | None = None,
     changes: Iterable[Change] | None = None,
 ) -> tuple[Parameters, Tensor]:
@@ -133,8 +125,6 @@ def train(
         What ``alpha`` pulls towards; by default ``start``.
     neighbours, constant : dict of str to Tensor, optional
         u, the neighbour average, without which ``rule.beta`` < 1 is a ValueError; h, added to every gradient.
-    gradient : Gradient
-        ``plain_gradient``, or ``functional_gradient`` under vmap.
     move : callable, optional
         An optimizer's, in place of w ← w − γ v.
     changes : iterable of Change, optional
@@ -153,7 +143,7 @@ def train(
     for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
         # A step that is all padding must not move the model by momentum, λ, α or h either.
         active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
-        batch = partial(_gradient, gradient, loss, _changed(x, rows, change), y[rows], mask)
+        batch = partial(_gradient, loss, _changed(x, rows, change), y[rows], mask)
         velocity, value = step(rule, w, anchors, batch, lr * active, velocity, move)
         total, count = total + value * active, count + active
     return w.named, total / count.clamp(min=1)
@@ -168,12 +158,6 @@ def _changed(x: Tensor, rows: Tensor | slice, change: Change | None) -> Tensor:
 
 def _or_none(changes: Iterable[Change] | None) -> Iterable[Change | None]:
     return repeat(None) if changes is None else changes
-
-
-def _gradient(
-    gradient: Gradient, loss: BatchLoss, x: Tensor, y: Tensor, mask: Tensor | None, point: Tensors
-) -> tuple[Tensors, Tensor]:
-    return gradient(loss, point.named, x, y, mask)
 
 
 def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
@@ -248,8 +232,7 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     dict of str to Tensor, Tensor
         The trained parameters, each (G, ...), and the losses averaged over each client's steps, (G,).
     """
-    first = tasks[0]
-    device = first.x.device
+    first, device = tasks[0], tasks[0].x.device
     steps = max(len(task.batches) for task in tasks)
     width = max(task.batches.indices.shape[1] for task in tasks)
     padded = [task.batches.padded(steps, width) for task in tasks]
@@ -258,39 +241,46 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     mask = torch.from_numpy(np.stack([mask for _, mask in padded])).to(device)
     lr = torch.tensor([task.lr for task in tasks], device=device)
     drawn = [task.augmentation.padded(steps, width) for task in tasks if task.augmentation is not None]
-    changed = tuple(torch.from_numpy(np.stack(each)).to(device) for each in zip(*drawn, strict=True))
+    changed = [torch.from_numpy(np.stack(each)).to(device) for each in zip(*drawn, strict=True)]
 
-    def one(
-        start: Parameters,
-        rows: Tensor,
-        mask: Tensor,
-        lr: Tensor,
-        changed: tuple[Tensor, ...],
-        beside: Mapping[str, Parameters],
-    ) -> tuple[Parameters, Tensor]:
-        fixed, anchors = beside["fixed"], {name: beside[name] for name in beside if name != "fixed"}
-        batches: Iterable[tuple[Tensor, Tensor]] = zip(rows.unbind(0), mask.unbind(0), strict=True)
-        return train(
-            batch_loss(trainee, first.loss, fixed),
-            start,
-            first.x,
-            first.y,
-            batches,
-            lr,
-            first.rule,
-            **anchors,
-            gradient=functional_gradient,
-            move=first.optimizer.begin(),
-            changes=zip(changed[0].unbind(0), changed[1].unbind(0), strict=True) if changed else None,
-        )
+    def stacked(name: str) -> Stack | None:
+        unread = getattr(first, name) is None or (name == "neighbours" and first.rule.beta == 1)
+        return None if unread else Stack.of([getattr(task, name) for task in tasks])
 
-    starts = Stack.of([task.start for task in tasks])
-    beside = {"fixed": Stack.of([dict(task.fixed) for task in tasks]).named}
-    for name in ("anchor", "neighbours", "constant"):
-        if getattr(first, name) is not None and (name != "neighbours" or first.rule.beta != 1):
-            beside[name] = Stack.of([getattr(task, name) for task in tasks]).named
+    w = Stack.of([task.start for task in tasks])
+    sent = stacked("anchor") or Stack({name: value.clone() for name, value in w.named.items()})
+    anchors = Anchors(sent, stacked("neighbours"), stacked("constant"))
+    fixed = Stack.of([dict(task.fixed) for task in tasks]).named
+    move, velocity = first.optimizer.begin(), None
+    total, count = torch.zeros(len(tasks), device=device), torch.zeros(len(tasks), device=device)
     with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
-        trained: tuple[Parameters, Tensor] = torch.func.vmap(one)(
-            starts.named, rows, mask, lr, changed, beside
-        )
-    return trained
+
+        def loss_of(own: Parameters, fixed: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+            return batch_loss(trainee, first.loss, fixed)(own, x, y, mask)
+
+        for step_rows, step_mask, *change in zip(
+            rows.unbind(1), mask.unbind(1), *(each.unbind(1) for each in changed), strict=True
+        ):
+            # A client whose step is all padding doesn't move by momentum, λ, α or h either.
+            active = (step_mask.sum(1) > 0).to(lr.dtype)
+            x = first.x[step_rows]
+            if change:
+                images = augmented(x.flatten(0, 1), *(each.flatten(0, 1) for each in change))
+                x = images.reshape(x.shape).contiguous()  # as a model that uses ``view`` wants them
+            batch = partial(_gradients, loss_of, fixed, x, first.y[step_rows], step_mask)
+            velocity, losses = step(first.rule, w, anchors, batch, lr * active, velocity, move)
+            total, count = total + losses * active, count + active
+    return {**w.named, **fixed}, total / count.clamp(min=1)
+
+
+def _gradients(
+    loss_of: Callable[..., Tensor], fixed: Parameters, x: Tensor, y: Tensor, mask: Tensor, point: Stack
+) -> tuple[Stack, Tensor]:
+    """Return the gradients (G, ...) and losses (G,) of a batch (G, B, ...) of each client.
+
+    The forward pass is under ``vmap``. The backward pass goes through what PyTorch has noted of it, the products of
+    all clients at once, and needs none: no client's loss depends on another's parameters.
+    """
+    leaves = {name: value.detach().requires_grad_() for name, value in point.named.items()}
+    losses: Tensor = torch.func.vmap(loss_of)(leaves, fixed, x, y, mask)
+    return Stack(_by_leaves(losses.sum(), leaves)), losses.detach()

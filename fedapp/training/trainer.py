@@ -5,12 +5,14 @@
 - **vmapped**: other models under ``torch.func.vmap``, ragged clients padded and masked, where that works;
 - **single**: one client after the other. Both by automatic differentiation (``fedapp.training.autograd``).
 
-On a CPU convolutions and LSTMs are trained singly: batched over clients they are several times slower. On a GPU,
-where the launch of a small kernel costs more than the kernel, they are vmapped. The choice follows from task and
-device alone, never from a stopwatch, so that it is the same in every run. Neither what is in a chunk nor any result
-depends on the number of threads.
+On a CPU convolutions and LSTMs are trained singly: batched over clients they are several times slower. What gains
+there is a frozen net with adapters in short steps: a product with frozen weights is then one for all clients. On a
+GPU, where the launch of a small kernel costs more than the kernel, all these are vmapped. The choice follows from
+task and device alone, never from a stopwatch, so that it is the same in every run. Neither what is in a chunk nor any
+result depends on the number of threads.
 """
 
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +24,8 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from fedapp.names import Way
 from fedapp.training.autograd import train_single, train_vmapped
@@ -40,7 +43,9 @@ def way_of(task: LocalTask) -> Way:
     on_cpu = task.x.device.type == "cpu"
     if can("stacked", task):
         return "dual" if on_cpu and is_dual_faster(task) and can("dual", task) else "stacked"
-    return "single" if on_cpu or not can("vmapped", task) else "vmapped"
+    if on_cpu and not is_vmap_faster(task):
+        return "single"
+    return "vmapped" if can("vmapped", task) else "single"
 
 
 def can(way: Way, task: LocalTask) -> bool:
@@ -111,6 +116,26 @@ class Costs:
         products = (0.75 + 0.025 * self.k) * self.seen * self.n
         once = (1.2 + 0.03 * self.k) * self.n * self.d
         return products + once + (50_000.0 * self.layers + 2.0 * self.k * self.n) * self.steps
+
+
+# Multiplications of a step, for each array of weights, up to which calling PyTorch takes a good part of the step.
+BRIEF = 700_000
+
+
+def is_vmap_faster(task: LocalTask) -> bool:
+    """Say whether a CPU trains several such tasks faster at once: half of the net is frozen, and steps are short.
+
+    Frozen arrays are there once, whatever the number of clients, and their products are taken once for all of them.
+    """
+    modules, weights = list(task.model.modules()), list(task.model.parameters())
+    if any(isinstance(module, _ConvNd) for module in modules):
+        return False
+    number = sum(value.numel() for value in weights)
+    if 2 * sum(value.numel() for value in (*task.start.values(), *task.fixed.values())) > number:
+        return False
+    by_token = any(isinstance(module, nn.Embedding) for module in modules)
+    positions = math.prod(task.x.shape[1:] if by_token else task.x.shape[1:-1])
+    return bool(task.batches.indices.shape[1] * positions * number <= BRIEF * len(weights))
 
 
 def is_dual_faster(task: LocalTask) -> bool:

@@ -1,6 +1,7 @@
 """Whether a module can be trained under ``torch.func.vmap``, many clients at once: by trying it."""
 
 import logging
+import warnings
 import weakref
 
 import numpy as np
@@ -37,6 +38,10 @@ def trains_under_vmap(task: LocalTask) -> bool:
 
 
 def _try(task: LocalTask) -> bool:
+    # Of attention on a CPU, which then goes from client to client.
+    warnings.filterwarnings(
+        "ignore", message="There is a performance drop because we have not yet implemented"
+    )
     if any(isinstance(module, nn.RNNBase) for module in task.model.modules()):
         return False  # vmap has no rule for recurrent layers: it would loop over the clients
     x, y = (torch.cat([rows[task.rows][:3]] * 3)[:3] for rows in (task.x, task.y))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from custom import pictures
+from custom import pictures, text
 from fedapp import client_app, server
 from fedapp.api.values import load_config
 from fedapp.engine.sequential import SequentialGrid
@@ -23,11 +23,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "loss": own_models.of_heads,
         "metrics": own_models.hits,
     },
+    "adapters": {"dataset": text.load, "model": text.with_adapters},
 }
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_vmap_as_one_by_one(kind, tmp_path, monkeypatch):
+    if kind == "adapters":
+        pytest.importorskip("peft", reason="peft isn't installed")
+        pytest.importorskip("transformers", reason="transformers isn't installed")
     together: list[int] = []
 
     def counted(tasks: Any) -> Any:
@@ -45,7 +50,12 @@ def test_under_vmap_as_one_by_one(kind, tmp_path, monkeypatch):
     paths = []
     for name, grid in (
         ("one", SequentialGrid(client_app.app, CLIENTS)),
-        ("all", VectorizedGrid(client_app.app, CLIENTS, trainer.Trainer("vmapped", 1))),
+        (
+            "all",
+            VectorizedGrid(
+                client_app.app, CLIENTS, trainer.Trainer(None if kind == "adapters" else "vmapped", 1)
+            ),
+        ),
     ):
         config = load_config({**KINDS[kind], **given, "run_name": name})
         paths.append(server.run(grid, server.prepare(config, CLIENTS)).path)

@@ -152,6 +152,21 @@ def test_the_way_follows_from_task_and_device(name, on_cpu, on_gpu):
     assert way_of(replace(task, x=SimpleNamespace(device=torch.device("cuda")))) == on_gpu
 
 
+def test_a_cpu_trains_adapters_of_a_frozen_net_at_once_in_short_steps_alone():
+    frozen = nn.Linear(64, 384).requires_grad_(False)
+    model = nn.Sequential(nn.Flatten(), frozen, nn.Tanh(), nn.Linear(384, 10)).eval()
+    batches = plan_batches(80, batch_size=8, epochs=1, steps=0, rng=task_rng(0, 0, 1))
+    start = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    task = LocalTask(model, start, torch.randn(80, 64), torch.arange(80) % 10, 0, batches, 0.1, PLAIN)
+    assert way_of(task) == "vmapped"
+    assert way_of(replace(task, precision="bf16")) == "single"
+    longer = Batches(np.tile(batches.indices, 20), 20 * batches.sizes, 80)
+    assert way_of(replace(task, batches=longer)) == "single"
+    whole = {name: value.detach() for name, value in model.named_parameters()}
+    assert way_of(replace(task, start=whole)) == "single"
+    assert way_of(replace(task, fixed={name: whole[name] for name in whole if name not in start})) == "single"
+
+
 def test_what_has_no_dual_form_is_stacked():
     (task,) = tasks_of("wide", ALL, sizes=(80,), epochs=10, batch=80)
     assert way_of(task) == "dual"
