@@ -62,7 +62,8 @@ def main(
         int | None, typer.Option(min=1002, help="aggregations of W4; default: 20,000, on Ray 2,500")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=1, help="runs of each contender; default: W1, W2 3, W3, W5 2, others 1")
+        int | None,
+        typer.Option(min=1, help="runs of each contender; default: W1, W2 3, W3, W5, W6 2, others 1"),
     ] = None,
     max_clients: Annotated[
         int, typer.Option(min=SCALES[0], help=f"most clients of {SCALING} and {SMALL}")

@@ -7,12 +7,11 @@ import heapq
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from strategies import streams
 from strategies.timing.time_scenario import TimeScenario
-from studies.benchmarks.job import Job, Log, accuracy, load_rows
+from studies.benchmarks.job import Job, Log, accuracy, cross_entropy, load_rows
 
 State = dict[str, Tensor]
 
@@ -79,25 +78,31 @@ class Loop:
         return self.log
 
     def train(self, state: State, client: int) -> State:
-        """Train one client for one epoch; return the model's own parameters, which the next client overwrites."""
-        self.model.load_state_dict(state)
+        """Train one client for one epoch; return the model's own arrays, which the next client overwrites."""
+        self.model.load_state_dict(state, strict=False)
         optimizer = torch.optim.SGD(self.model.parameters(), lr=self.job.lr)
         rows = slice(self.bounds[client], self.bounds[client + 1])
         x, y = self.x[rows], self.y[rows]
         for batch in torch.from_numpy(self.rng.permutation(len(x))).split(self.job.batch_size):
             optimizer.zero_grad()
-            F.cross_entropy(self.model(x[batch]), y[batch]).backward()
+            cross_entropy(self.model(x[batch]), y[batch]).backward()
             optimizer.step()
-        return self.model.state_dict()
+        return moving(self.model)
 
     def evaluate(self, number: int, state: State) -> None:
         """Note the accuracy of a model, if it is due."""
         if self.job.evaluates(number):
-            self.model.load_state_dict(state)
+            self.model.load_state_dict(state, strict=False)
             self.log.accuracy[number] = accuracy(self.model.eval(), self.x_test, self.y_test)
             self.model.train()
 
 
+def moving(model: nn.Module) -> State:
+    """Return the model's arrays, but for those that are frozen."""
+    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
+    return {name: value for name, value in model.state_dict().items() if name not in frozen}
+
+
 def copy_of(model: nn.Module) -> State:
-    """Return the model's parameters, apart from it."""
-    return {name: value.clone() for name, value in model.state_dict().items()}
+    """Return the same, apart from the model."""
+    return {name: value.clone() for name, value in moving(model).items()}

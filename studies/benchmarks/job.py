@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedapp.data.arrays import channels_first
@@ -103,15 +104,20 @@ class Log:
 
 
 def load_rows(path: str, part: str) -> tuple[Tensor, Tensor]:
-    """Return inputs (N, C, H, W) float32 and labels (N,) of ``train`` or ``test``, in the order of the file."""
+    """Return inputs, images (N, C, H, W) or tokens (N, T), float32, and labels of ``train`` or ``test``."""
     with np.load(path) as arrays:
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-    inputs = torch.from_numpy(channels_first(x).astype(np.float32, order="C"))
+    inputs = torch.from_numpy((channels_first(x) if x.ndim > 2 else x).astype(np.float32, order="C"))
     return inputs.div_(255) if x.dtype == np.uint8 else inputs, torch.from_numpy(y.astype(np.int64))
 
 
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean loss of labels (B,), or of tokens (B, T), with the classes in the last axis of the logits."""
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Share of the rows whose largest logit is the label's."""
+    """Share of the labels, or tokens, whose logit is the largest."""
     with torch.no_grad():
-        hits = [(model(a).argmax(1) == b).sum() for a, b in zip(x.split(1000), y.split(1000), strict=True)]
-    return float(sum(hits)) / len(y)
+        hits = [(model(a).argmax(-1) == b).sum() for a, b in zip(x.split(1000), y.split(1000), strict=True)]
+    return float(sum(hits)) / y.numel()

@@ -178,6 +178,19 @@ WORKLOADS = {
             without=("stock", "simulate", "vmap", "jax", "batched", *ASYNCHRONOUS),
             evaluate_every=10,
         ),
+        Workload(
+            "W6",
+            "LoRA (peft) on a transformer of two layers, 50 of 50 clients",
+            "letters",
+            "custom.text:with_adapters",
+            num_clients=50,
+            participants=50,
+            batch_size=4,
+            lr=1.0,
+            rounds=8,
+            repeats=2,
+            without=("stock", "simulate", "vmap", "jax", "batched", "pfl", *ASYNCHRONOUS),
+        ),
     )
 }
 
@@ -258,14 +271,14 @@ class Data:
             self.own[fits[0]] = images.absolute()
 
     def path(self, name: str) -> Path:
-        """Return the file of ``images``, ``colour``, ``digits``, or N rows: ``images-N``, ``small-images-N``."""
+        """Return the file of a name, such as ``digits``, or of N rows: ``images-N``, ``small-images-N``."""
         if name in self.own:
             return self.own[name]
         path = self.folder / f"{name}.npz"
         if not path.exists():
             kind, _, number = name.rpartition("-") if name[-1].isdigit() else (name, "", "")
-            if kind == "digits":
-                arrays = digits()
+            if kind in (own := {"digits": digits, "letters": letters}):
+                arrays = own[kind]()
             else:
                 shape, num_train = GENERATED[kind]
                 arrays = images(int(number or num_train), 10_000, shape=shape)
@@ -314,6 +327,20 @@ def digits() -> dict[str, NDArray[np.generic]]:
     order = streams.generator(0, "sorted-rows").permutation(len(source.target))
     arrays = _split((source.images[order] / 16).astype(np.float32), source.target[order], 1_000)
     return {**arrays, "group_train": np.arange(1_000), "group_test": np.arange(797)}
+
+
+def letters() -> dict[str, NDArray[np.generic]]:
+    """Return sequences of 32 of 96 tokens, and the token after each: 1,600 rows to train on, 200 to test on.
+
+    After each token comes one of two, of which one is three times as likely: what is right three times in four.
+    """
+    rng = streams.generator(0, "made-up-rows")
+    after = np.stack([rng.permutation(96), rng.permutation(96)])
+    tokens = np.empty((1_800, 33), np.int64)
+    tokens[:, 0] = rng.integers(96, size=1_800)
+    for place in range(1, 33):
+        tokens[:, place] = after[(rng.random(1_800) < 0.25).astype(int), tokens[:, place - 1]]
+    return _split(tokens[:, :-1], tokens[:, 1:], 1_600)
 
 
 def _split(x: NDArray[np.generic], y: NDArray[np.int64], num_train: int) -> dict[str, NDArray[np.generic]]:

@@ -18,7 +18,7 @@ from studies.benchmarks.job import Job, Log, load_rows
 from studies.benchmarks.measure import ContenderError, Measurement, descendants, measure, resident, summarise
 from studies.benchmarks.report import draw, markdown, tables, write_results
 from studies.benchmarks.results import REFERENCES, differences, report, rows_of
-from studies.benchmarks.workloads import CONTENDERS, WORKLOADS, Data, digits, images, scaled
+from studies.benchmarks.workloads import CONTENDERS, WORKLOADS, Data, digits, images, letters, scaled
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_whole_benchmark(repository: Path, image_file: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, W5, scaling, small"),
+        ("--workloads", "W1,W9", "'W9': allowed are W1, W2, W3, W4, W5, W6, scaling, small"),
         (
             "--contenders",
             "tf",
@@ -96,6 +96,21 @@ def test_contenders_that_share_rows_agree(tmp_path: Path) -> None:
     }
     assert set(found["bare"].accuracy) == {1_100}
     assert found["bare"].accuracy == found["sequential"].accuracy
+
+
+@pytest.mark.thorough
+def test_adapters_are_trained_alike_by_a_loop_and_by_this_app(tmp_path: Path) -> None:
+    """Each client has one batch: the mean of all clients' steps is that of all rows, whoever has which."""
+    arrays = letters()
+    cut = {name: rows[:200] for name, rows in arrays.items()}
+    np.savez(tmp_path / "letters.npz", **cut)  # type: ignore[arg-type]
+    workload = WORKLOADS["W6"].with_rounds(16)
+    found = [
+        measure(name, workload.job(of, tmp_path / "letters.npz"), workload.warmup, timeout=280).accuracy[16]
+        for name, of in (("bare", "bare-1"), ("vectorized", "vectorized"))
+    ]
+    assert found[0] == pytest.approx(found[1], abs=2e-3)
+    assert found[0] > 0.05  # chance is 0.01
 
 
 @pytest.mark.thorough
