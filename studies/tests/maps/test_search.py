@@ -77,15 +77,15 @@ def test_tries_are_drawn_once_all_different_and_the_same_for_all_methods_with_th
 
 
 def test_half_of_the_tries_go_on_to_each_next_seed():
-    one = plan()
+    one = plan(tuning={**SEARCHED["tuning"], "search": {"tries": 5}})
     drawn = candidates(one, "small", "avg")
-    heights = dict(zip(drawn, [0.5, 0.8, 0.7, 0.6], strict=True))
+    heights = dict(zip(drawn, [0.5, 0.8, 0.7, 0.6, 0.4], strict=True))
     _, order = made(one, "avg", lambda values, seed: heights.get(tuple(values.items()), 0.1))
-    assert order[:4] == [(each, 7) for each in drawn]
-    assert order[4:6] == [(drawn[1], 8), (drawn[2], 8)]
-    assert order[6] == (drawn[1], 9)
+    assert order[:5] == [(each, 7) for each in drawn]
+    assert order[5:8] == [(drawn[1], 8), (drawn[2], 8), (drawn[3], 8)]
+    assert order[8:10] == [(drawn[1], 9), (drawn[2], 9)]
     walk = order[
-        7:
+        10:
     ]  # four neighbours, of which those that were tried on seed 7 aren't tried again; none is ahead
     assert {seed for _, seed in walk} == {7}
     assert not {each for each, _ in walk} & set(drawn)
