@@ -247,7 +247,7 @@ class RoundAggregation:
             if each.error is not None:
                 self._leave_out(client, each.error, reply)
             elif model is not None and reply is not None:
-                aggregator.run.any_moved = aggregator.run.any_moved or model.square > 0
+                aggregator.run.any_moved = aggregator.run.any_moved or model.moved
                 aggregator.receiver.look_at(
                     client, reply, [*current.companions, *aggregator.selection.asks(client)]
                 )

@@ -14,6 +14,7 @@ from strategies.updates.aggregation import WeightedSum
 from strategies.updates.chain import Check, ModelInReply
 from strategies.updates.safeguards import Safeguards
 
+SINGLE = 4  # bytes of a float
 HELD = 64 << 20  # bytes of replies that wait for each other, at most, where one block of clients has fewer
 
 
@@ -57,6 +58,8 @@ class InOnePass:
         whole = total.block * max(check.layout.num_bytes, 1)
         self.batches = list(self._cut(total.block * max(HELD // whole, 1)))
         self._base_norm = _norm(current.model)
+        floats = [dtype for dtype in check.layout.dtypes if dtype.kind == "f"]
+        self._measures = guards.learns_norms or any(dtype.itemsize > SINGLE for dtype in floats)
 
     def _cut(self, at_once: int) -> Iterator[range]:
         """Yield the batches, of whole blocks of clients; lost tasks aren't in a block."""
@@ -112,15 +115,16 @@ class InOnePass:
                 each.model = self._check.in_reply(client, replies.get(each.place), base)
             except ArraysMismatchError as error:
                 each.error = error
-        self._attempt(added, weights)
+        if not self._attempt(added, weights, measure=self._measures):
+            self._attempt(added, weights)
         if self._refuse(added, replies):
             self._attempt(added, weights)
         return added
 
-    def _attempt(self, added: Sequence[Added], weights: Sequence[float]) -> None:
+    def _attempt(self, added: Sequence[Added], weights: Sequence[float], *, measure: bool = True) -> bool:
         present = [each for each in added if self._client(each).index not in self._current.lost]
         models = [None if each.model is None else (weights[each.place], each.model) for each in present]
-        self._total.attempt(self._check.layout.spans, models)
+        return self._total.attempt(self._check.layout.spans, models, measure=measure)
 
     def _refuse(self, added: Sequence[Added], replies: Mapping[int, Message]) -> bool:
         """Take out the models whose values are invalid, and return whether there is any."""

@@ -7,7 +7,7 @@ Rules here get updates instead of models: the result is the same, and difference
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import frexp, inf, isfinite, ldexp, sqrt
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +24,8 @@ from strategies.updates.safeguards import bounded, moved_by
 MEAN = "mean"
 _NOTHING: Vector = np.empty(0)
 _UPDATE = "update"
-CHUNK = 2 * BLOCK  # values of a model that are worked on at once: the L2 cache holds them with w̄ and the sums
+ORDINARY = 1e18  # norm of an update that is far too long to be one, and far below what makes a model invalid
+CHUNK = 4 * BLOCK  # values of a model that are worked on at once: the L2 cache holds them with w̄ and the sums
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,16 @@ class WeightedSum:
         self.squares += self._block_squares
         self._begun, self._block_squares, self._left = False, 0.0, self.block
 
-    def attempt(self, spans: Sequence[slice], models: Sequence[tuple[float, ModelInReply] | None]) -> None:
+    def attempt(
+        self,
+        spans: Sequence[slice],
+        models: Sequence[tuple[float, ModelInReply] | None],
+        *,
+        measure: bool = True,
+    ) -> bool:
         """Compute the sum with models that are still in their replies; ``keep`` makes it the sum.
+
+        Return what ``add_models`` returns: False if it must be tried again, with ``measure``.
 
         Parameters
         ----------
@@ -206,8 +215,10 @@ class WeightedSum:
         cut = [models[start : start + self.block] for start in range(0, len(models), self.block)]
         blocks = [[each for each in block if each is not None] for block in cut]
         self._attempted = [weight for block in blocks for weight, _ in block]
-        if self._attempted:
-            add_models(self.total, self._second, spans, [block for block in blocks if block])
+        if not self._attempted:
+            return True
+        there = [block for block in blocks if block]
+        return add_models(self.total, self._second, spans, there, measure=measure)
 
     def keep(self) -> None:
         """Add the models of the last ``attempt`` to the sum."""
@@ -336,59 +347,84 @@ def add_models(
     out: Vector,
     spans: Sequence[slice],
     blocks: Sequence[Sequence[tuple[float, ModelInReply]]],
-) -> None:
+    *,
+    measure: bool = True,
+) -> bool:
     """Write to ``out`` (D,) the sum of ``total`` (D,) and blocks of d_i Δ_i; each block is summed first.
+
+    Without ``measure`` no norm is computed, which would take a pass of its own. The weights are then multiplied by a
+    power of two, 2^k, by which any d_i Δ_i with a value above ``ORDINARY`` / √D overflows, and so its block's sum: no
+    other update can cancel an infinite value. The sum is divided by 2^k again; both are exact, so that the bits of
+    the sum are the same.
 
     Parameters
     ----------
     spans : sequence of slice
         Where each array is in a vector (D,).
     blocks : sequence of sequence of (float, ModelInReply)
-        The weights d_i and models of each block, none of them empty; ``square`` of the models is set.
+        The weights d_i and models of each block, none of them empty; ``moved`` of the models is set, and ``square``,
+        without ``measure`` to an upper bound.
+    measure : bool
+        Whether norms are computed. Otherwise arrays of floats have at most 32 bits, so that no product is subnormal.
+
+    Returns
+    -------
+    bool
+        Whether the squares are known; if not, ``out`` is of no use, and norms must be computed.
     """
+    power = 0 if measure else _power_of_two([weight for block in blocks for weight, _ in block], len(total))
+    if power is None:
+        return False
+    up, down, known = ldexp(1.0, power), ldexp(1.0, -power), True
     for block in blocks:
         for _, model in block:
-            model.square = 0.0
-    delta, summed = np.empty(min(CHUNK, len(total))), np.empty(min(CHUNK, len(total)))
-    with np.errstate(over="ignore", invalid="ignore"):  # what isn't finite shows in the square
+            model.square = 0.0 if measure else ORDINARY**2
+            model.moved = False
+    length = min(CHUNK, len(total))
+    delta, summed = np.empty(length), np.empty(length if len(blocks) > 1 else 0)
+    with np.errstate(over="ignore", invalid="ignore"):  # what isn't finite shows in the square, or in the sum
         for chunk, pieces in _chunks(len(total), spans):
             before, after = total[chunk], out[chunk]
-            update, block_sum = delta[: len(after)], summed[: len(after)]
-            parts = [update[start : start + BLOCK] for start in range(0, len(update), BLOCK)]
-            for block in blocks:
-                for place, (weight, model) in enumerate(block):
-                    _read_update(model, chunk, pieces, update, parts)
-                    if place:
-                        update *= weight
+            update = delta[: len(after)]
+            cuts = [slice(start, start + BLOCK) for start in range(0, len(update), BLOCK)]
+            parts, places = [update[cut] for cut in cuts], [(a, part, update[at]) for a, part, at in pieces]
+            for place, block in enumerate(blocks):
+                block_sum = summed[: len(after)] if place else after
+                for number, (weight, model) in enumerate(block):
+                    arrays, base = model.arrays, model.base[chunk]
+                    for array, inside, part in places:
+                        part[:] = arrays[array][inside]
+                    update -= base
+                    if measure:
+                        square = model.square
+                        for part in parts:  # as in ``distance``
+                            square += float(part.dot(part))
+                        model.square, model.moved = square, square > 0
+                    elif not model.moved:
+                        model.moved = bool(update.any())
+                    if model.scale is not None:  # as in ``shorten_update``
+                        update *= model.scale
+                        update += base
+                        update -= base
+                    if number:
+                        update *= weight * up
                         block_sum += update
                     else:
-                        np.multiply(update, weight, out=block_sum)
+                        np.multiply(update, weight * up, out=block_sum)
+                if not measure:
+                    block_sum *= down
+                    known = known and all(isfinite(block_sum[cut].dot(block_sum[cut])) for cut in cuts)
                 np.add(before, block_sum, out=after)
                 before = after
+    return known
 
 
-def _read_update(
-    model: ModelInReply,
-    chunk: slice,
-    pieces: Sequence[_Piece],
-    update: Vector,
-    parts: Sequence[Vector],
-) -> None:
-    """Write a chunk of Δ_i to ``update``, whose blocks are ``parts``, and add its square to the model's.
-
-    It is shortened by ``scale`` after that.
-    """
-    base, arrays, square = model.base[chunk], model.arrays, model.square
-    for array, inside, place in pieces:
-        update[place] = arrays[array][inside]
-    update -= base
-    for part in parts:  # as in ``distance``
-        square += float(part.dot(part))
-    model.square = square
-    if model.scale is not None:  # as in ``shorten_update``
-        update *= model.scale
-        update += base
-        update -= base
+def _power_of_two(weights: Sequence[float], size: int) -> int | None:
+    """Return the k of ``add_models`` by the weights d_i, for D = ``size``; None if there is none."""
+    least = min(weights, default=0.0) * ORDINARY / sqrt(max(size, 1))
+    if not (least > 1 and max(weights) < least):
+        return None
+    return 1025 - frexp(least)[1]  # least · 2^k is 2^1024 or more
 
 
 def _chunks(size: int, spans: Sequence[slice]) -> Iterator[tuple[slice, list[_Piece]]]:

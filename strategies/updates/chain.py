@@ -74,7 +74,9 @@ class ModelInReply:
     counted_from : Vector, or 0
         (B,): the counters as they were sent, 0 for other buffers.
     square : float
-        ‖Δ_i‖², once the model was added; not finite if a value isn't.
+        ‖Δ_i‖², or an upper bound of it, once the model was added; not finite if a value isn't.
+    moved : bool
+        Whether a value of Δ_i isn't 0, once the model was added.
     scale : float, optional
         The factor by which the update is shortened.
     """
@@ -85,6 +87,7 @@ class ModelInReply:
     untrained: Vector | None = None
     counted_from: Vector | float = 0.0
     square: float = 0.0
+    moved: bool = False
     scale: float | None = None
 
     def norm(self) -> float:

@@ -15,7 +15,7 @@ from strategies.testing import MemoryGrid
 from strategies.updates import aggregation
 from strategies.updates.aggregation import CHUNK, add_models
 
-CLIENTS, ROUNDS = 11, 2
+CLIENTS, ROUNDS = 13, 2
 Arrays = dict[str, Any]
 Spoil = Callable[[Arrays, int], None]
 
@@ -52,6 +52,8 @@ SPOILS: dict[str, Spoil] = {
     "infinity": put("first", np.inf, 0),
     "minus infinity": put("bias", -np.inf),
     "too large": put("second", 1e30),
+    "too large the other way": put("second", -1e30),
+    "far too long": put("second", 1e17),
     "not a number in a buffer": put("norm.running_mean", np.nan),
     "negative variance": put("norm.running_var", -1.0),
     "longer": longer,
@@ -116,9 +118,9 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
 def test_the_model_has_the_same_bits_as_reply_by_reply(guards, held, spoils, monkeypatch):
     names, passes, seen = (spoils * CLIENTS)[:CLIENTS], list[int](), list[int]()
 
-    def counted(total: Any, out: Any, spans: Any, blocks: Any) -> None:
+    def counted(total: Any, out: Any, spans: Any, blocks: Any, *, measure: bool) -> bool:
         passes.append(sum(map(len, blocks)))
-        add_models(total, out, spans, blocks)
+        return add_models(total, out, spans, blocks, measure=measure)
 
     monkeypatch.setattr(in_one_pass, "HELD", held)
     monkeypatch.setattr(aggregation, "add_models", counted)
