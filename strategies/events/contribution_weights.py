@@ -223,7 +223,11 @@ class ContributionWeights:
         if current.weight and (self._discounts() or not current.expected_share):
             q = np.array(list(self.worth().values())) / np.array(list(current.periods.values()))
             current.expected_share.update(self._by_index(q / (q.sum() or 1.0)))
-        return current.expected_share
+        shares = current.expected_share
+        if (left := self._safeguards.left(shares)) is None:
+            return shares
+        q = np.array(list(shares.values())) * left  # what is shortened counts less
+        return dict(zip(shares, (q / (q.sum() or 1.0)).tolist(), strict=True))
 
     def worth(self) -> dict[int, float]:
         """Return d_i by client index; where d_i depends on staleness, the mean over the client's contributions."""

@@ -394,6 +394,10 @@ class SynchronousStrategy(FederatedStrategy):
         )
         current.settle(self.accounts, self.timeline, self.run.pace.now())
         metrics.update(self.closing.settle(current))
+        if self.selection.weights_say_shares and self.safeguards.left(()) is not None:
+            p = self.importance()
+            if (q := self._expected_shares(p)) is not None:
+                metrics["weights-distance"] = 0.5 * float(np.abs(q - np.array(list(p.values()))).sum())
         metrics = client_metrics.beside(metrics, current.metrics.result())
         if isinstance(self.receiver.clip, AdaptiveClip):
             metrics[messages.CLIPPING_NORM] = self.receiver.clip.norm
@@ -514,13 +518,21 @@ class SynchronousStrategy(FederatedStrategy):
         size = max(self.accounts.size, max(p, default=-1) + 1)
         shares = {"importance": p} if p else {}
         weighed = self.config.rule() is None
-        if p and weighed and (expected := self.expected_weights(np.array(list(p.values())))) is not None:
+        if p and weighed and (expected := self._expected_shares(p)) is not None:
             shares["expected-share"] = dict(zip(p, expected.tolist(), strict=True))
         told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}
         if weighed and (not self.capabilities.aggregates or self.capabilities.by_weights):
             told["observed-share"] = client_metrics.shares(self.accounts.column("weight", size))
         counted = self.accounts.column(ACCEPTED, size)
         return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
+
+    def _expected_shares(self, p: Mapping[int, float]) -> Weights | None:
+        """Return each client's expected share (n,) by its p_i, less by what safeguards have shortened."""
+        expected, left = self.expected_weights(np.array(list(p.values()))), self.safeguards.left(p)
+        if expected is None or left is None:
+            return expected
+        shares = expected * left
+        return np.asarray(shares / (shares.sum() or 1.0))
 
     def at_work(self) -> list[int]:
         """Return the indices of the clients that have a request, late work included."""

@@ -107,12 +107,15 @@ class UsualNorm:
         The norm of each client's last update, before it was shortened, by client index.
     sizes : mapping of int to float
         n_i of the clients over the median size, by client index, where clients count by their sizes.
+    left : dict of int to (float, int)
+        The sum of the factors by which each client's updates were shortened, and their number, by client index.
     """
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
         self.norms: dict[int, float] = {}
         self.sizes: dict[int, float] = {}
+        self.left: dict[int, tuple[float, int]] = {}
 
     def share(self, client: Client) -> float:
         """Return max(n_i / ñ, 1) of a client: a client whose updates count more has shorter ones."""
@@ -120,10 +123,12 @@ class UsualNorm:
 
     def bound(self, client: Client, norm: float) -> float:
         """Record the norm of a client's update, and return the bound of it; infinity before enough are known."""
-        self.norms[client.index] = norm
+        self.norms[client.index], most = norm, math.inf
         if len(self.norms) >= LEAST_NORMS and (usual := median(self.norms.values())) > 0:
-            return self.ratio * usual / self.share(client)
-        return math.inf
+            most = self.ratio * usual / self.share(client)
+        total, number = self.left.get(client.index, (0.0, 0))
+        self.left[client.index] = total + (most / norm if norm > most else 1.0), number + 1
+        return most
 
     def __call__(self, local: Local) -> None:
         """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
@@ -135,12 +140,15 @@ class UsualNorm:
         sizes = (
             {"sizes-of": list(self.sizes), "sizes-to-median": list(self.sizes.values())} if self.sizes else {}
         )
-        return {"norms-of": list(self.norms), "norms": list(self.norms.values()), **sizes}
+        left = np.array([(index, *each) for index, each in self.left.items()]).reshape(-1, 3)
+        return {"norms-of": list(self.norms), "norms": list(self.norms.values()), "norms-left": left, **sizes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
         self.norms = dict(zip(state["norms-of"], state["norms"], strict=True))
         self.sizes = dict(zip(state.get("sizes-of", ()), state.get("sizes-to-median", ()), strict=True))
+        left = np.asarray(state.get("norms-left", np.empty((0, 3)))).tolist()
+        self.left = {int(index): (total, int(number)) for index, total, number in left}
 
 
 class Safeguards:
@@ -244,6 +252,16 @@ class Safeguards:
                     f"it counts with {counts:g} (size_ratio_bound, examples_bound)",
                 )
         return capped  # type: ignore[no-any-return]
+
+    def left(self, clients: Iterable[int]) -> Weights | None:
+        """Return the mean factor (n,) by which the updates of clients, given by index, were shortened.
+
+        None if none was. The sum d_i Δ_i counts a client by d_i times it.
+        """
+        if all(total == number for total, number in self.norms.left.values()):
+            return None
+        known = (self.norms.left.get(index, (1.0, 1)) for index in clients)
+        return np.array([total / number for total, number in known])
 
     def weights(self, clients: Sequence[Client], weights: Weights) -> Weights:
         """Return the weights d_i (n,), bounded by ``heaviest``."""

@@ -456,6 +456,26 @@ def test_a_run_goes_on_in_the_midst_of_what_was_held_back(kind, seconds, federat
     assert [len(state["tasks-under-way"]) for state in states[1:-1]] == [4] * 8
 
 
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg, FedBuff, FedFix])
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_honest_client_with_many_examples_is_shortened_and_reports_say_how_much_less_it_counts(
+    kind, size, federation, go
+):
+    # Updates are alike. That of a client with twice the median size is at most 1.5 / 2 of the median: from p = 2/6 it
+    # counts 1.5/5.5, and the others from 1/6 1/5.5.
+    grid = federation(centres=(3.0,) * 5, sizes=(1, 1, 1, 1, size))
+    more = {FedBuff: {"buffer_size": 5}, FedFix: {"fedfix_interval": 1.0}}.get(kind, {})
+    values, strategy = go(kind, grid, 5, time_scenario="F0", lr=1e-6, **more)
+    told = strategy.run.result.train_metrics_clientapp
+    distance, shares = told[5].get("weights-distance", 0.0), strategy.shares_of_clients()["expected-share"]
+    parts = [1.0] * 4 + [1.5 if size == 2 else 1.0]
+    assert shares == pytest.approx([part / sum(parts) for part in parts], rel=1e-4)
+    assert distance == pytest.approx(4 * (1 / 5.5 - 1 / 6) if size == 2 else 0.0, rel=1e-4, abs=1e-12)
+    if kind is FedAvg:
+        assert values[1] - 1 == pytest.approx(2e-6 * sum(parts) / (4 + size), rel=1e-2)
+        assert ("weights-distance" in told[5]) == (size == 2)
+
+
 def test_a_federation_that_is_alike_is_left_alone(federation, go):
     grid = {mode: federation(sizes=(1, 1, 1)) for mode in ("on", "off")}
     on, off = (go(FedAvg, grid[mode], 5, safeguards=mode)[0] for mode in ("on", "off"))
