@@ -140,15 +140,14 @@ class UsualNorm:
         sizes = (
             {"sizes-of": list(self.sizes), "sizes-to-median": list(self.sizes.values())} if self.sizes else {}
         )
-        left = np.array([(index, *each) for index, each in self.left.items()]).reshape(-1, 3)
+        left = [[index, *each] for index, each in self.left.items()]
         return {"norms-of": list(self.norms), "norms": list(self.norms.values()), "norms-left": left, **sizes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
         self.norms = dict(zip(state["norms-of"], state["norms"], strict=True))
         self.sizes = dict(zip(state.get("sizes-of", ()), state.get("sizes-to-median", ()), strict=True))
-        left = np.asarray(state.get("norms-left", np.empty((0, 3)))).tolist()
-        self.left = {int(index): (total, int(number)) for index, total, number in left}
+        self.left = {index: (total, number) for index, total, number in state.get("norms-left", ())}
 
 
 class Safeguards:

@@ -1,7 +1,7 @@
 """What honest and hostile clients come to in an app after Flower's documentation, with the library alone.
 
-Clients learn scikit-learn's digits, IID, by softmax regression with momentum. They have no handler of ours, and say their
-sizes with their replies. Task times are those of F80, in which the hostile clients are the fastest.
+Clients learn scikit-learn's digits, IID, by softmax regression with momentum. They have no handler of ours, and say
+their sizes with their replies. Task times are those of F80, in which the hostile clients are the fastest.
 """
 
 import logging
