@@ -33,5 +33,5 @@ def _attacks(division: str) -> Iterator[tuple[str, bool]]:
     yield HONEST, False
     if division != RARE:
         yield from ((name, False) for name, attack in ATTACKS.items() if not attack.statistics)
-    if division == IID:
-        yield from ((name, True) for name in (HONEST, "statistics"))
+        yield HONEST, True
+        yield from ((name, True) for name, attack in ATTACKS.items() if attack.statistics)
