@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from studies.attacks.cell import METHODS, MODES, RULE, TAKES_RULE, Cell
+from studies.attacks.cell import METHODS, MODES, ON, RULE, TAKES_RULE, Cell
 from studies.attacks.hostile import ATTACKS, HONEST
 from studies.attacks.problem import IID, NON_IID, RARE
 
@@ -24,14 +24,20 @@ def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
             for seed, method, mode in product(seeds, METHODS, MODES):
                 if mode == RULE and method not in TAKES_RULE:
                     continue
-                for attack, statistics in _attacks(division):
+                for attack, statistics in _attacks(division, mode):
                     yield Cell(division, clients, hostile, method, mode, attack, statistics, seed)
 
 
-def _attacks(division: str) -> Iterator[tuple[str, bool]]:
-    """Yield the attacks on some data, and whether the model has running statistics; honest clients first."""
+def _attacks(division: str, mode: str) -> Iterator[tuple[str, bool]]:
+    """Yield the attacks on some data, and whether the model has running statistics; honest clients first.
+
+    Statistics that drift meet safeguards alone, and a robust rule meets false statistics on IID data alone.
+    """
     yield HONEST, False
-    if division != RARE:
-        yield from ((name, False) for name, attack in ATTACKS.items() if not attack.statistics)
-        yield HONEST, True
-        yield from ((name, True) for name, attack in ATTACKS.items() if attack.statistics)
+    if division == RARE:
+        return
+    yield from ((name, False) for name, attack in ATTACKS.items() if not attack.statistics)
+    if division == IID or mode != RULE:
+        yield from ((name, True) for name in (HONEST, "statistics"))
+    if mode == ON:
+        yield "statistics-drift", True
