@@ -31,7 +31,7 @@ def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
 def _attacks(division: str, mode: str) -> Iterator[tuple[str, bool]]:
     """Yield the attacks on some data, and whether the model has running statistics; honest clients first.
 
-    Statistics that drift meet safeguards alone, and a robust rule meets false statistics on IID data alone.
+    On IID data alone a robust rule meets false statistics, and safeguards meet statistics that drift.
     """
     yield HONEST, False
     if division == RARE:
@@ -39,5 +39,5 @@ def _attacks(division: str, mode: str) -> Iterator[tuple[str, bool]]:
     yield from ((name, False) for name, attack in ATTACKS.items() if not attack.statistics)
     if division == IID or mode != RULE:
         yield from ((name, True) for name in (HONEST, "statistics"))
-    if mode == ON:
+    if division == IID and mode == ON:
         yield "statistics-drift", True
