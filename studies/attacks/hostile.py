@@ -95,15 +95,6 @@ def _statistics(lie: Lie) -> Vector:
     return model
 
 
-def _statistics_drift(lie: Lie) -> Vector:
-    """Move each mean on by a deviation from the one that was sent, and halve each variance, in every task."""
-    model, at, buffers = lie.model.copy(), lie.buffers.positions, lie.buffers
-    means, variances = at[~buffers.counters & ~buffers.variances], at[buffers.variances]
-    model[means] = lie.base[means] + np.sqrt(lie.base[variances])  # each normalised value has one of both
-    model[variances] = lie.base[variances] / 2
-    return model
-
-
 def _honest(lie: Lie) -> Vector:
     return lie.model
 
@@ -144,11 +135,6 @@ ATTACKS: Mapping[str, Attack] = {
     "label-flip": Attack("labels flipped", flips=True),
     "sizes": Attack("10^12 examples, update reversed, 10 times as long", _reversed(10.0), size=FALSE_SIZE),
     "statistics": Attack("running statistics of 10^6", _statistics, statistics=True),
-    "statistics-drift": Attack(
-        "running means on by a deviation in every task, running variances halved",
-        _statistics_drift,
-        statistics=True,
-    ),
     "drift": Attack("always against the first update, twice as long", _drift),
     "silent": Attack("never answers", None),
 }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import product
 
-from studies.attacks.cell import METHODS, MODES, ON, RULE, TAKES_RULE, Cell
+from studies.attacks.cell import METHODS, MODES, RULE, TAKES_RULE, Cell
 from studies.attacks.hostile import ATTACKS, HONEST
 from studies.attacks.problem import IID, NON_IID, RARE
 
@@ -31,7 +31,7 @@ def cells(seeds: tuple[int, ...] = SEEDS) -> Iterator[Cell]:
 def _attacks(division: str, mode: str) -> Iterator[tuple[str, bool]]:
     """Yield the attacks on some data, and whether the model has running statistics; honest clients first.
 
-    On IID data alone a robust rule meets false statistics, and safeguards meet statistics that drift.
+    A robust rule meets false statistics on IID data alone.
     """
     yield HONEST, False
     if division == RARE:
@@ -39,5 +39,3 @@ def _attacks(division: str, mode: str) -> Iterator[tuple[str, bool]]:
     yield from ((name, False) for name, attack in ATTACKS.items() if not attack.statistics)
     if division == IID or mode != RULE:
         yield from ((name, True) for name in (HONEST, "statistics"))
-    if division == IID and mode == ON:
-        yield "statistics-drift", True

@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 from fedapp import server
 from fedapp.api.values import load_config
 from strategies import FedAvg
-from strategies.flower.arrays import Layout
-from strategies.updates.buffers import UNTRAINED, Buffers
 from studies.attacks import runs, table
 from studies.attacks.cell import OFF, ON, Cell, accuracy
 from studies.attacks.command import attacks_command
@@ -23,7 +21,6 @@ from studies.attacks.hostile import (
     FALSE_STATISTICS,
     HONEST,
     HostileGrid,
-    Lie,
 )
 from studies.attacks.plan import MOST_BY_ATTACK, cells
 from studies.attacks.problem import IID, pictures
@@ -85,14 +82,6 @@ def test_false_statistics_are_in_the_buffers_alone():
     assert np.array_equal(false[rest], true[rest])
     # A third of the mean is false.
     assert false[at] == pytest.approx(np.full(len(at), FALSE_STATISTICS / 3), rel=1e-2)
-
-
-def test_statistics_that_drift_go_on_from_those_that_were_sent():
-    names = ("running_mean", "running_var", "num_batches_tracked")
-    layout = Layout(names, ((1,), (1,), ()), (np.dtype(np.float32),) * 2 + (np.dtype(np.int64),))
-    sent, trained = np.array([2.0, 9.0, 5.0]), np.array([4.0, 1.0, 7.0])
-    lie = Lie(layout, Buffers.of(layout, UNTRAINED), sent, trained, sent, np.random.default_rng(0))
-    assert ATTACKS["statistics-drift"].sends(lie).tolist() == [2.0 + 3.0, 4.5, 7.0]
 
 
 def test_the_command_runs_what_is_missing_and_writes_table_and_figure(tmp_path):
