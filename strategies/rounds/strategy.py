@@ -396,7 +396,8 @@ class SynchronousStrategy(FederatedStrategy):
         metrics.update(self.closing.settle(current))
         if self.selection.weights_say_shares and self.safeguards.left(()) is not None:
             p = self.importance()
-            if (q := self._expected_shares(p)) is not None:
+            expected = self.expected_weights(np.array(list(p.values())))
+            if (q := _as_shortened(expected, self.safeguards.left(p))) is not None:
                 metrics["weights-distance"] = 0.5 * float(np.abs(q - np.array(list(p.values()))).sum())
         metrics = client_metrics.beside(metrics, current.metrics.result())
         if isinstance(self.receiver.clip, AdaptiveClip):
@@ -518,21 +519,14 @@ class SynchronousStrategy(FederatedStrategy):
         size = max(self.accounts.size, max(p, default=-1) + 1)
         shares = {"importance": p} if p else {}
         weighed = self.config.rule() is None
-        if p and weighed and (expected := self._expected_shares(p)) is not None:
-            shares["expected-share"] = dict(zip(p, expected.tolist(), strict=True))
+        if p and weighed and (expected := self.expected_weights(np.array(list(p.values())))) is not None:
+            q = _as_shortened(expected, self.safeguards.left(p))
+            shares["expected-share"] = dict(zip(p, q.tolist(), strict=True))  # type: ignore[union-attr]
         told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}
         if weighed and (not self.capabilities.aggregates or self.capabilities.by_weights):
             told["observed-share"] = client_metrics.shares(self.accounts.column("weight", size))
         counted = self.accounts.column(ACCEPTED, size)
         return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
-
-    def _expected_shares(self, p: Mapping[int, float]) -> Weights | None:
-        """Return each client's expected share (n,) by its p_i, less by what safeguards have shortened."""
-        expected, left = self.expected_weights(np.array(list(p.values()))), self.safeguards.left(p)
-        if expected is None or left is None:
-            return expected
-        shares = expected * left
-        return np.asarray(shares / (shares.sum() or 1.0))
 
     def at_work(self) -> list[int]:
         """Return the indices of the clients that have a request, late work included."""
@@ -542,6 +536,14 @@ class SynchronousStrategy(FederatedStrategy):
         """Return the parts that have a state: those of every strategy, and those of the round loop."""
         adaptive = [self.receiver.clip] if isinstance(self.receiver.clip, AdaptiveClip) else []
         return [*super().parts(), self.pending, self.closing, self.aggregator, *adaptive]
+
+
+def _as_shortened(expected: Weights | None, left: Weights | None) -> Weights | None:
+    """Return clients' shares (n,), by those expected and by the factors by which safeguards shorten updates."""
+    if expected is None or left is None:
+        return expected
+    shares = expected * left
+    return np.asarray(shares / (shares.sum() or 1.0))
 
 
 def _add_noise(
