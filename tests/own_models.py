@@ -52,6 +52,11 @@ def wide_convolution() -> nn.Module:
     return nn.Conv2d(1, 1, (1, 15), padding=(0, 7))
 
 
+def normalised() -> nn.Module:
+    """A net of digits whose second layer is batch normalisation."""
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+
 def baskets() -> tuple[dict[str, np.ndarray], np.ndarray]:
     """What is bought, up to 6 kinds (padded with 0, and a mask), and a price; is it dear, and of the first ten?"""
     rng = np.random.default_rng(0)
