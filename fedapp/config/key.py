@@ -250,13 +250,8 @@ SIMULATED = if_("a simulation", lambda setting: not setting.on_devices)
 
 EVERY_RUN = if_("every run", lambda _: True)
 
-# The strategies whose Config has a field of the key's name, which their other parts allow to differ from its default.
-OWN = Readers(
-    _strategies_with,
-    lambda setting, key: may_set(
-        type(setting.strategy.config), setting.strategy.capabilities, key.replace("-", "_")
-    ),
-)
+# The strategies whose Config has a field of the key's name. Those that refuse all but its default aren't named.
+OWN = Readers(_strategies_with, lambda setting, key: hasattr(setting.strategy.config, key.replace("-", "_")))
 
 WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.graph is not None)
 WITH_DIRECTIONS = WITH_GRAPH & if_(
