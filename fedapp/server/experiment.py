@@ -195,7 +195,10 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
         check_layers(config, strategy, model)
     config = _check_parts(config, dataset, partition, model, strategy.run.best)
     _check_extremes(config, dataset, partition, model)
-    travel, own = apart(model, config.personal, _travelling(config, dataset, partition, model))
+    own: tuple[str, ...] = ()
+    travel = _travelling(config, dataset, partition, model)
+    if config.personal:
+        travel, own = apart(model, config.personal, travel)
     _say(config, dataset, partition, model, travel)
     gpus = on_devices or torch.cuda.is_available()
     if config.precision != "fp32" and not on_devices:
