@@ -20,6 +20,8 @@ SYNTHETIC = "synthetic"  # generated, or the authors' files, wherever these are
 
 Axis = list[Value | dict[str, Value]]
 
+# What the default becomes in a simulation, as it stands in the run's config.toml.
+_RESOLVED: Mapping[str, Value] = {"clock": "virtual"}
 # A run that came to one of these ends would come to it again.
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 
@@ -67,7 +69,7 @@ class PlannedRun:
         content = {
             key: value
             for key, value in self.config.flat().items()
-            if key not in PLACES and value != defaults().get(key)
+            if key not in PLACES and value not in (defaults().get(key), _RESOLVED.get(key))
         }
         content |= self._own_parts()
         text = json.dumps({**content, NUM_CLIENTS: self.num_clients}, sort_keys=True)

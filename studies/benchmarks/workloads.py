@@ -334,7 +334,7 @@ def letters() -> dict[str, NDArray[np.generic]]:
 
     After each token comes one of two, of which one is three times as likely: what is right three times in four.
     """
-    rng = streams.generator(0, "made-up-rows")
+    rng = streams.generator(0, "made-up-letters")
     after = np.stack([rng.permutation(96), rng.permutation(96)])
     tokens = np.empty((1_800, 33), np.int64)
     tokens[:, 0] = rng.integers(96, size=1_800)

@@ -123,4 +123,7 @@ def test_a_method_that_cant_run_as_asked_says_so_in_one_line_before_a_client_sta
     with pytest.raises(ConfigError) as error:
         server.prepare(RunConfig.load({**FLEET, "strategy": strategy, "participation": "uniform"}), CLIENTS)
     said = str(error.value)
-    assert said == f"participation = 'uniform': {strategy} works with every client; allowed is full"
+    assert said == (
+        "participation = 'uniform': without rounds every client works; allowed are full, and on devices tag:TAG,…, "
+        "name:NAME,…"
+    )

@@ -30,7 +30,7 @@ def weights(weighing: str = "time-based", bound: Any = None, discounts: bool = F
         run,
         ledger,
         population,  # type: ignore[arg-type]
-        SimpleNamespace(weights=bound or (lambda clients, d: d)),  # type: ignore[arg-type]
+        SimpleNamespace(weights=bound or (lambda clients, d: d), left=lambda shares: None),  # type: ignore[arg-type]
         weighing,
         observes=lambda: False,
         discounts=lambda: discounts,

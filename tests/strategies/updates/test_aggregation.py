@@ -197,7 +197,7 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(federation, model, t
         (
             Spectral,
             {"aggregation_rule": "krum"},
-            "aggregation_rule = 'krum': each client of the spectral method",
+            "aggregation_rule = 'krum', faulty_clients = 0: each client of the spectral method",
         ),
         (Spectral, {"dp": "central"}, "dp = 'central': each client of the spectral method"),
     ],
