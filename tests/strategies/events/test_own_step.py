@@ -169,7 +169,7 @@ def play(federation, start, tmp_path):
 @pytest.mark.parametrize(("scheme", "law"), spread(list(product(range(len(SCHEMES)), LAWS)), 9))
 def test_it_is_stable(play, scheme, law):
     name, options = SCHEMES[scheme]
-    run = play(name, LAWS[law], 200, **options)
+    run = play(name, LAWS[law], 300, **options)
     assert max(map(abs, run.values)) <= 1 + 1e-9
     assert abs(run.values[-1]) < 0.5
 
