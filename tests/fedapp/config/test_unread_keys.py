@@ -277,7 +277,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("dp-mechanism", "tree", {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 0.5}),
     (
         "dp-restart",
-        2,
+        1,
         {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 0.5, "dp-mechanism": "tree"},
     ),
     ("time-scenario", "exponential", {}),
