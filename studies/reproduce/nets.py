@@ -21,20 +21,3 @@ def lenet(input_shape: tuple[int, ...], num_outputs: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(84, num_outputs),
     )
-
-
-def flgo_cnn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Sequential:
-    """Make the CNN of FLGo's MNIST task (Wang et al. 2023): 32 and 64 channels of 5x5, then 512 units."""
-    channels, height, width = input_shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (height // 4) * (width // 4), 512),
-        nn.ReLU(),
-        nn.Linear(512, num_outputs),
-    )

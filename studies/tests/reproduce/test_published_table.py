@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from fedapp.models import build_model
 from studies.reproduce.plan import Plan, read_plan
 from studies.reproduce.published_table import accuracies
 from studies.tests.reproduce.made_up import evidence, make_run, outcome, results_of
@@ -49,9 +50,9 @@ def test_of_flgos_table_the_end_of_the_runs_counts(tmp_path: Path, after: float,
 
 
 def test_flgos_model_is_as_published_and_a_fifth_of_its_rounds_is_enough():
-    from studies.reproduce.nets import flgo_cnn
-
-    layers = [tuple(each.shape) for each in flgo_cnn((1, 28, 28), 10).parameters() if each.ndim > 1]
+    (name,) = {run.config.model for run in FLGO.runs("data")}
+    model = build_model(name, kind="image", input_shape=(1, 28, 28), num_classes=10)
+    layers = [tuple(each.shape) for each in model.parameters() if each.ndim > 1]
     assert layers == [(32, 1, 5, 5), (64, 32, 5, 5), (512, 3136), (10, 512)]
     assert {FLGO.too_short(claim) for claim in FLGO.claims} == {""}
     cells = [(run.labels["method"], run.labels["seed"]) for run in FLGO.runs("data")]
