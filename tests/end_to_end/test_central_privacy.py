@@ -62,12 +62,24 @@ def test_devices_models_have_the_noise_of_their_account(devices, tmp_path, own, 
     assert abs(noise.mean()) < 4 * deviation / len(noise) ** 0.5
 
 
-ROUNDS, RATE, TARGET = 100, 0.05, 4.0
+RATE, TARGET = 0.05, 4.0
+PLAIN = {"local-epochs": 1, "batch-size": 10, "lr": 0.1, "eval-every": 10, "checkpoint-every": 5}
+MASKED = {"secure-sums": True, "eval-every": 2, "checkpoint-every": 2}
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_mnist_of_a_thousand_clients_has_a_budget_from_one_command_and_after_a_kill(tmp_path, real_data):
+@pytest.mark.parametrize(
+    ("engine", "rounds", "own", "accuracy"),
+    [
+        ("vectorized", 100, PLAIN, (0.87, 0.89)),  # 0.88 in docs/privacy.md
+        ("sequential", 8, MASKED, (0.4, 1.0)),
+    ],
+    ids=["plain", "masked"],
+)
+def test_mnist_of_a_thousand_clients_has_a_budget_from_one_command_and_after_a_kill(
+    tmp_path, real_data, engine, rounds, own, accuracy
+):
     if not (real_data / "mnist.npz").is_file():
         pytest.skip("no mnist.npz")
     config = {
@@ -75,36 +87,24 @@ def test_mnist_of_a_thousand_clients_has_a_budget_from_one_command_and_after_a_k
         "participation": "poisson",
         "fraction-train": RATE,
         "dp-target-epsilon": TARGET,
-        "num-server-rounds": ROUNDS,
+        "num-server-rounds": rounds,
         "dataset": "mnist",
         "data-path": str(real_data / "mnist.npz"),
         "model": "logistic",
-        "local-epochs": 1,
-        "batch-size": 10,
-        "lr": 0.1,
-        "eval-every": 10,
-        "checkpoint-every": 5,
         "client-records": "never",
         "figures": False,
         "results-dir": str(tmp_path),
+        **own,
     }
 
     def command(**given):
         clients = [] if "resume" in given else ["--federation-config", "num-supernodes=1000"]
         pairs = toml_pairs(given if "resume" in given else config | given)
-        return [
-            sys.executable,
-            "run_simulation.py",
-            "--engine",
-            "vectorized",
-            "--run-config",
-            pairs,
-            *clients,
-        ]
+        return [sys.executable, "run_simulation.py", "--engine", engine, "--run-config", pairs, *clients]
 
     killed = tmp_path / "killed"
     with subprocess.Popen(command(**{"run-name": "killed"}), cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        wait_until(lambda: count_of(killed) > 4 or process.poll() is not None, seconds=500)
+        wait_until(lambda: count_of(killed) > 2 or process.poll() is not None, seconds=500)
         os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert summary_of(killed)["status"] == "running"
@@ -113,12 +113,12 @@ def test_mnist_of_a_thousand_clients_has_a_budget_from_one_command_and_after_a_k
     np.testing.assert_array_equal(vector_of(killed), vector_of(tmp_path / "whole"))
 
     summary, lines = summary_of(killed), lines_of(killed)
-    assert (summary["status"], summary["num-clients"], summary["aggregations"]) == ("finished", 1000, ROUNDS)
-    assert summary["accuracy"] == pytest.approx(0.88, abs=0.01)
+    assert (summary["status"], summary["num-clients"], summary["aggregations"]) == ("finished", 1000, rounds)
+    assert accuracy[0] <= summary["accuracy"] <= accuracy[1]
     assert lines[-1]["dp-clipping-norm"] != lines[1]["dp-clipping-norm"]
     # An account of dp-accounting's own, at the noise that the run's config says.
     noise = tomllib.loads((killed / "config.toml").read_text("utf-8"))["dp-noise-multiplier"]
     accountant = PLDAccountant()
-    accountant.compose(PoissonSampledDpEvent(RATE, GaussianDpEvent(noise)), ROUNDS)
+    accountant.compose(PoissonSampledDpEvent(RATE, GaussianDpEvent(noise)), rounds)
     assert summary["dp-epsilon"] == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
     assert 0.99 * TARGET < summary["dp-epsilon"] <= TARGET

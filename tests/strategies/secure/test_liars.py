@@ -12,6 +12,14 @@ from tests.strategies.secure.sums import Sum
 VALUES = [np.full(HEADER + 3, i, np.uint32) for i in range(7)]
 
 
+def with_keys():
+    """Return a sum of four clients whose keys the server has, and what it tells each of its neighbours."""
+    each = Sum.of(4)
+    for session in each.clients.values():
+        each.server.take_keys(session.client, session.keys())
+    return each, each.server.keys_for()
+
+
 @pytest.mark.parametrize("gone", [{}, {6: 2}])
 def test_a_liar_about_shares_is_found_and_the_sum_is_right(gone: dict[int, int]) -> None:
     each = Sum.of(7, gone)
@@ -39,10 +47,7 @@ def test_too_many_liars_end_the_sum_with_one_line() -> None:
 
 
 def test_shares_that_a_client_dealt_wrong_end_the_sum_with_one_line() -> None:
-    each = Sum.of(4)
-    for session in each.clients.values():
-        each.server.take_keys(session.client, session.keys())
-    keys = each.server.keys_for()
+    each, keys = with_keys()
     for client, session in each.clients.items():
         dealt = session.share(keys[client])
         if client == 1:
@@ -92,10 +97,7 @@ def test_a_client_refuses_keys_that_cant_hide_it(
 
 
 def test_a_client_whose_shares_cant_be_opened_is_named() -> None:
-    each = Sum.of(4)
-    for session in each.clients.values():
-        each.server.take_keys(session.client, session.keys())
-    keys = each.server.keys_for()
+    each, keys = with_keys()
     for client, session in each.clients.items():
         dealt = session.share(keys[client])
         if client == 1:  # each gets another one's
