@@ -1,8 +1,11 @@
 """Figures of speed in README and docs are those of a measurement, and say its range."""
 
+import json
+
 import pytest
 
-from studies.benchmarks.sentences import PAGES, filled
+from studies.benchmarks import flower_run
+from studies.benchmarks.sentences import MEASURED, PAGES, filled
 from studies.benchmarks.workloads import DEFAULT_CONTENDERS, WORKLOADS
 
 REPORT = {
@@ -48,3 +51,10 @@ def test_what_the_pages_mark_is_measured_by_the_benchmark(page):
     ]
     text = page.read_text("utf-8")
     assert filled(text, {**REPORT, "rows": rows}) != text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(("measured", "prefix"), [(MEASURED, ""), (flower_run.MEASURED, flower_run.MARKS)])
+def test_the_pages_figures_are_those_of_the_committed_measurements(page, measured, prefix):
+    text = page.read_text("utf-8")
+    assert filled(text, json.loads(measured.read_text("utf-8")), prefix) == text
