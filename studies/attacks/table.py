@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -95,60 +96,48 @@ def rows_of(runs: Mapping[Cell, float]) -> list[Row]:
 
 
 def in_words(rows: list[Row]) -> str:
-    """Return the table of docs/protection.md: what honest clients reach, and what is left after the worst attack."""
-    titles = ["data", "strategy"]
-    for clients, hostile in FEDERATIONS:
-        titles += [f"honest, C = {clients}", "safeguards on"]
-        titles += [f"{hostile} of {clients} hostile", "safeguards on", "and trimmed mean"]
-    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    """Return the table of docs/protection.md: what honest clients reach, and what is left after the worst attack.
+
+    A cell has a number for each federation.
+    """
+    titles = ["strategy"]
     for division in (IID, NON_IID):
-        for method in METHODS:
-            cells = [WORDS[division], f"`{method}`"]
-            for clients, _ in FEDERATIONS:
-                own = [r for r in rows if (r.division, r.clients, r.method) == (division, clients, method)]
-                honest = next((row for row in own if row.attack == HONEST and not row.statistics), None)
-                attacked = [row for row in own if row.attack != HONEST]
-                cells += (
-                    ["–", "–"] if honest is None else [f"{honest.honest[mode]:.0f}" for mode in (OFF, ON)]
-                )
-                cells += [_worst(attacked, mode) for mode in MODES]
-            lines.append(f"| {' | '.join(cells)} |")
+        titles += [f"{WORDS[division]}: honest", "safeguards, worst attack", "and trimmed mean"]
+    lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+    for method in METHODS:
+        cells = [f"`{method}`"]
+        for division in (IID, NON_IID):
+            own = [row for row in rows if (row.division, row.method) == (division, method)]
+            honest = [row.honest[OFF] for row in own if row.attack == HONEST and not row.statistics]
+            for accuracies in (honest, _left(own, ON), _left(own, RULE)):
+                cells.append(", ".join(f"{each:.0f}" for each in accuracies) or "–")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def verdict(rows: list[Row]) -> str:
     """Return what the rows say of the plan's bounds, as docs/protection.md has it."""
     judged = [row for row in rows if row.division == IID and row.attack != HONEST]
-    honest = max((row.lost(ON) for row in rows if row.attack == HONEST), default=0.0)
-    more = [
-        f"{row.lost(ON):.1f} by `{row.attack}` with `{row.method}`, {row.hostile} of {row.clients}"
-        for row in judged
-        if not row.holds
-    ]
     others = [row for row in rows if row.division == NON_IID]
+    unguarded = [
+        accuracy
+        for division, method in product((IID, NON_IID), METHODS)
+        for accuracy in _left([row for row in rows if (row.division, row.method) == (division, method)], OFF)
+    ]
     costs = []
     for clients, hostile in FEDERATIONS:
-        if own := [row for row in others if row.clients == clients and row.attack != HONEST]:
-            least, worst = min(row.lost(ON) for row in own), max(own, key=lambda row: row.lost(ON))
-            costs.append(
-                f"{hostile} of {clients} costs {least:.0f} to {worst.lost(ON):.0f} points, most by `{worst.attack}` "
-                f"with `{worst.method}`"
-            )
-    by_rule = [
-        max(row.lost(RULE) for row in of if RULE in row.attacked and (row.attack == HONEST) == honest_ones)
-        for of, honest_ones in ((judged, False), (others, False), (others, True))
-    ]
-    within = f"in {len(judged) - len(more)} of {len(judged)} rows" if more else f"in all {len(judged)} rows"
+        worst = max((row for row in others if row.clients == clients), key=lambda row: row.lost(ON))
+        costs.append(f"{worst.lost(ON):.0f} ({hostile} of {clients}, `{worst.method}`)")
+    honest = [row for row in rows if row.attack == HONEST]
+    by_rule = max(row.lost(RULE) for row in honest if RULE in row.attacked)
     return (
-        f"With safeguards an attack on IID data costs at most {MOST_BY_ATTACK:g} points {within}"
-        + (f", and more in the others: {'; '.join(more)}" if more else "")
-        + ". "
-        f"Where all devices are honest, safeguards cost at most {honest:.1f} points, on non-IID data and with a rare "
-        f"writer, too. On non-IID data, where the hostile devices' own are missing as well, {', and '.join(costs)}. "
-        f"With the trimmed mean as well an attack costs up to {by_rule[0]:.0f} points on IID data and up to "
-        f"{by_rule[1]:.0f} on non-IID data, where the rule alone costs up to {by_rule[2]:.0f} if all are honest. "
-        f"After the attack that costs most the trimmed mean keeps more than the weighted mean {_kept(judged)} on IID "
-        f"data, and {_kept(others)} on non-IID data."
+        f"Without safeguards the worst attack leaves {min(unguarded):.0f} to {max(unguarded):.0f} %. With safeguards "
+        f"an attack on IID data costs at most {MOST_BY_ATTACK:g} points in {sum(row.holds for row in judged)} of "
+        f"{len(judged)} rows. On non-IID data, where the hostile devices' data are missing as well, it costs up to "
+        f"{' and '.join(costs)}. Where all devices are honest, safeguards cost at most "
+        f"{max(row.lost(ON) for row in honest):.1f} points, and the trimmed mean up to {by_rule:.0f}. After the "
+        f"worst attack the trimmed mean keeps more than the weighted mean {_kept(judged)} on IID data, and "
+        f"{_kept(others)} on non-IID data."
     )
 
 
@@ -168,13 +157,16 @@ def _kept(rows: list[Row]) -> str:
     return f"in {len(cases) - len(less)} of {len(cases)} cases (not {'; '.join(less)})"
 
 
-def _worst(rows: list[Row], mode: str) -> str:
-    """Return the least accuracy under any attack, and by which; of several that lose as much, the first."""
-    there = [row for row in rows if mode in row.attacked]
-    if not there:
-        return "–"
-    worst = max(there, key=lambda row: row.lost(mode))
-    return f"{worst.attacked[mode]:.0f} ({worst.attack})"
+def _left(rows: list[Row], mode: str) -> list[float]:
+    """Return one method's accuracy after the attack that costs it most, for each federation that has the mode."""
+    found = []
+    for clients, _ in FEDERATIONS:
+        attacked = [
+            row for row in rows if row.attack != HONEST and row.clients == clients and mode in row.attacked
+        ]
+        if attacked:
+            found.append(max(attacked, key=lambda row: row.lost(mode)).attacked[mode])
+    return found
 
 
 def write_table(path: Path, rows: list[Row]) -> None:

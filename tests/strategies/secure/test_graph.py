@@ -22,7 +22,7 @@ def test_few_clients_mask_with_nearly_all_and_many_with_few() -> None:
         8,
         60,
         166,
-    ]  # as in docs/protection.md
+    ]  # as in docs/secure-sums.md
     assert terms_for(10) == Terms(8, 5)
 
 
