@@ -72,7 +72,7 @@ MASKED = {"secure-sums": True, "eval-every": 2, "checkpoint-every": 2}
 @pytest.mark.parametrize(
     ("engine", "rounds", "own", "accuracy"),
     [
-        ("vectorized", 100, PLAIN, (0.87, 0.89)),  # 0.88 in docs/privacy.md
+        ("vectorized", 100, PLAIN, (0.87, 0.89)),
         ("sequential", 8, MASKED, (0.4, 1.0)),
     ],
     ids=["plain", "masked"],
