@@ -329,8 +329,19 @@ def total_bytes(message: Message) -> int:
 
 
 def record_bytes(record: RecordType) -> int:
-    """Return the size in bytes of a record."""
-    return num_bytes(record) if isinstance(record, ArrayRecord) else record.count_bytes()
+    """Return the size in bytes of a record; Flower's ``count_bytes`` raises on a text that is empty."""
+    if isinstance(record, ArrayRecord):
+        return num_bytes(record)
+    return sum(len(name) + _value_bytes(value) for name, value in record.items())
+
+
+def _value_bytes(value: Any) -> int:
+    """Return the size in bytes of a value of a record: a bool is one byte, a number eight."""
+    if isinstance(value, list):
+        return sum(map(_value_bytes, value))
+    if isinstance(value, str | bytes):
+        return len(value)
+    return 1 if isinstance(value, bool) else 8
 
 
 def size_of(message: Message) -> int:

@@ -289,6 +289,24 @@ def test_a_small_record_is_let_be_and_its_bytes_are_reported():
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_texts_and_lists_in_a_record_are_let_be(kind):
+    def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
+        content["notes"] = ConfigRecord({"note": "", "key": b"", "labels": ["", "a"], "none": []})
+        content["more"] = MetricRecord({"losses": []})
+
+    np.testing.assert_equal(run(kind, five(spoil), 2), run(kind, five(), 2))
+
+
+def test_a_records_bytes_are_those_that_flower_counts_where_it_can():
+    for record in (
+        ConfigRecord({"text": "abc", "on": True, "some": [1, 2], "names": ["a", "bc"], "key": b"12"}),
+        MetricRecord({"loss": 0.5, "rows": [1, 2]}),
+    ):
+        assert messages.record_bytes(record) == record.count_bytes()
+    assert messages.record_bytes(ConfigRecord({"note": "", "none": []})) == len("note") + len("none")
+
+
 def test_a_method_declares_what_its_clients_add():
     class Adds(FedAvg):
         replies_beside = 3 << 20
