@@ -90,10 +90,3 @@ def test_the_bytes_of_compressed_updates_are_those_of_the_mlp():
     assert len(rows) == 7
     for name, size in rows:
         assert int(size.replace(",", "")) == size_of(layout, name)
-
-
-def test_how_much_faster_small_models_are_is_what_was_measured():
-    (measured,) = re.findall(
-        r"W1 is (\d+ to \d+) times as fast as stock", text_of("studies/benchmarks/RESULTS.md")
-    )
-    assert re.findall(r"small\s+models (\d+ to \d+) times as fast", text_of("docs/runs.md")) == [measured]
