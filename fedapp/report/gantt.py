@@ -20,6 +20,11 @@ from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
 
 Array = NDArray[Any]
 
+# docs/timeline.png is that of `fedapp run num-clients=10 model=logistic participation=uniform fraction-train=0.6
+# round-deadline=15 num-server-rounds=20 availability=diurnal:0.7,200 time-scenario=lognormal:0.5,40,20000,5000,0.5`,
+# docs/timeline-1000.png that of `fedapp run num-clients=1000 model=logistic participation=uniform fraction-train=0.5
+# round-deadline=10 num-server-rounds=40 availability=diurnal:0.7,400 time-scenario=lognormal:0.5,1,20000,10000,0.5
+# min-samples=1 eval-every=40 client-records=never`.
 FIGURE = "timeline.png"
 ROWS = 60  # up to so many clients have a row each
 

@@ -52,7 +52,6 @@ NOT_RUN = {
     ): 1,  # (tests/strategies/methods/test_personal.py does the same)
     ("docs/references.md", "needs minutes, and data"): 1,  # (studies/tests/reproduce)
     ("docs/report.md", "needs Ctrl-C to end"): 1,  # (tests/report/test_page.py)
-    ("docs/report.md", "needs minutes"): 1,  # (tests/report/test_gantt.py, in little)
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)
     ("docs/scale.md", "needs a GPU"): 1,
     ("docs/scale.md", "needs several machines"): 1,  # (tests/end_to_end/test_ray.py, on one)
