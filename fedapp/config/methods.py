@@ -15,9 +15,16 @@ _COLUMNS = ("`strategy`", "method", "a new model", "rule", "beside the model", "
 
 
 def table() -> str:
-    """Return a row for each method of the registry, as Markdown between two comments."""
-    rows = ["| " + " | ".join(cells) + " |" for cells in (_COLUMNS, *(_row(name) for name in REGISTRY))]
-    return "\n".join([BEGIN, "", rows[0], "|---" * len(_COLUMNS) + "|", *rows[1:], "", END]) + "\n"
+    """Return a row for each method of the registry, as Markdown between two comments: with rounds, then without."""
+    with_rounds = [name for name, kind in REGISTRY.items() if issubclass(kind.Config, SynchronousConfig)]
+    without = [name for name in REGISTRY if name not in with_rounds]
+    in_rounds = [column for column in _COLUMNS if column != "a new model"]  # the same for all of them
+    lines = [
+        "**In rounds.** A new model is made when all participants have answered.",
+        *_rows(with_rounds, in_rounds),
+    ]
+    lines += ["**Asynchronous.**", *_rows(without, _COLUMNS)]
+    return "\n".join([BEGIN, "", *lines, END]) + "\n"
 
 
 def methods_in_words(names: Sequence[str] = ()) -> str:
@@ -31,7 +38,14 @@ def methods_in_words(names: Sequence[str] = ()) -> str:
     return "\n".join(_words(name, strategy_class(name), full=bool(names)) for name in names or REGISTRY)
 
 
-def _row(name: str) -> tuple[str, ...]:
+def _rows(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return the lines of a table between two empty lines."""
+    cells = [columns, *([_row(name)[column] for column in columns] for name in names)]
+    head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
+    return ["", head, "|---" * len(columns) + "|", *rows, ""]
+
+
+def _row(name: str) -> dict[str, str]:
     kind = REGISTRY[name]
     about = About.of(kind)
     beside = {"needs": about.needs, "sent": about.sent, "kept": about.kept}
@@ -43,7 +57,8 @@ def _row(name: str) -> tuple[str, ...]:
         about.helps,
         ", ".join(f"`{key}`" for key in _own_keys(kind)),
     )
-    return (f"`{name}`", *(text.replace("|", "\\|") for text in said))
+    cells = (f"`{name}`", *(text.replace("|", "\\|") for text in said))
+    return dict(zip(_COLUMNS, cells, strict=True))
 
 
 def _words(name: str, kind: type[FederatedStrategy], *, full: bool) -> str:

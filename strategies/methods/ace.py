@@ -40,8 +40,8 @@ class ACE(EveryArrival):
     """ACE (Chang et al. 2025; Gu et al. 2021, algorithm 1, at every arrival).
 
     New model: at every arrival, once all have answered.
-    Rule: the model moves by Σ p_j h_j, h_j the last update of each client.
-    Kept: the last update of each client.
+    Rule: the model moves by Σ p_j h_j, h_j the last update of client j.
+    Kept: all h_j.
     Helps: where data are non-IID, speeds differ and all clients stay: every client has weight p_i.
     """
 

@@ -55,7 +55,7 @@ class ACED(EveryArrival):
     """ACED (Chang et al. 2025, section on the delay-aware variant of ACE).
 
     New model: at every arrival, once all have answered.
-    Rule: the model moves by Σ p_j h_j / Σ p_j, over the clients whose last update h_j is at most τ aggregations old.
+    Rule: ACE's, over the clients whose last update is at most `cache-age` aggregations old.
     Kept: the last update of each client.
     Helps: as ACE, where some clients are so late that their last updates mislead; these clients count less.
     """

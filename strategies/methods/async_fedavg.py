@@ -28,7 +28,7 @@ class AsyncFedAvg(EveryArrival):
     the model as far as one synchronous round.
 
     Rule: the model moves by d_i Δ_i; time-based, d_i is p_i times the arrivals of all during one task of i.
-    Helps: where the slowest are far slower than the others, and all must count by their data.
+    Helps: where the slowest are far slower, and all must count by their data.
     """
 
     Config: ClassVar[type[StrategyConfig]] = AsyncFedAvgConfig

@@ -60,12 +60,11 @@ class AsyncSpectralConfig(PerturbedConfig, BufferedConfig, AsynchronousConfig):
 class AsyncSpectral(Buffered):
     """The asynchronous spectral method (of this project, after Buttaci 2024, algorithm 2, and Nguyen et al. 2022).
 
-    Rule: FedBuff's, with d_i = p_i P_i by default; gradients are taken at β w + (1 − β) u_i, u_i the mean of the last
-    models of clients with similar data, where older models may count less.
-    Needs: a direction of each client's data, but for graph-source = updates.
+    Rule: FedBuff's, with the spectral method's gradients; in u_i older models may count less.
+    Needs: a direction of each client's data, with graph-source = data.
     Sent: u_i.
     Kept: the last model of each client.
-    Helps: as spectral, where speeds differ, too; as u_i is made of stale models, a small β needs small steps.
+    Helps: as spectral, where speeds differ, too; a small β needs small steps.
     """
 
     Config: ClassVar[type[StrategyConfig]] = AsyncSpectralConfig

@@ -33,7 +33,7 @@ def shrinkage(staleness: int, concurrency: int) -> float:
 class DelayAdaptive(EveryArrival):
     """Asynchronous FedAvg with delay-adaptive steps (Koloskova et al. 2022, algorithm 1 with steps by delay).
 
-    Rule: as asynchronous FedAvg, times min(1, τ_c/δ), τ_c the number of clients at work.
+    Rule: asynchronous FedAvg's, times min(1, τ_c/δ), τ_c the number of clients at work.
     Helps: where a few clients are so late that their steps must be short; these clients then count less.
     """
 

@@ -50,10 +50,9 @@ class DittoConfig(SynchronousConfig):
 class Ditto(SynchronousStrategy):
     """Ditto (Li et al. 2021, algorithm 1).
 
-    New model: when all participants have answered.
-    Rule: FedAvg's; beside it each participant trains a model of its own, v_i, pulled to the one that it was sent.
+    Rule: FedAvg's; beside it each participant trains its own model v_i, pulled to the model that it was sent.
     Kept: v_i, on each client.
-    Helps: where clients' data differ so much that no one model suits all.
+    Helps: where no one model suits all clients.
     """
 
     Config: ClassVar[type[StrategyConfig]] = DittoConfig

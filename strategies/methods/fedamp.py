@@ -72,11 +72,10 @@ def attention(squares: NDArray[np.float64], own: Sequence[int], sigma: float, sh
 class FedAMP(SynchronousStrategy):
     """FedAMP (Huang et al. 2021, algorithm 1).
 
-    New model: when all participants have answered.
-    Rule: each client starts from, and is pulled to, a mean of all clients' models, weighted by similarity.
-    Sent: the mean u_i, in place of the model.
+    Rule: each client starts from u_i and is pulled to it, the mean of all clients' models, weighted by similarity.
+    Sent: u_i, in place of the model.
     Kept: the last model of each client.
-    Helps: where clients form groups with similar data, and no single model suits all groups.
+    Helps: where clients form groups with similar data, and no one model suits all groups.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedAMPConfig

@@ -69,9 +69,9 @@ def after_absence(row: Weights, server_round: int, cutoff: int) -> Weights:
 class FedAU(SynchronousStrategy):
     """FedAU (Wang and Ji 2024, algorithms 1 and 2).
 
-    Rule: the model moves by Σ p_i ω_i Δ_i, ω_i the mean of the rounds from one participation of a client to the next.
+    Rule: the model moves by Σ p_i ω_i Δ_i, ω_i the mean interval, in rounds, between participations of client i.
     Kept: the number and the sum of each client's intervals.
-    Helps: where some clients take part more often than others, how often isn't known, and memory per client is short.
+    Helps: where some clients take part more often than others, and memory per client is short.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedAUConfig

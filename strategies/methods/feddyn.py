@@ -57,10 +57,10 @@ class FedDynConfig(SynchronousConfig):
 class FedDyn(SynchronousStrategy):
     """FedDyn (Acar et al. 2021, algorithm 1).
 
-    Rule: each local step goes along g_i − h_i + α (w − W), −h_i/α the sum of a client's updates so far; the model
-    moves by the mean of the updates, and of these sums.
+    Rule: each local step goes along g_i − h_i + α (w − W), −h_i/α the sum of client i's updates; the model moves
+    by the mean of the updates, and of these sums.
     Sent: −h_i.
-    Kept: h_i of each client, and their sum.
+    Kept: all h_i, and their sum.
     Helps: where data are non-IID and clients come near their own minimum in a round.
     """
 

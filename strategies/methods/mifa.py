@@ -39,8 +39,8 @@ UPDATES, BEGUN = "updates", "begun"  # in the memory: h_i; whether there is a fi
 class Mifa(SynchronousStrategy):
     """MIFA (Gu et al. 2021, algorithm 1).
 
-    New model: when all participants have answered; the first one when all clients have answered once.
-    Rule: the last updates of all clients count, also of those that are away (devices: for 100 rounds).
+    Rule: the last updates of all clients count, also of those that are away (devices: for 100 rounds);
+    the first model is made when all have answered once.
     Kept: the last update of each client.
     Helps: where some clients take part more often than others.
     """

@@ -59,9 +59,9 @@ class RingleaderConfig(EventsConfig):
 class Ringleader(AsynchronousStrategy):
     """Ringleader ASGD (Maranjyan and Richtárik 2025, algorithm 1).
 
-    New model: once for each client and round, of which every round begins when all have answered.
+    New model: in rounds: once all have answered, at one arrival of each client.
     Rule: the model moves by Σ p_i × the mean of client i's updates in this round.
-    Kept: the mean update of each client, of this round and the next.
+    Kept: each client's mean update, of this round and the next.
     Helps: where data are non-IID, gradients noisy and speeds differ: every client has weight p_i, and none idles.
     """
 

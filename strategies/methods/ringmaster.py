@@ -39,7 +39,7 @@ class Ringmaster(EveryArrival):
     """Ringmaster ASGD (Maranjyan et al. 2025, algorithm 4).
 
     Rule: the model moves by Δ_i if δ < R; staler updates are discarded.
-    Helps: where data are IID and some clients are too slow to be of use; those clients never count.
+    Helps: where data are IID and some clients are too slow to be of use; these clients never count.
     """
 
     Config: ClassVar[type[StrategyConfig]] = RingmasterConfig

@@ -33,10 +33,10 @@ class Spectral(SynchronousStrategy):
     """The spectral-graph perturbed method (Buttaci 2024, algorithm 2).
 
     Rule: gradients are taken at β w + (1 − β) u_i, u_i the mean of the last models of clients with similar data.
-    Needs: a direction of each client's data, but for graph-source = updates.
+    Needs: a direction of each client's data, with graph-source = data.
     Sent: u_i.
     Kept: the last model of each client.
-    Helps: where groups of clients have similar data; as u_i is a round old, a small β needs small steps.
+    Helps: where groups of clients have similar data; a small β needs small steps.
     """
 
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig

@@ -84,7 +84,7 @@ class BufferSize:
 class Buffered(AsynchronousStrategy):
     """A new model when m contributions have arrived; whose work waits is handed that model, and none before it.
 
-    New model: when `buffer-size` contributions have arrived.
+    New model: every `buffer-size` contributions.
     """
 
     config: BufferedConfig
