@@ -62,10 +62,10 @@ from fedapp.training.personal import apart
 from fedapp.training.precision import say_slow
 from fedapp.training.state import names_of
 from fedapp.training.travelling import digest_of, frozen_bytes, travelling
-from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig, SynchronousConfig
+from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.best_model import BestModel
-from strategies.core.config import PrivateConfig, RobustConfig
+from strategies.core.config import PrivateConfig, RobustConfig, SecureConfig
 from strategies.flower import messages
 from strategies.flower.arrays import pack
 from strategies.flower.frozen import FrozenArrays
@@ -114,10 +114,10 @@ class Experiment:
 
 def _check_secure(config: RunConfig, strategy: FederatedStrategy) -> None:
     """Refuse secure sums where the strategy has none, or where the run's record is to have single models."""
-    if not isinstance(strategy.config, SynchronousConfig):
+    if not isinstance(strategy.config, SecureConfig):
         raise ConfigError(
             f"secure-sums = true: {config.strategy} has no rounds, and counts each update by itself; allowed are "
-            "strategies with rounds"
+            "strategies with rounds, and fedbuff"
         )
     if config.record_divergence:
         raise ConfigError(

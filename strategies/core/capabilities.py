@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _DEFAULT = "is_the_default_of_a_hook"
+_FROM_SUMS = "follows_from_sums"
 
 
 def hook(function: Function) -> Function:
@@ -19,9 +20,19 @@ def hook(function: Function) -> Function:
     return function
 
 
-def _fills_in(kind: type, *names: str) -> bool:
+def from_sums(function: Function) -> Function:
+    """Mark a hook that reads single updates, but isn't needed where the loop has sums of what clients mask."""
+    setattr(function, _FROM_SUMS, True)
+    return function
+
+
+def _fills_in(kind: type, *names: str, but: str = "") -> bool:
+    """Return True if a class fills in one of the hooks, ``but`` for functions that have this mark."""
     found = (getattr(kind, name, None) for name in names)
-    return any(function is not None and not hasattr(function, _DEFAULT) for function in found)
+    return any(
+        function is not None and not hasattr(function, _DEFAULT) and not (but and hasattr(function, but))
+        for function in found
+    )
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,8 @@ class Capabilities:
     sees_single_updates : bool
         Whether a hook sees single updates or messages: then an engine's sums of updates won't do.
     reads_updates : bool
-        Whether a hook reads single updates: then a sum of masked updates won't do either.
+        Whether a hook reads single updates that isn't marked ``from_sums``: then sums of what clients mask won't do
+        either.
     needs_all_updates : bool
         Whether a hook wants all contributions of a round at once (``weigh``, ``aggregate``).
     aggregates : bool
@@ -68,6 +80,9 @@ class Capabilities:
         Without rounds: whether ``accept`` says by itself which contributions count.
     clients_keep_models : bool
         Whether clients keep models of their own, which the server doesn't send.
+    by_path : bool
+        Whether an update counts over the length of its client's path (strategies/methods/shared/local_path.py): with
+        secure sums each client divides its own, and the paths are summed, too.
     by_weights : bool
         Whether an ``aggregate`` of its own counts clients by the weights d_i that it is given.
     records_shares : bool
@@ -118,6 +133,7 @@ class Capabilities:
     drops_stale: bool
     filters_contributions: bool
     clients_keep_models: bool
+    by_path: bool = False
     by_weights: bool = False
     records_shares: bool = False
     personal: bool = False
@@ -140,13 +156,11 @@ class Capabilities:
         declared: dict[str, Any] = {name: getattr(kind, name, defaults[name]) for name in DECLARED}
         beside = _fills_in(kind, "outgoing", "companions")
         aggregates = _fills_in(kind, "aggregate")
-        reads = aggregates or _fills_in(
-            kind, "configure_train", "aggregate_train", "received", "counted", "weigh"
-        )
+        readers = "aggregate", "configure_train", "aggregate_train", "received", "counted", "weigh"
         return cls(
             has_rounds=bool(getattr(kind, "has_rounds", True)),
-            sees_single_updates=beside or reads or _fills_in(kind, "task_fields"),
-            reads_updates=reads,
+            sees_single_updates=beside or _fills_in(kind, *readers, "task_fields"),
+            reads_updates=_fills_in(kind, *readers, but=_FROM_SUMS),
             needs_all_updates=aggregates or _fills_in(kind, "weigh"),
             aggregates=aggregates,
             steps_by_plain_sum=(not aggregates or bool(declared["by_weights"]))

@@ -212,7 +212,44 @@ class PrivateConfig(StrategyConfig):
 
 
 @dataclass(frozen=True)
-class SynchronousConfig(PrivateConfig, RobustConfig):
+class SecureConfig(StrategyConfig):
+    """What every strategy can be told that needs sums of updates alone, so that clients may mask theirs.
+
+    Parameters
+    ----------
+    secure_sums : bool
+        whether clients mask their updates, so that the server learns the sum of a round, or of a full buffer, alone
+        (Bell et al. 2020)
+    secure_neighbours : int
+        k, clients with which each client masks; 0: as few as a third of the clients may go away
+    secure_threshold : int
+        t, the neighbours that take a client's masks off the sum, above k/2; 0: ⌊k/2⌋ + 1
+    secure_clipping : float
+        C, the largest magnitude of a value of a masked update, weighted by d_i / max d (of fednova also over the
+        length of its local path); larger ones are cut to it
+    secure_metrics : str
+        clients' metrics of training that are masked and summed beside the updates, by name; no other leaves a client
+    """
+
+    secure_sums: bool = parameter(False, topic="protection")
+    secure_neighbours: int = parameter(0, ge=0, topic="protection")
+    secure_threshold: int = parameter(0, ge=0, topic="protection")
+    secure_clipping: float = parameter(1.0, ge=1e-6, le=1e6, topic="protection")
+    secure_metrics: str = parameter(
+        messages.TRAIN_LOSS,
+        pattern=r"^([\w.:-]+(,[\w.:-]+)*)?$",
+        words="names of metrics with commas between them, or nothing",
+        topic="protection",
+    )
+
+    @property
+    def summed_metrics(self) -> tuple[str, ...]:
+        """The names of ``secure_metrics``."""
+        return tuple(filter(None, self.secure_metrics.split(",")))
+
+
+@dataclass(frozen=True)
+class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     """What every synchronous strategy can be told.
 
     Parameters
@@ -237,14 +274,6 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
         rounds after which a new tree of noise begins; 0: there is one
     dp_clipping_quantile : float
         γ, the share of the updates that an adaptive S doesn't shorten (Andrew et al. 2021)
-    secure_sums : bool
-        whether clients mask their updates, so that the server learns a round's sum alone (Bell et al. 2020)
-    secure_neighbours : int
-        k, clients with which each client masks; 0: as few as a third of the clients may go away
-    secure_threshold : int
-        t, the neighbours that take a client's masks off the sum, above k/2; 0: ⌊k/2⌋ + 1
-    secure_clipping : float
-        C, the largest magnitude of a value of a masked update, weighted by d_i / max d; larger ones are cut to it
     """
 
     positional: ClassVar[tuple[str, ...]] = FLOWERS_ORDER
@@ -258,10 +287,6 @@ class SynchronousConfig(PrivateConfig, RobustConfig):
     dp_mechanism: Literal["gaussian", "tree"] = parameter("gaussian", topic="protection")
     dp_restart: int = parameter(0, ge=0, topic="protection")
     dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")
-    secure_sums: bool = parameter(False, topic="protection")
-    secure_neighbours: int = parameter(0, ge=0, topic="protection")
-    secure_threshold: int = parameter(0, ge=0, topic="protection")
-    secure_clipping: float = parameter(1.0, ge=1e-6, le=1e6, topic="protection")
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from dataclasses import fields
 
 from strategies.core.capabilities import Capabilities
-from strategies.core.config import RobustConfig, StrategyConfig, SynchronousConfig
+from strategies.core.config import RobustConfig, SecureConfig, StrategyConfig
 
 # The fields of robust rules alone, and those of secure sums.
 _OF_RULES = {field.name for field in fields(RobustConfig)} - {field.name for field in fields(StrategyConfig)}
-_OF_SUMS = {field.name for field in fields(SynchronousConfig) if field.name.startswith("secure_")}
+_OF_SUMS = {field.name for field in fields(SecureConfig)} - {field.name for field in fields(StrategyConfig)}
 
 
 def takes_rule(capabilities: Capabilities) -> bool:
@@ -16,7 +16,7 @@ def takes_rule(capabilities: Capabilities) -> bool:
 
 
 def needs_sums_alone(capabilities: Capabilities) -> bool:
-    """Return True if the sum of a round's updates is enough for a method, so that clients may mask theirs."""
+    """Return True if the sum of an aggregation's updates is enough for a method, so that clients may mask theirs."""
     return capabilities.streams and not (capabilities.reads_updates or capabilities.own_start)
 
 

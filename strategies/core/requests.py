@@ -1,7 +1,7 @@
 """The requests to clients: the messages that ask them to train, and who has not answered yet."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -42,6 +42,9 @@ class TrainingRequests:
         Hook of the method: the records for a client beside the model.
     compressed : CompressedUpdates, optional
         The compression that clients are asked for.
+    keeps : sequence of str, optional
+        Where clients are to keep their updates, to mask them later (``strategies.secure``): the names of the metrics
+        that they keep, too.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class TrainingRequests:
         task_fields: Fields,
         outgoing: Records,
         compressed: CompressedUpdates | None = None,
+        *,
+        keeps: Sequence[str] | None = None,
     ) -> None:
         self._run, self._loads = run, loads
         self._local_rule, self._task_fields, self._outgoing = local_rule, task_fields, outgoing
-        self._compressed = compressed
+        self._compressed, self._keeps = compressed, keeps
 
     def note_model(self, arrays: ArrayRecord) -> None:
         """Note the bytes of the model in a request and in a reply."""
@@ -80,6 +85,12 @@ class TrainingRequests:
         """Return a client's request: the model's arrays, and vectors (D,) beside them by record name."""
         records = {name: self._run.layout.to_record(vector) for name, vector in beside.items()}
         companions = {**self._outgoing(client), **records}
+        if self._keeps is not None:
+            own = ConfigRecord({"stage": messages.KEEP, "task": fields[messages.TASK]})
+            own["arrays"] = self._run.flower.arrayrecord_key
+            if self._keeps:
+                own["metrics"] = list(self._keeps)
+            companions[messages.SECURE] = own
         if companions:
             size = sum(map(messages.record_bytes, companions.values()))
             self._run.beside_bytes = max(self._run.beside_bytes, size)

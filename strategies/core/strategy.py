@@ -22,7 +22,7 @@ from strategies.clock import Clock
 from strategies.core.capabilities import Capabilities, hook
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
-from strategies.core.config import AsynchronousConfig, StrategyConfig, SynchronousConfig, configured
+from strategies.core.config import AsynchronousConfig, SecureConfig, StrategyConfig, configured
 from strategies.core.evaluator import Evaluator
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.last_updates import LastUpdates
@@ -157,7 +157,9 @@ class FederatedStrategy(Strategy):
         self.timeline = Timeline(self.accounts.took)
         # A bound that the config gives, or differential privacy, takes the place of the usual norm.
         clip = clipping(config)
-        usual_norm = not config.update_norm_bound and clip is None
+        secure = config if isinstance(config, SecureConfig) and config.secure_sums else None
+        # Nobody sees how long a masked update is.
+        usual_norm = not config.update_norm_bound and clip is None and secure is None
         bounds = Bounds(
             config.size_ratio_bound,
             config.examples_bound,
@@ -191,7 +193,13 @@ class FederatedStrategy(Strategy):
             [self.clients_present] if compressed is None else [compressed.hand_back, self.clients_present]
         )
         self.requests = TrainingRequests(
-            run, loads, self.local_rule, self.task_fields, self.outgoing, compressed
+            run,
+            loads,
+            self.local_rule,
+            self.task_fields,
+            self.outgoing,
+            compressed,
+            keeps=None if secure is None or self.has_rounds else secure.summed_metrics,
         )
         self.receiver = Receiver(
             run,
@@ -205,7 +213,7 @@ class FederatedStrategy(Strategy):
             clip=clip,
             updates=updates,
             witness=witness,
-            masked=isinstance(config, SynchronousConfig) and config.secure_sums,
+            masked=secure is not None,
         )
         self.server_step = ServerStep(
             run, partial(_new_optimizer, run), config.server_lr, self.own_lr, stale=not self.has_rounds

@@ -22,10 +22,10 @@ is counted twice.
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -44,6 +44,7 @@ from strategies.core.config import (
     EventsConfig,
     PrivateEventsConfig,
     RobustConfig,
+    SecureConfig,
     StrategyConfig,
 )
 from strategies.core.reporter import EvaluateFn
@@ -66,6 +67,10 @@ from strategies.timing.scheduler import Times
 from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Check, Contribution, Local, Noise, fault_of
 from strategies.updates.safeguards import PATIENCE
+
+if TYPE_CHECKING:
+    from strategies.core.masked_sum import Missed
+    from strategies.events.secure_groups import Group, SecureGroups
 
 log = logging.getLogger("flwr.strategies")
 
@@ -104,6 +109,8 @@ class AsynchronousStrategy(FederatedStrategy):
         Who is sent the model.
     robust : ArrivalRule, optional
         The robust rule, in place of the weighted sum.
+    secure : SecureGroups, optional
+        The sums of masked updates, in place of those that the server sees.
     total : int
         Aggregations that were asked for.
     """
@@ -144,7 +151,7 @@ class AsynchronousStrategy(FederatedStrategy):
                 )
             self.server_step.hide = self._hide
         weighing = getattr(self.config, "aggregation_weights", self.weighing)
-        self.robust = self._new_rule(weighing)
+        self.robust, self.secure = self._new_rule(weighing), self._new_secure()
         self.contribution_weights = ContributionWeights(
             self.run,
             self.ledger,
@@ -165,7 +172,9 @@ class AsynchronousStrategy(FederatedStrategy):
             self.requests,
             self.accounts,
             self.timeline,
-            without_messages=not self.capabilities.writes_requests and self.compressed is None,
+            without_messages=not (
+                self.capabilities.writes_requests or self.compressed is not None or self.secure is not None
+            ),
             places=partial(getattr, self, "concurrency"),
             local_rule=self.local_rule,
             companions=self.companions,
@@ -191,6 +200,18 @@ class AsynchronousStrategy(FederatedStrategy):
         )
         window = max(2 * config.faulty_clients + 3, rule.least) if able.every_arrival else 0
         return ArrivalRule(rule, window, config.update_norm_bound)
+
+    def _new_secure(self) -> "SecureGroups | None":
+        """Return the sums of masked updates; None if clients don't mask theirs."""
+        if not isinstance(self.config, SecureConfig) or not self.config.secure_sums:
+            return None
+        from strategies.events.secure_groups import (
+            SecureGroups,
+            check_secure,
+        )  # loads libraries of cryptography
+
+        check_secure(type(self).__name__, self.config, self.capabilities)
+        return SecureGroups(self.config, self.run, self.pending, self.receiver)
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if so many clients are too few for the robust rule."""
@@ -419,6 +440,8 @@ class AsynchronousStrategy(FederatedStrategy):
             working = self._goes_on()
             if working:
                 run.clients = self.population.look(grid, self._train_config)
+                if self.secure is not None:
+                    self.secure.look(grid)
             self.dispatcher.begin(grid, self._mail, self._train_config)
             if state is None:
                 run.pace.begin()
@@ -507,9 +530,11 @@ class AsynchronousStrategy(FederatedStrategy):
         self._lost_in_a_row = 0
         base = task.companions.get(self.run.flower.arrayrecord_key)  # what was sent in place of the model
         try:
-            local = self._check(
-                member.client, reply, task.base if base is None else self.run.layout.rounded(base)
-            )
+            if self.secure is not None:
+                local = self.secure.kept(task, reply)
+            else:
+                sent = task.base if base is None else self.run.layout.rounded(base)
+                local = self._check(member.client, reply, sent)
         except ArraysMismatchError as error:
             self._miss(member, str(error), fault_of(reply))
             return
@@ -519,7 +544,8 @@ class AsynchronousStrategy(FederatedStrategy):
         if member.dropped:
             log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
             ledger.changed()
-        member.count_again(self.run.aggregations)
+        if self.secure is None or member.dropped:  # misses in sums count until the client is in one
+            member.count_again(self.run.aggregations)
         now = pace.now()
         member.took(now - task.sent)
         if guards.must_wait(len(ledger.counting), self.run.buffers) and now < ledger.patient_until:
@@ -570,8 +596,9 @@ class AsynchronousStrategy(FederatedStrategy):
         accepted = self.accept(contribution)
         outcome = ACCEPTED if accepted else messages.TOO_OLD
         size = contribution.num_bytes
-        self.accounts[member.client.index].note(outcome, clipped=local.bounded, num_bytes=size)
-        self.timeline.end(member.client.index, run.pace.now(), outcome)
+        if self.secure is None or not accepted:  # of masked work it is known when it is summed
+            self.accounts[member.client.index].note(outcome, clipped=local.bounded, num_bytes=size)
+            self.timeline.end(member.client.index, run.pace.now(), outcome)
         if not accepted:
             ledger.since.discard(contribution)
             self.dispatcher.dispatch([member])
@@ -614,7 +641,8 @@ class AsynchronousStrategy(FederatedStrategy):
         if not pace.real_time:
             self._look()  # nobody else does: a miss is the sign that a node may be gone, or back under a new id
         if member.misses < MAX_MISSES:
-            self.dispatcher.dispatch([member])
+            if self._goes_on():
+                self.dispatcher.dispatch([member])
             return
         if not member.dropped:
             log.warning(
@@ -699,21 +727,31 @@ class AsynchronousStrategy(FederatedStrategy):
     def _aggregate(self) -> None:
         """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over what has arrived, in client order; those clients get the new model.
 
-        With a robust rule the model stays as it is where the updates are too few.
+        With a robust rule the model stays as it is where the updates are too few; with secure sums, where too many
+        clients go before their updates are summed.
         """
         run, ledger = self.run, self.ledger
         contributions = [self._aged(each) for each in ledger.take_out(self.takes(ledger.buffer))]
-        owners = [ledger.members[contribution.client.index] for contribution in contributions]
         most = self.safeguards.heaviest
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
+        group = None if self.secure is None else self._masked_sum(self.secure, contributions, weights)
+        if group is not None:
+            if run.stopped():
+                return
+            contributions = [each for each in contributions if each.client.index in group.weights]
+            weights = list(group.weights.values())
+        owners = [ledger.members[contribution.client.index] for contribution in contributions]
         buffers = Untrained(run.buffers)
         for contribution, weight in zip(contributions, weights, strict=True):
             buffers.add(contribution.client.index, weight, contribution.untrained, contribution.counted_from)
         if self.safeguards.active:
             buffers.bound(self.safeguards.buffers)
         total, average = buffers.weight, buffers
-        if self.robust is None:
-            moved: Vector | None = self.aggregate(run.model, contributions, weights)
+        moved: Vector | None
+        if group is not None:
+            moved = None if group.total is None else self._moved_by_sum(group.total, weights)
+        elif self.robust is None:
+            moved = self.aggregate(run.model, contributions, weights)
         else:
             moved = self._moved_by_rule(self.robust, contributions, weights)
             average = self.robust.untrained(run.buffers)
@@ -734,12 +772,56 @@ class AsynchronousStrategy(FederatedStrategy):
         if self.observes_periods:
             self.contribution_weights.expire()
         done = run.aggregations >= self.total
+        if group is not None:
+            owners += self._leave_out(group.missed)
         if not done:
             self.dispatcher.dispatch(owners)
         if done or self._is_due():
             self._report_evaluation(last=done or run.stopped())
         else:
             self.reporter.report(run.aggregations, run.result, {})
+
+    def _masked_sum(
+        self, secure: "SecureGroups", contributions: Sequence[Contribution], weights: Sequence[float]
+    ) -> "Group":
+        """Have the clients of an aggregation mask their updates; return their sum, and note who is in it."""
+        ledger, since, now = self.ledger, self.ledger.since, self.run.pace.now()
+        members = [ledger.members[contribution.client.index] for contribution in contributions]
+        group = secure.sum(self._mail.grid, self.run.aggregations + 1, members, weights)
+        since.bytes_down += group.bytes_down
+        since.bytes_up += group.bytes_up
+        since.clipped += group.clipped
+        for name, (mean, number) in group.metrics.items():
+            since.values.setdefault(name, []).extend([mean] * round(number))
+        for index in group.weights:
+            ledger.members[index].misses = ledger.members[index].unfit = 0
+            self.accounts[index].note(ACCEPTED)
+            self.timeline.end(index, now, ACCEPTED)
+        return group
+
+    def _moved_by_sum(self, total: Vector, weights: Sequence[float]) -> Vector:
+        """Return the next model (D,), moved by Σ d_i Δ_i (D,) of masked updates; see ``aggregate``."""
+        self._hide(total, weights)
+        return self.server_step.moved(self.run.model, self.direction(total))
+
+    def _leave_out(self, missed: "Mapping[int, Missed]") -> list[Member]:
+        """Note who isn't in a sum of masked updates; return those of whom it isn't the fault."""
+        ledger, number, free = self.ledger, self.run.aggregations, list[Member]()
+        for index, (reason, reply, outcome) in missed.items():
+            if (member := ledger.members.get(index)) is None:
+                continue
+            if outcome is None:
+                self._miss(member, reason, messages.fault_of(reply))
+                continue
+            ledger.since.failures += 1
+            ledger.since.lost += outcome == messages.LOST
+            self.accounts[index].note(outcome)
+            self.timeline.end(index, self.run.pace.now(), outcome)
+            free.append(member)
+        for reason in dict.fromkeys(each.reason for each in missed.values() if each.outcome is not None):
+            named = [member.client.located for member in free if missed[member.client.index].reason == reason]
+            log.warning("aggregation %d: left out client %s: %s", number, ", ".join(named), reason)
+        return free
 
     def _hide(self, total: Vector, weights: Sequence[float]) -> None:
         """Add central noise to Σ d_i Δ_i (D,), for the largest weight that any client may have in an aggregation.

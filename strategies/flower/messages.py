@@ -84,7 +84,12 @@ RECORDS: Final = "records"
 # Secure sums (strategies/secure): the stage's record of requests and replies, and the masked update of a reply.
 SECURE: Final = "strategies.secure"
 MASKED: Final = "strategies.masked"
-SECURE_STAGES: Final = tuple(f"{SECURE}.{stage}" for stage in ("keys", "shares", "unmask"))  # beside training
+SECURE_STAGES: Final = tuple(
+    f"{SECURE}.{stage}" for stage in ("keys", "shares", "masked", "unmask")
+)  # beside training
+KEEP: Final = (
+    "keep"  # of training without rounds: the client keeps its update, and masks it when a buffer is full
+)
 
 # Fields of `metrics`, from the client.
 NUM_EXAMPLES: Final = "num-examples"
@@ -311,6 +316,12 @@ def beside_the_model(reply: Message, key: str = ARRAYS) -> dict[str, RecordType]
     """Return the records of a reply other than the model and its metrics, by name."""
     known = (model_of(reply, key), metrics_of(reply))
     return {name: record for name, record in reply.content.items() if all(record is not k for k in known)}
+
+
+def path_of(applied: object) -> float:
+    """Return the path that the record ``APPLIED`` of a reply tells; NaN if it tells none that can be."""
+    said = applied.get(PATH) if isinstance(applied, Mapping) else None
+    return float(said) if isinstance(said, int | float) and 0 < said < float("inf") else float("nan")
 
 
 def is_ours(name: str) -> bool:

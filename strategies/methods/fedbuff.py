@@ -11,6 +11,9 @@ paper's s(δ) = (1 + δ)^−½; by default s(δ) is 1.
 
 How the share is known: ``strategies.methods.shared.buffer_schedule``.
 
+With secure sums the m clients of a full buffer mask their updates with each other. Their weights d_i are known by
+then, and the server has Σ d_i Δ_i alone (strategies/events/secure_groups.py).
+
 The paper's server step is 1. By default (``server_lr = 0``) it is 1/Σ d_i with s(δ) = 1, m/C for identical weights:
 one contribution of every client together then moves the model as far as a round. With m = C FedBuff is exactly
 synchronous FedAvg, and the step is 1.
@@ -20,7 +23,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.core.config import PrivateEventsConfig, StrategyConfig
+from strategies.core.config import PrivateEventsConfig, SecureConfig, StrategyConfig
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
 from strategies.methods.shared.buffer_schedule import expected_periods
 from strategies.methods.shared.staleness import discount_of, discount_parameter
@@ -30,7 +33,7 @@ log = logging.getLogger("flwr.strategies")
 
 
 @dataclass(frozen=True)
-class FedBuffConfig(BufferedConfig, PrivateEventsConfig):
+class FedBuffConfig(BufferedConfig, PrivateEventsConfig, SecureConfig):
     """Parameters of FedBuff.
 
     Parameters

@@ -12,6 +12,9 @@ that γ may differ between clients, too. The division by Σ d_i is our addition,
 sum to 1 only in expectation. With equal s_i FedNova is exactly FedAvg. A client that doesn't report its path counts
 with s_eff, and the log warns of it.
 
+With secure sums each client masks d_i Δ_i / s_i and d_i s_i, and the server has their sums alone: a client that
+doesn't report its path is left out, and safeguards bound neither paths nor lengths, which nobody sees.
+
 Sent: the messages of FedAvg. Kept: the updates of a round until all have arrived, 8 D bytes for each participant.
 """
 
@@ -21,6 +24,7 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.clients.weights import Weights
+from strategies.core.capabilities import from_sums
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.local_path import paths_of
@@ -50,6 +54,7 @@ class FedNova(SynchronousStrategy):
     """
 
     by_weights: ClassVar[bool] = True
+    by_path: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "an update counts by how far its client's steps went"
     _scales: dict[int, float]
 
@@ -57,6 +62,7 @@ class FedNova(SynchronousStrategy):
         """Ask clients to report the length of their local path."""
         return {messages.PATH: 1.0}
 
+    @from_sums
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
@@ -70,6 +76,7 @@ class FedNova(SynchronousStrategy):
         self._scales = {c.client.index: float(s) for c, s in zip(contributions, scale, strict=True)}
         return super().aggregate(model, contributions, weights)
 
+    @from_sums
     def counted(self, contribution: Contribution) -> Vector:
         """Return Δ_i s_eff / s_i, (D,)."""
         return contribution.update * self._scales[contribution.client.index]

@@ -118,7 +118,7 @@ class SynchronousStrategy(FederatedStrategy):
 
             secure_sums.check_secure(name, config, able)
             self._secure = secure_sums.SecureSums(
-                config, self.run, self.pending, self.timeline, self.receiver, self.selection
+                config, self.run, self.pending, self.timeline, self.receiver, self.selection, able
             )
 
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
@@ -423,7 +423,7 @@ class SynchronousStrategy(FederatedStrategy):
 
     def _step(self, current: Round, weights: Sequence[float], total: Gathered) -> Vector | None:
         """Return the next global model (D,); None if the valid replies are too few."""
-        if self.capabilities.needs_all_updates:
+        if self.capabilities.needs_all_updates and self._secure is None:
             if not (taken := current.contributions):
                 return None
             weights = self.weigh(taken)

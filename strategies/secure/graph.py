@@ -42,11 +42,11 @@ def terms_for(number: int, neighbours: int = 0, threshold: int = 0) -> Terms:
         If there is no such graph of so many clients.
     """
     if number < FEWEST:
-        raise ValueError(f"secure_sums: {number} clients in a round; allowed are {FEWEST} or more")
+        raise ValueError(f"secure_sums: {number} clients in a sum; allowed are {FEWEST} or more")
     most = number - 1
     if neighbours and not FEWEST - 1 <= neighbours <= most:
         raise ValueError(
-            f"secure_neighbours = {neighbours}: {number} clients are in a round; allowed are 0 (as many as it "
+            f"secure_neighbours = {neighbours}: {number} clients are in a sum; allowed are 0 (as many as it "
             f"needs), or {FEWEST - 1} to {most}"
         )
     k = neighbours or usual_neighbours(number)
@@ -54,7 +54,7 @@ def terms_for(number: int, neighbours: int = 0, threshold: int = 0) -> Terms:
     least = k // 2 + 1
     if threshold and not least <= threshold <= k:
         raise ValueError(
-            f"secure_threshold = {threshold}: each of {number} clients in a round has {k} neighbours; allowed are 0 "
+            f"secure_threshold = {threshold}: each of {number} clients in a sum has {k} neighbours; allowed are 0 "
             f"(more than half), or {least} to {k}"
         )
     return Terms(k, threshold or least)

@@ -6,6 +6,7 @@ bits that seed a Mersenne Twister, so that a server can try all masks.
 """
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,11 @@ MODULUS = 1 << 32
 HEADER = (
     3  # ring values before the update: the weight, whether values were out of range, whether it was shortened
 )
+# A number beside the update is a whole number of steps, as LIMBS ring values of LIMB_BITS bits each: their sums don't
+# wrap for up to 2¹⁶ clients.
+LIMBS, LIMB_BITS = 4, 16
+NUMBER_STEP, LARGEST_NUMBER = 2.0**-40, 2.0**22
+_OFFSET = 1 << (LIMBS * LIMB_BITS - 1)  # makes a negative number of steps positive
 
 
 class SecureSumError(ValueError):
@@ -93,13 +99,33 @@ def commitment_to(seed: bytes) -> bytes:
     return digest.finalize()
 
 
+def size_of(values: int, numbers: int = 0) -> int:
+    """Return how many ring values stand for an update of so many values, and so many numbers beside it."""
+    return HEADER + LIMBS * numbers + values
+
+
+def _limbs(number: float) -> list[int]:
+    """Return a number as LIMBS ring values; SecureSumError if it is out of range."""
+    if not abs(number) <= LARGEST_NUMBER:
+        raise SecureSumError(f"a number of its sum is {number:g}; allowed is ± {LARGEST_NUMBER:g}")
+    steps = round(number / NUMBER_STEP) + _OFFSET
+    return [steps >> (LIMB_BITS * place) & ((1 << LIMB_BITS) - 1) for place in range(LIMBS)]
+
+
+def _number(summed: Sequence[int], clients: int) -> float:
+    """Return the sum of so many clients' numbers, by the sums of their limbs."""
+    steps = sum(limb << (LIMB_BITS * place) for place, limb in enumerate(summed))
+    return (steps - clients * _OFFSET) * NUMBER_STEP
+
+
 @dataclass(frozen=True)
 class Quantizer:
     """Turns weighted updates into ring values whose sum over ``number`` clients doesn't wrap, and sums back.
 
     A value in [−C, C] is one of ``levels`` + 1 integers, rounded at random without bias, as Flower's
     ``quantize`` does it; but from the run's own stream, so that a run of the same seed has the same result. A sum is
-    therefore off by less than 2 C n / levels in each value, where no value was out of range.
+    therefore off by less than 2 C n / levels in each value, where no value was out of range. Numbers beside the
+    update are rounded to whole steps of 2⁻⁴⁰, whatever C is.
 
     Attributes
     ----------
@@ -108,7 +134,7 @@ class Quantizer:
     levels : int
         The steps from −C to C.
     norm : float
-        S, to which a weighted update is shortened for differential privacy; 0: it isn't.
+        S, to which an update is shortened for differential privacy, before it is weighted; 0: it isn't.
     """
 
     clipping: float
@@ -124,12 +150,24 @@ class Quantizer:
         """Return a weight in [0, 1] as a ring value."""
         return round(weight * self.levels)
 
-    def encode(self, update: Vector, weight: float, rng: np.random.Generator) -> Ring:
-        """Return the ring values (HEADER + D,) of a weight in [0, 1] and of the update (D,) times it."""
-        values = update * weight
+    def encode(
+        self, update: Vector, weight: float, rng: np.random.Generator, numbers: Sequence[float] = ()
+    ) -> Ring:
+        """Return the ring values of a weight in [0, 1], of the update (D,) times it, and of numbers beside it.
+
+        Returns
+        -------
+        array (size_of(D, len(numbers)),)
+
+        Raises
+        ------
+        SecureSumError
+            If a number is above 2²², or none.
+        """
         norm = (
-            float(np.einsum("i,i->", values, values)) ** 0.5 if self.norm else 0.0
+            float(np.einsum("i,i->", update, update)) ** 0.5 if self.norm else 0.0
         )  # not BLAS: the same bits anywhere
+        values = update * weight
         if self.norm and norm > (shortened := self.shortened(len(values))):
             values *= shortened / norm
         outside = bool((np.abs(values) > self.clipping).any())
@@ -137,17 +175,23 @@ class Quantizer:
         values += self.clipping
         values *= self.levels / (2 * self.clipping)
         values += rng.random(len(values))
-        encoded = np.empty(HEADER + len(values), dtype=np.uint32)
+        encoded = np.empty(size_of(len(values), len(numbers)), dtype=np.uint32)
         encoded[:HEADER] = self.weight(weight), outside, norm > self.norm
-        encoded[HEADER:] = np.minimum(np.floor(values, out=values), self.levels)
+        for place, number in enumerate(numbers):
+            start = HEADER + LIMBS * place
+            encoded[start : start + LIMBS] = _limbs(number)
+        encoded[size_of(0, len(numbers)) :] = np.minimum(np.floor(values, out=values), self.levels)
         return encoded
 
-    def decode(self, total: Ring, number: int) -> "Decoded":
-        """Return what the sum (HEADER + D,) of ``number`` clients' ring values says."""
-        update = total[HEADER:].astype(np.float64)
+    def decode(self, total: Ring, number: int, numbers: int = 0) -> "Decoded":
+        """Return what the sum of ``number`` clients' ring values says, with so many ``numbers`` beside the update."""
+        update = total[size_of(0, numbers) :].astype(np.float64)
         update *= 2 * self.clipping / self.levels
         update -= self.clipping * number
-        return Decoded(update, *map(int, total[:HEADER]))
+        limbs = total[HEADER : size_of(0, numbers)].reshape(numbers, LIMBS)
+        weight, outside, longer = map(int, total[:HEADER])
+        sums = tuple(_number(summed.tolist(), number) for summed in limbs)
+        return Decoded(update, weight, outside, longer, sums)
 
     def shortened(self, size: int) -> float:
         """Return the norm to which an update (D,) is shortened, so that it isn't above S after it is rounded."""
@@ -160,9 +204,12 @@ class Quantizer:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A sum: Σ f_i Δ_i (D,), Σ f_i in levels, and how many clients had values out of range, or were longer than S."""
+    """A sum: Σ f_i Δ_i (D,), Σ f_i in levels, how many clients had values out of range, or were longer than S, and Σ
+    of each number beside the update.
+    """
 
     update: Vector
     weight: int
     outside: int
     longer: int
+    numbers: tuple[float, ...] = ()

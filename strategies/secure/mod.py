@@ -6,14 +6,19 @@
 
 A strategy with ``secure_sums = True`` sends each participant of a round four training messages, with the stage in the
 record ``strategies.secure``. The mod answers three of them by itself. With the third comes the model: the app trains
-on it as on any other, and the mod sends the masked update in place of the trained model, and no metrics. It stands
-after ``reads_packed`` and before mods that read the model, such as Flower's for clipping and noise. The secrets of a
-client are in its ``context.state`` between the stages, and are dropped with the last one.
+on it as on any other, and the mod sends the masked update in place of the trained model, with the metrics that the
+server names masked, too, and no others. It stands after ``reads_packed`` and before mods that read the model, such as
+Flower's for clipping and noise. The secrets of a client are in its ``context.state`` between the stages, and are
+dropped with the last one.
+
+Without rounds a client trains first: it is asked to keep its update, of which it sends nothing. When a buffer is
+full, its clients take part in the four stages, and mask what they have kept in the third.
 
 A device whose ``node_config`` has ``only-masked=true`` refuses to train without a secure sum, whatever it is asked.
 """
 
 from collections.abc import Callable
+from math import isnan, nan
 from typing import Any, cast
 
 import numpy as np
@@ -21,15 +26,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 from strategies import streams
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Layout, pack
+from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, pack, unpack
 from strategies.flower.internals import with_content
 from strategies.secure.client import KEYS, MASKED, OVER, SHARES, UNMASK, ClientSession, PublicKeys
-from strategies.secure.masking import Quantizer, SecureSumError
+from strategies.secure.masking import LARGEST_NUMBER, Quantizer, SecureSumError
 
 # Error code of a client that can't or won't take part in a stage (Flower's codes are below 100).
 REFUSED = 106
 
 ONLY_MASKED = "only-masked"
+
+# Fields of the stage in which updates are masked: whether each is divided by its client's path, which is summed, too;
+# the names of the metrics that are summed, too; whether the update is of a task that is over, so that the client has
+# kept it.
+BY_PATH, METRICS, FROM_BEFORE = "by-path", "metrics", "from-before"
+
+# Record of the context's state: the update that a client keeps, by the number of its task.
+UPDATE = f"{messages.SECURE}.update"
 
 CallNext = Callable[[Message, Context], Message]
 
@@ -57,6 +70,8 @@ def _refusal(message: Message, reason: str) -> Message:
 
 def _answer(message: Message, context: Context, call_next: CallNext, asked: dict[str, Any]) -> Message:
     stage = asked["stage"]
+    if stage == messages.KEEP:
+        return _keep_update(message, context, call_next, asked)
     if stage == KEYS:
         session = ClientSession(asked["client"], asked["threshold"])
         keys = session.keys()
@@ -84,15 +99,15 @@ def _answer(message: Message, context: Context, call_next: CallNext, asked: dict
     return Message(content, reply_to=message)
 
 
-def _masked(
-    message: Message, context: Context, call_next: CallNext, asked: dict[str, Any], session: ClientSession
-) -> RecordDict | Message:
-    """Let the app train; return the masked update, or the app's own reply if it has no model."""
+def _trained(
+    message: Message, context: Context, call_next: CallNext, asked: dict[str, Any]
+) -> tuple[Vector, Message] | Message:
+    """Let the app train; return its update (D,) and its reply, or the reply alone if it has no model."""
     key = asked["arrays"]
     sent = messages.model_of(message, key)
     if sent is None:
         raise SecureSumError("there is no model to train")
-    quantizer, layout = Quantizer(asked["clipping"], asked["levels"], asked["norm"]), Layout.of(sent)
+    layout = Layout.of(sent)
     base = layout.to_vector(sent)  # read before the app may overwrite the message's memory
     rest = {name: record for name, record in message.content.items() if name != messages.SECURE}
     reply = call_next(with_content(message, RecordDict(rest)), context)
@@ -103,13 +118,85 @@ def _masked(
         raise SecureSumError("its reply has no model")
     update = layout.to_vector(trained)
     update -= base
+    return update, reply
+
+
+def _keep_update(message: Message, context: Context, call_next: CallNext, asked: dict[str, Any]) -> Message:
+    """Let the app train, and keep its update until it is asked for a masked one; an earlier one is dropped."""
+    context.state.pop(UPDATE, None)
+    found = _trained(message, context, call_next, asked)
+    if isinstance(found, Message):
+        return found
+    update, reply = found
+    measured = np.array(_measured(reply, asked.get(METRICS, [])))
+    context.state[UPDATE] = ArrayRecord({str(asked["task"]): pack(update), METRICS: pack(measured)})
+    content = _fields(task=asked["task"])
+    _say_applied(content, reply)
+    return Message(content, reply_to=message)
+
+
+def _kept_update(context: Context, task: int) -> tuple[Vector, list[float]]:
+    """Return the update (D,) and the metrics of a task, which are forgotten: they are masked once."""
+    record = context.state.pop(UPDATE, None)
+    if not isinstance(record, ArrayRecord) or str(task) not in record:
+        raise SecureSumError(f"this client keeps no update of its task {task}")
+    return unpack(record[str(task)]), unpack(record[METRICS]).tolist()
+
+
+def _masked(
+    message: Message, context: Context, call_next: CallNext, asked: dict[str, Any], session: ClientSession
+) -> RecordDict | Message:
+    """Return the masked update, of training now or before; or the app's own reply to training without a model."""
+    content, numbers = RecordDict(), list[float]()
+    if asked.get(FROM_BEFORE):
+        update, measured = _kept_update(context, asked["task"])
+        weight, counts = float(asked["weight"]), 1.0
+    else:
+        found = _trained(message, context, call_next, asked)
+        if isinstance(found, Message):
+            return found
+        update, reply = found
+        measured, weight = _measured(reply, asked.get(METRICS, [])), _weight(reply, asked)
+        counts = weight
+        if asked.get(BY_PATH):
+            path = _path(reply)
+            update /= path
+            numbers.append(weight * path)
+        _say_applied(content, reply)
+    for value in measured:
+        known = abs(counts * value) <= LARGEST_NUMBER  # not NaN
+        numbers += (counts * value, counts) if known else (0.0, 0.0)
+    quantizer = Quantizer(asked["clipping"], asked["levels"], asked["norm"])
     rng = streams.generator(asked["seed"], "secure-rounding", session.client, asked["task"])
-    values = session.masked(quantizer.encode(update, _weight(reply, asked), rng))
-    content = RecordDict({messages.MASKED: ArrayRecord({"values": pack(values)})})
+    values = session.masked(quantizer.encode(update, weight, rng, numbers))
+    content[messages.MASKED] = ArrayRecord({"values": pack(values)})
+    return content
+
+
+def _measured(reply: Message, names: list[str]) -> list[float]:
+    """Return the metrics of these names that the app tells; NaN for one that it doesn't, or is no number."""
+    metrics = messages.metrics_of(reply)
+    values = (metrics.get(name) for name in names)
+    return [float(value) if isinstance(value, int | float) else nan for value in values]
+
+
+def _say_applied(content: RecordDict, reply: Message) -> None:
+    """Say by what the app's local steps went, but not how far."""
     applied = reply.content.get(messages.APPLIED)
     if isinstance(applied, ConfigRecord):
-        content[messages.APPLIED] = applied
-    return content
+        hidden = {messages.PATH: MASKED} if messages.PATH in applied else {}
+        content[messages.APPLIED] = ConfigRecord({**applied, **hidden})
+
+
+def _path(reply: Message) -> float:
+    """Return how far the client's local steps went; SecureSumError if its app doesn't tell."""
+    path = messages.path_of(reply.content.get(messages.APPLIED))
+    if isnan(path):
+        raise SecureSumError(
+            f"its app doesn't tell how far its local steps went ({messages.PATH!r} in the record "
+            f"{messages.APPLIED!r} of its reply)"
+        )
+    return path
 
 
 def _weight(reply: Message, asked: dict[str, Any]) -> float:

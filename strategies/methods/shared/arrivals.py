@@ -94,8 +94,10 @@ class Buffered(AsynchronousStrategy):
         self._size = BufferSize(self.config.buffer_size, self.own_buffer_size)
 
     def own_buffer_size(self, num_clients: int) -> int:
-        """Return m for ``buffer_size = 0``: C/10, at least 2 and what a rule needs, at most 10; C if that is less."""
-        least = 2 if self.robust is None else max(2, self.robust.rule.least)
+        """Return m for ``buffer_size = 0``: C/10, at least 2 and what a rule or a sum needs, at most 10; or C."""
+        least = 2 if self.secure is None else self.secure.fewest
+        if self.robust is not None:
+            least = max(least, self.robust.rule.least)
         return min(max(least, min(num_clients // 10, 10)), num_clients)
 
     @property
@@ -119,6 +121,12 @@ class Buffered(AsynchronousStrategy):
             raise ValueError(
                 f"buffer_size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
             )
+        if self.secure is not None:
+            if self.m < self.secure.fewest:
+                raise ValueError(
+                    f"buffer_size = {self.m} with secure_sums: a sum is of {self.secure.fewest} clients or more"
+                )
+            self.secure.check(self.m)
         if self.robust is not None and self.m < (least := self.robust.rule.least):
             raise ValueError(
                 f"{self.robust.rule.text}: needs {least} contributions in the buffer or more, buffer_size = {self.m}"

@@ -17,9 +17,7 @@ from strategies.updates.chain import Contribution
 
 def told_path(contribution: Contribution) -> float:
     """Return the path that a client tells; NaN if it tells none that can be."""
-    applied = contribution.records.get(messages.APPLIED)
-    said = None if applied is None else applied.get(messages.PATH)
-    return float(said) if isinstance(said, int | float) and 0 < said < float("inf") else float("nan")
+    return messages.path_of(contribution.records.get(messages.APPLIED))
 
 
 def paths_of(contributions: Sequence[Contribution], bound: float = 0.0) -> Weights:

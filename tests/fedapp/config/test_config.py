@@ -191,6 +191,7 @@ TEXTS: dict[str, tuple[list[Any], list[Any]]] = {
         ["", "accuracy>=0.9", "loss <= 1e-3", "r2>=-.5"],
         ["accuracy", "accuracy>0.9", "accuracy>=", "a>=1,b>=2", "accuracy=>0.9", "loss<=1\n"],
     ),
+    "secure-metrics": (["", "train-loss", "train-loss,a:b.c"], ["a b", ",", "a,", "a,,b", "loss\n"]),
     "registered-nodes": (
         ["", "oslo:4711:0", "oslo:4711:0, bern:18446744073709551615"],
         ["oslo", "oslo:4711:", "4711", "oslo:4711:0 bern:4712:1", "oslo:-1:0", ","],

@@ -18,7 +18,8 @@ TEXTS = ("uniform", "polynomial:0.5")
 EQUAL = {"client_weights": "uniform", "aggregation_weights": "identical", "buffer_size": 9}
 BESIDE: tuple[dict[str, Any], ...] = ({}, {"participation": "uniform"}, EQUAL)
 # Without a rule the number is read by nobody, nor are the others of secure sums without the sums.
-SECURE = {key: {"secure_sums": True} for key in ("secure_neighbours", "secure_threshold", "secure_clipping")}
+OF_SUMS = "secure_neighbours", "secure_threshold", "secure_clipping", "secure_metrics"
+SECURE = {key: {"secure_sums": True} for key in OF_SUMS}
 ALWAYS_BESIDE = {"faulty_clients": {"aggregation_rule": "median"}, **SECURE}
 
 

@@ -16,6 +16,7 @@ from strategies import (
     FedAvgM,
     FederatedStrategy,
     FedMedian,
+    FedNova,
     FedProx,
     RunError,
     SynchronousStrategy,
@@ -26,49 +27,14 @@ from strategies.secure import masks_updates
 from strategies.secure.masking import Quantizer
 from strategies.secure.mod import ONLY_MASKED
 from strategies.updates.sums import BlockSum
+from tests.strategies.secure.runs import CENTRES, CLIPPING, MODS, PRIVATE, SECURE, SIZES, Make, Runs
 
-Make = Callable[..., Any]
-
-CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5, 7.0, 1.0), (1, 2, 5, 3, 4, 1)
-CLIPPING = 8.0
-
-
-def goes_away(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-    """Fail before the stage that the node's config names."""
-    record = message.content.get(messages.SECURE)
-    if record is not None and record["stage"] == context.node_config.get("goes"):
-        raise RuntimeError("went away")
-    return call_next(message, context)
-
-
-MODS = (goes_away, masks_updates)
+STEPS = (1, 2, 3, 4, 2, 1)
 
 
 @pytest.fixture
-def run(federation: Make, model: Make, train_config: Make, values_of: Make) -> Make:
-    """Run a strategy with or without secure sums; return the model's values, the metrics and the grid."""
-
-    def make(
-        kind: type[FederatedStrategy] = FedAvg,
-        *,
-        rounds: int = 3,
-        mods: Any = MODS,
-        goes: dict[int, str] | None = None,
-        **options: Any,
-    ) -> tuple[list[float], Any, Any]:
-        describes = options.pop("describes", True)
-        grid = federation(CENTRES, SIZES, mods=mods, describes=describes, seed=options.pop("grid", 0))
-        for partition, stage in (goes or {}).items():
-            grid.node(partition).context.node_config["goes"] = stage
-        strategy = kind(**options)
-        strategy.run.repeatable = True  # central noise by the seed
-        result = strategy.start(grid, model(1.0, -1.0), rounds, train_config=train_config())
-        return values_of(result.arrays), result.train_metrics_clientapp, grid
-
-    return make
-
-
-SECURE = {"secure_sums": True, "secure_clipping": CLIPPING}
+def run(federation: Make, model: Make, train_config: Make, values_of: Make) -> Runs:
+    return Runs(federation, model, train_config, values_of)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +49,17 @@ SECURE = {"secure_sums": True, "secure_clipping": CLIPPING}
         (FedAvgM, {"server_momentum": 0.5}),
         (FedAdam, {"eta": 0.1}),
         (Ditto, {}),
+        (FedNova, {"steps": STEPS}),
+        (
+            FedNova,
+            {
+                "steps": STEPS,
+                "fraction_train": 0.7,
+                "participation": "uniform",
+                "server_optimizer": "momentum",
+            },
+        ),
+        (FedNova, {"steps": STEPS, "describes": False, "examples_bound": 5}),
     ],
 )
 def test_methods_that_need_sums_make_the_models_of_plain_rounds(
@@ -95,10 +72,7 @@ def test_methods_that_need_sums_make_the_models_of_plain_rounds(
     for number, found in metrics.items():
         assert found["participants"] == before[number]["participants"]
         assert (found["failures"], found["clipped-updates"]) == (0, 0)
-        assert "train-loss" not in found  # no client's leaves it
-
-
-PRIVATE = {"dp": "central", "client_weights": "uniform", "dp_noise_multiplier": 0.3, "server_lr": 1.0}
+        assert found["train-loss"] == pytest.approx(before[number]["train-loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +108,30 @@ def test_a_hidden_draw_has_rounds_that_have_sums(federation: Make, model: Make, 
 
 
 def test_a_run_has_one_result_whatever_masks_and_order(run: Make) -> None:
-    assert run(grid=1, **SECURE)[0] == run(grid=2, **SECURE)[0]
+    assert run(seed_of_grid=1, **SECURE)[0] == run(seed_of_grid=2, **SECURE)[0]
+
+
+def test_a_path_leaves_its_client_in_the_sum_alone_and_a_client_without_one_is_left_out(
+    run: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = []
+
+    def notes(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        reply = call_next(message, context)
+        if reply.has_content() and messages.APPLIED in reply.content:
+            said.append(dict(reply.content[messages.APPLIED]))
+        return reply
+
+    def forgets(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        reply = call_next(message, context)
+        if context.node_config["partition-id"] == 4 and messages.APPLIED in reply.content:
+            del reply.content[messages.APPLIED][messages.PATH]
+        return reply
+
+    _, metrics, _ = run(FedNova, rounds=1, steps=STEPS, mods=(notes, masks_updates, forgets), **SECURE)
+    assert said == [{messages.PATH: "masked"}] * 5
+    assert metrics[1]["failures"] == 1
+    assert "its app doesn't tell how far its local steps went ('strategies.path' in the record" in caplog.text
 
 
 @pytest.mark.parametrize("stage", ["keys", "shares", "masked", "unmask"])
@@ -176,6 +173,24 @@ def test_sizes_that_only_clients_know_are_summed_masked(run: Make) -> None:
         run(describes=False, **SECURE)
 
 
+def test_metrics_are_summed_by_their_names_over_the_clients_that_have_them(
+    run: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def more(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        reply, place = call_next(message, context), context.node_config["partition-id"]
+        if reply.has_content() and "metrics" in reply.content and place < 4:
+            reply.content["metrics"]["score"] = (-2.5, 0.5, float("nan"), 1e30)[place]
+        return reply
+
+    names = "score,missing,num-examples"
+    options = {"mods": (masks_updates, more), "rounds": 2, "secure_metrics": names}
+    _, metrics, _ = run(**options, client_weights="uniform", **SECURE)
+    assert metrics[1]["score"] == pytest.approx(-1.0)  # of the two that are numbers in range
+    assert metrics[1]["num-examples"] == pytest.approx(np.mean(SIZES))
+    assert not {"train-loss", "missing"} & set(metrics[1])
+    assert caplog.text.count("secure_metrics: no client has a metric 'missing', as a number") == 1
+
+
 def test_values_out_of_range_are_counted(run: Make, caplog: pytest.LogCaptureFixture) -> None:
     _, metrics, _ = run(rounds=1, client_weights="uniform", secure_sums=True, secure_clipping=2.5)
     assert metrics[1]["clipped-updates"] == 1  # Δ = (3, 4) for the centre 7, 2 at most for the others
@@ -200,7 +215,11 @@ def test_a_device_that_only_masks_refuses_a_plain_round(run: Make, federation: M
     ("kind", "options", "said"),
     [
         *(
-            (each, {}, "reads single updates; allowed are methods that need sums alone")
+            (
+                each,
+                {},
+                "reads single updates" if each.capabilities.streams else "keeps a vector of each client on",
+            )
             for name, each in REGISTRY.items()
             if issubclass(each, SynchronousStrategy)
             and (each.capabilities.reads_updates or not each.capabilities.streams)
@@ -227,9 +246,9 @@ def test_what_needs_single_updates_is_one_line(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"secure_threshold": 6}, r"secure_threshold = 6: each of 6 clients in a round has 5 neighbours"),
-        ({"secure_neighbours": 6}, r"secure_neighbours = 6: 6 clients are in a round"),
-        ({"participation": "uniform", "fraction_train": 0.3}, "secure_sums: 2 clients in a round"),
+        ({"secure_threshold": 6}, r"secure_threshold = 6: each of 6 clients in a sum has 5 neighbours"),
+        ({"secure_neighbours": 6}, r"secure_neighbours = 6: 6 clients are in a sum"),
+        ({"participation": "uniform", "fraction_train": 0.3}, "secure_sums: 2 clients in a sum"),
         ({"witness": lambda index, model: None}, "a witness sees single models; allowed is none"),
         ({"train_metrics_aggr_fn": lambda records, key: None}, "reads single clients' metrics"),
         ({"untrained": ("w",)}, r"the model has arrays that aren't trained \(w\)"),
@@ -262,22 +281,11 @@ def test_a_loop_around_the_strategy_is_refused(federation: Make, model: Make) ->
         list(strategy.configure_train(1, model(1.0), ConfigRecord(), grid))
 
 
-def test_a_run_that_goes_on_has_the_same_model(
-    federation: Make, model: Make, values_of: Make, train_config: Make
-) -> None:
-    states = {}
-
-    def go(rounds: int, state: dict[str, Any] | None = None) -> list[float]:
-        strategy = FedAvg(server_optimizer="adam", **SECURE)
-        strategy.observer = lambda progress: states.update({progress.aggregation: strategy.state()})
-        if state is not None:
-            strategy.restore(state)
-        grid = federation(CENTRES, SIZES, mods=MODS)
-        return values_of(strategy.start(grid, model(1.0), rounds, train_config=train_config()).arrays)
-
-    whole = go(4)
-    state = states[2]
-    assert go(4, state) == whole
+def test_a_run_that_goes_on_has_the_same_model(run: Make) -> None:
+    states: dict[int, Any] = {}
+    options = {"server_optimizer": "adam", **SECURE}
+    whole = run(rounds=4, states=states, **options)[0]
+    assert run(rounds=4, state=states[2], **options)[0] == whole
 
 
 def test_on_devices_a_line_says_that_no_length_is_bounded(run, caplog) -> None:

@@ -46,10 +46,10 @@ def test_the_core_is_found_by_taking_out_whoever_has_too_few() -> None:
 @pytest.mark.parametrize(
     ("number", "keys", "said"),
     [
-        (2, (), "secure_sums: 2 clients in a round; allowed are 3 or more"),
-        (3, (0, 4), r"secure_threshold = 4: each of 3 clients in a round has 2 neighbours; .* or 2 to 2"),
+        (2, (), "secure_sums: 2 clients in a sum; allowed are 3 or more"),
+        (3, (0, 4), r"secure_threshold = 4: each of 3 clients in a sum has 2 neighbours; .* or 2 to 2"),
         (9, (4, 2), r"secure_threshold = 2: each of 9 clients .* has 4 neighbours; .* or 3 to 4"),
-        (5, (5, 0), r"secure_neighbours = 5: 5 clients are in a round; .* or 2 to 4"),
+        (5, (5, 0), r"secure_neighbours = 5: 5 clients are in a sum; .* or 2 to 4"),
     ],
 )
 def test_terms_that_cant_be_are_one_line(number: int, keys: tuple[int, ...], said: str) -> None:

@@ -1,11 +1,13 @@
 """Secure sums: the plain sum of whoever stayed, to the quantisation's bound, whichever third goes in which stage."""
 
+from math import fsum
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.secure.masking import HEADER, Quantizer, SecureSumError
+from strategies.secure.masking import HEADER, LARGEST_NUMBER, NUMBER_STEP, Quantizer, SecureSumError
 from tests.strategies.secure.sums import Sum, encoded
 
 VALUES = 7
@@ -57,6 +59,26 @@ def test_values_out_of_range_are_cut_and_their_clients_counted_in_the_sum() -> N
     found = quantizer.decode(Sum.of(3).total(encoded(updates, [1.0, 1.0, 0.5], quantizer)), 3)
     assert found.outside == 2
     assert found.update == pytest.approx([1.0 - 0.5 + 0.125, 0.5 + 0.5 - 1.0], abs=quantizer.error(3))
+
+
+NUMBERS = st.floats(-LARGEST_NUMBER, LARGEST_NUMBER)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=30))
+def test_numbers_beside_the_update_are_summed_to_half_a_step_each(rows: list[tuple[float, float]]) -> None:
+    quantizer, rng = Quantizer.for_sum(1.0, len(rows)), np.random.default_rng(0)
+    values = [quantizer.encode(np.zeros(2), 1.0, rng, row) for row in rows]
+    found = quantizer.decode(np.sum(values, axis=0, dtype=np.uint32), len(rows), 2)
+    expected = [fsum(column) for column in zip(*rows, strict=True)]
+    assert found.numbers == pytest.approx(expected, abs=len(rows) * NUMBER_STEP / 2, rel=1e-15)
+    assert found.update == pytest.approx([0, 0], abs=quantizer.error(len(rows)))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -2 * LARGEST_NUMBER])
+def test_a_number_out_of_range_is_no_part_of_a_sum(number: float) -> None:
+    with pytest.raises(SecureSumError, match=r"a number of its sum is .*; allowed is ± 4\.1943e\+06"):
+        Quantizer(1.0, 9).encode(np.zeros(1), 1.0, np.random.default_rng(0), [number])
 
 
 def test_rounding_has_no_bias() -> None:

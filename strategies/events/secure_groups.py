@@ -1,0 +1,184 @@
+"""Aggregations without rounds of which the server learns the sum and no single update (``strategies.secure``).
+
+A client that is done keeps its update. When the method wants an aggregation, the clients whose work waits are a
+group: they mask their updates with each other, so that the server can unmask their sum alone. What a client counts is
+known by then, with its staleness, and it is sent its weight before it masks. Stages take no virtual time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from strategies.clients.member import Member
+from strategies.core.capabilities import Capabilities
+from strategies.core.config import RobustConfig, SecureConfig
+from strategies.core.masked_sum import MaskedSum, Missed, check_single, look, told
+from strategies.core.protection import needs_sums_alone
+from strategies.core.receiver import Receiver
+from strategies.core.requests import PendingReplies
+from strategies.core.run_state import RunState
+from strategies.events.tasks import Task
+from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError, Vector
+from strategies.flower.errors import RunError
+from strategies.flower.grids import Work
+from strategies.secure.graph import FEWEST, terms_for
+from strategies.secure.masking import Quantizer, SecureSumError
+from strategies.secure.mod import FROM_BEFORE
+from strategies.updates.chain import Local
+
+AWAY = "it went away before its update was summed"
+UNKNOWN = "doesn't say how many examples it has before it trains"
+
+
+@dataclass
+class Group:
+    """What became of a group.
+
+    Attributes
+    ----------
+    total : Vector, optional
+        Σ d_i Δ_i (D,) over those in the sum; None if there is no sum.
+    weights : dict of int to float
+        The d_i of those in the sum, by client, scaled up by the weight of those that aren't.
+    missed : dict of int to Missed
+        Why the others aren't, by client.
+    clipped : int
+        How many of those in the sum had values out of range.
+    metrics : dict of str to (float, float)
+        The mean of each metric over those in the sum that have it, and how many they are.
+    bytes_down, bytes_up : int
+        Bytes of the stages.
+    """
+
+    total: Vector | None = None
+    weights: dict[int, float] = field(default_factory=dict)
+    missed: dict[int, Missed] = field(default_factory=dict)
+    clipped: int = 0
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+class SecureGroups:
+    """Sums the updates that clients keep, group by group.
+
+    Attributes
+    ----------
+    fewest : int
+        The fewest clients of a group.
+    """
+
+    fewest = FEWEST
+
+    def __init__(
+        self, config: SecureConfig, run: RunState, pending: PendingReplies, receiver: Receiver
+    ) -> None:
+        self._config, self._run, self._pending, self._receiver = config, run, pending, receiver
+
+    def check(self, size: int) -> None:
+        """Raise ValueError if a group of so many clients has no graph with these keys."""
+        terms_for(size, self._config.secure_neighbours, self._config.secure_threshold)
+
+    def look(self, grid: Grid) -> None:
+        """Raise RunError, before a client trains, where an engine or a part of this run needs single updates."""
+        run = self._run
+        look(grid, run, self._receiver)
+        unknown = [client for client in run.clients if client.num_examples is None]
+        if unknown and run.config.client_weights == "samples":
+            who = f"client {unknown[0].located}"
+            raise RunError(
+                f"client_weights = 'samples' with secure_sums: {who} {UNKNOWN}; allowed is uniform"
+            )
+
+    def kept(self, task: Task, reply: Message | Work | None) -> Local:
+        """Return a model without values in place of that of a client which has trained, and keeps its update.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If it doesn't keep one, or it isn't known how much it counts.
+        """
+        if reply is None:
+            raise ArraysMismatchError(messages.NO_REPLY)
+        assert isinstance(reply, Message)
+        try:
+            record = told(reply)
+        except SecureSumError as error:
+            raise ArraysMismatchError(str(error)) from None
+        member = task.member
+        if record.get("task") != member.tasks:
+            raise ArraysMismatchError(f"it doesn't keep the update of its task {member.tasks}")
+        if self._run.config.client_weights == "samples" and member.client.num_examples is None:
+            raise ArraysMismatchError(f"it {UNKNOWN}")
+        return Local(member.client, np.empty(0), np.empty(0))
+
+    def sum(self, grid: Grid, number: int, members: Sequence[Member], weights: Sequence[float]) -> Group:
+        """Return the sum of a group's updates by their weights d_i, for the aggregation of this number.
+
+        A client that isn't there, or goes away in a stage, isn't in the sum if its masked update hadn't come. If too
+        many go, there is no sum.
+        """
+        run, config, clip = self._run, self._config, self._receiver.clip
+        d = {member.client.index: weight for member, weight in zip(members, weights, strict=True)}
+        largest, tasks = max(d.values(), default=0.0) or 1.0, {m.client.index: m.tasks for m in members}
+        group = Group()
+        for member in members:
+            if not member.there:
+                group.missed[member.client.index] = Missed(AWAY, outcome=messages.LOST)
+        clients = [member.client for member in members if member.there]
+        try:
+            quantizer = Quantizer.for_sum(
+                config.secure_clipping, max(len(clients), 1), 0.0 if clip is None else clip.norm
+            )
+            masked = MaskedSum(
+                run,
+                config,
+                self._pending,
+                grid,
+                clients,
+                f"aggregation {number}",
+                number,
+                len(run.model),
+                quantizer,
+                cut_off=run.stopped,
+            )
+            shares = {client.index: float(d[client.index] / largest) for client in clients}
+            fields = {
+                each: {"task": tasks[each], "weight": share, FROM_BEFORE: True}
+                for each, share in shares.items()
+            }
+            try:
+                masked.work(fields, lambda client, reply: None)
+            finally:
+                group.missed |= masked.missed
+                group.bytes_down, group.bytes_up = masked.bytes_down, masked.bytes_up
+            found = masked.result(shares)
+        except SecureSumError as error:
+            if not group.missed:
+                run.last_reason = f"secure sum: {error}"
+            for each in d:
+                group.missed.setdefault(each, Missed(f"secure sum: {error}", outcome=messages.FAILED))
+            return group
+        kept = sum(d[each] for each in masked.summed)
+        share = sum(d.values()) / kept if kept else 1.0  # exactly 1 if all are in the sum
+        group.total = np.multiply(found.update, largest * share, out=found.update)
+        group.weights = {each: d[each] * share for each in masked.summed}
+        group.clipped, group.metrics = found.outside, masked.metrics(found)
+        return group
+
+
+def check_secure(name: str, config: SecureConfig, able: Capabilities) -> None:
+    """Raise ValueError for what needs single updates, with secure sums."""
+    rule = config.rule() if isinstance(config, RobustConfig) else None
+    if not needs_sums_alone(able) or able.works_on:
+        reads = f"{name} reads single updates; allowed are methods that need sums alone, such as fedbuff"
+    elif rule is not None:
+        reads = f"{rule.text} compares single updates; allowed is mean"
+    else:
+        reads = check_single(config)
+    if reads:
+        raise ValueError(f"secure_sums = True: {reads}")
