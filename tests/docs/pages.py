@@ -44,8 +44,6 @@ NOT_RUN = {
     ("docs/deploy.md", "needs the server"): 3,
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
     ("docs/operations.md", "needs root, on the server"): 3,  # (tests/deploy/test_backup.py)
-    ("docs/operations.md", "needs the server"): 1,  # (tests/deploy)
-    ("docs/operations.md", "needs minutes for each"): 1,  # (make test-all)
     (
         "docs/personal.md",
         "needs a client of your own",
