@@ -38,7 +38,7 @@ NOT_RUN = {
     ("docs/data.md", "needs the Hugging Face hub"): 1,  # (tests/data, on a copy of a set)
     ("docs/deploy.md", LOCAL): 1,  # (tests/deploy/test_local.py)
     ("docs/deploy.md", "needs root"): 3,
-    ("docs/deploy.md", "needs root, on the server"): 3,  # (the units' commands: tests/deploy/test_startup.py)
+    ("docs/deploy.md", "needs root, on the server"): 2,  # (the units' commands: tests/deploy/test_startup.py)
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
     # (tests/deploy/test_registration.py, test_through_proxy.py, test_operate.py, test_identity.py)
     ("docs/deploy.md", "needs the server"): 3,
