@@ -1,6 +1,7 @@
 """Runs among clients that come and go, a second time: a table of tasks in plain Python, from docs/fleet.md alone.
 
-Nothing is imported from what it judges. Times are looked up by client in tables: ``seconds``, and ``stretches`` of
+Nothing is imported from what it judges. Of events at the same time arrivals and departures come first, but a task
+that ends as its client departs is done. Times are looked up by client in tables: ``seconds``, and ``stretches`` of
 [start, end) that come again after ``period``.
 """
 
