@@ -138,7 +138,7 @@ def test_on_a_superlink(name, link):
     assert "can't take part" not in output
 
 
-# Of the table app × strategy in docs/flower.md, cells beside the apps' own: each strategy, app and outcome.
+# Of docs/flower.md, apps with strategies that aren't their own: each strategy once.
 CELLS = [
     ("own_scheme", "fedavg"),
     ("numpy_spectral", "fedprox"),

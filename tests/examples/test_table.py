@@ -1,4 +1,4 @@
-"""Every cell of the tables in docs/flower.md: it works, or says why it doesn't."""
+"""Each strategy with each app and wrapper in docs/flower.md: it works, or says why it doesn't."""
 
 from collections.abc import Callable
 from typing import Any
