@@ -70,50 +70,45 @@ class DataKeys(Keys):
         key("the data; npz and files are your own"),
     ]
     data_path: Annotated[Text, key("where the data are; empty: the Hugging Face hub, or embedded")]
-    input_column: Annotated[
-        Text, key("the column of inputs, or several: A,B,…; empty: all that are nothing else", _COLUMNS)
-    ]
-    label_column: Annotated[Text, key("the column of labels, or several, which are numbers: A,B,…", _COLUMNS)]
+    input_column: Annotated[Text, key("the column of inputs, or several: A,B,…; empty: all others", _COLUMNS)]
+    label_column: Annotated[Text, key("the column of labels, or several of numbers: A,B,…", _COLUMNS)]
     group_column: Annotated[
         Text,
-        key("the column of natural ids, such as a writer, for partitioner = natural; empty: none", _GROUPS),
+        key("the column of natural ids, for partitioner = natural; empty: none", _GROUPS),
     ]
     missing: Annotated[
         Missing,
         key(
-            "rows with an empty cell: refused, left out, or filled in with the column's mean over all clients' "
-            "training rows, which needs normalize = standardize",
+            "rows with an empty cell: refused, left out, or filled in with the column's training mean (with "
+            "normalize = standardize)",
             _TABLE,
         ),
     ]
-    encode: Annotated[
-        Flag, key("a column of texts becomes columns of 0 and 1, one for each text (one-hot)", _TABLE)
-    ]
+    encode: Annotated[Flag, key("make columns of 0 and 1 of texts (one-hot)", _TABLE)]
     normalize: Annotated[
         bool | Literal["symmetric", "standardize"],
         Field(description="true, false, symmetric or standardize"),
         key(
-            "false: inputs in [0, 1]; symmetric: in [−1, 1]; true: less the dataset's published mean, over its "
-            "standard deviation; standardize: the same by those of all clients' training rows"
+            "false: inputs in [0, 1]; symmetric: in [−1, 1]; true: by the dataset's published mean and deviation; "
+            "standardize: by those of all training rows"
         ),
     ]
     augment: Annotated[
         Literal["none", "flip", "crop", "flip+crop"],
-        key("images changed at random in local training: mirrored, moved by up to 4 pixels, or both"),
+        key("mirror training images at random, move them by up to 4 pixels, or both"),
     ]
     test_fraction: Annotated[
         Inside,
         key(
-            "share of the rows, or of each client's, that are held out for testing",
-            if_("test-on = unseen-clients or own, or data that ship no test rows", _rows_are_split),
+            "share of rows, or of each client's, held out for testing",
+            if_("test-on = unseen-clients or own, or data without test rows", _rows_are_split),
         ),
     ]
     test_on: Annotated[
         Literal["held-out", "held-out-even", "held-out-odd", "unseen-clients", "own"],
         key(
-            "what accuracy is measured on: held-out rows, every second of them (tune on the even ones, judge on the "
-            "odd ones), clients with a division of their own, or each client's own "
-            "rows that it doesn't train on"
+            "rows to test on: held-out ones, the even (to tune) or odd ones (to judge) of them, those of other "
+            "clients, or each client's own"
         ),
     ]
     partitioner: Annotated[
@@ -123,7 +118,7 @@ class DataKeys(Keys):
     class_imbalance: Annotated[
         NonNegative,
         key(
-            "κ⁻¹: how unlike the clients' shares of the classes are (non-IID); 0: alike",
+            "κ⁻¹: how unlike clients' shares of classes are (non-IID); 0: alike",
             where("partitioner", "label-quantity-skew"),
         ),
     ]
@@ -138,7 +133,7 @@ class DataKeys(Keys):
     dirichlet_alpha: Annotated[
         Positive,
         key(
-            "α of the clients' classes (dirichlet: class-imbalance is 1 / α) or of each class's clients",
+            "α of the clients' classes (1 / class-imbalance) or of each class's clients",
             where("partitioner", "dirichlet", "class-dirichlet"),
         ),
     ]
@@ -148,7 +143,7 @@ class DataKeys(Keys):
     similarity: Annotated[
         UnitInterval,
         key(
-            "share of each client's rows that is drawn from all; the others are dealt out sorted by class",
+            "share of a client's rows drawn from all; the others are sorted by class",
             where("partitioner", "similarity"),
         ),
     ]

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from fedapp.config.data_keys import DataKeys
-from fedapp.config.key import ConfigError, Keys, unknown_key
-from fedapp.config.meant import NUM_CLIENTS, OTHER_NAMES
+from fedapp.config.key import EVERY_RUN, ConfigError, Keys, unknown_key
+from fedapp.config.meant import OTHER_NAMES
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of, own_keys
 from fedapp.config.run_keys import RunKeys
 from fedapp.config.strategy_keys import OTHER_DEFAULTS, ProtectionKeys, StrategyKeys, strategy_class
@@ -16,17 +16,15 @@ from strategies.core.parameters import parameters_of
 
 _INTRODUCTION = """# Keys of the run config
 
-`fedapp keys --markdown` makes this page of the keys' declarations; `fedapp keys NAME` prints one key. The defaults
-stand in `[tool.flwr.app.config]` of [pyproject.toml](../pyproject.toml), where Flower reads them. A key has one
-meaning with `flwr run`, `run_simulation.py`, `fedapp` and in an experiment's TOML file. A value that isn't the
-default and that nothing in a run reads is named before the first round, and listed as `unread-keys` in summary.json.
+`fedapp keys NAME` prints one key. The defaults stand in [pyproject.toml](../pyproject.toml). Every run reads a key of
+which nothing else is said. A value that nothing in a run reads is named before the first round.
 [methods.md](methods.md) tells which strategies have rounds.
 
 A strategy's key and the keyword of its class have one name, `fedfix-interval` and `FedFix(fedfix_interval=…)`, one
 range and one default, apart from these:
 
-| key | default in the app | default in the library | reason |
-|---|---|---|---|
+| key | default in the app | default in the library |
+|---|---|---|
 {other_defaults}"""
 
 
@@ -40,25 +38,27 @@ def _other_names() -> Iterator[str]:
     """Yield a heading for each other name of a key, by which the site's search finds the key."""
     yield "## Other names of keys"
     for name, key in OTHER_NAMES.items():
-        meaning = (
-            "the number of clients of a simulation" if key == NUM_CLIENTS else key_of(RunConfig, key).meaning
-        )
-        yield f"### {name.replace('-', ' ')}: {key}\n\n`{key}` is {meaning}."
+        yield f"### {name.replace('-', ' ')}: {key}"
 
 
 def _other_defaults() -> Iterator[str]:
     """Yield a row for each default that is another one in the library, for all of its strategies or for one."""
     usual = {name: parameter.default for name, parameter in parameters_of(StrategyConfig).items()}
     for name, other in OTHER_DEFAULTS.items():
-        yield f"| `{name.replace('_', '-')}` | `{_toml(other.value)}` | `{_toml(usual[name])}` | {other.why} |"
+        yield f"| `{name.replace('_', '-')}` | `{_toml(other.value)}` | `{_toml(usual[name])}`: {other.why} |"
+    others: dict[tuple[str, object], list[str]] = {}
     for method, kind in REGISTRY.items():
         for name, parameter in parameters_of(kind.Config).items():
             if name in usual and parameter.default != usual[name]:
-                yield (
-                    f"| `{name.replace('_', '-')}` | `{_toml(usual[name])}` | `{_toml(parameter.default)}` "
-                    f"for {method} | the method demands it, and takes it in place of the app's default |"
-                )
+                others.setdefault((name, parameter.default), []).append(method)
+    for (name, default), methods in others.items():
+        yield (
+            f"| `{name.replace('_', '-')}` | `{_toml(usual[name])}` | `{_toml(default)}` for {', '.join(methods)} |"
+        )
 
+
+# What the default of a key shows.
+_PLAIN = ("true or false", "a text")
 
 # What most runs set.
 EVERYDAY = (
@@ -177,18 +177,19 @@ def _section(section: type[Keys]) -> str:
     lines = [
         f"## {(section.__doc__ or '').strip().rstrip('.')}",
         "",
-        "| key | meaning | default | allowed | read by |",
-        "|---|---|---|---|---|",
+        "| key | meaning | default; allowed | read by |",
+        "|---|---|---|---|",
     ]
     for key in section.key_names():
         declared = key_of(section, key)
         default = defaults()[key] if section.field_of(key).is_required() else section.field_of(key).default
+        stated = f"`{_toml(default)}` {declared.unit}".rstrip()
+        allowed = section.allowed(key).removeprefix("one of ")
         cells = (
             f"`{key}`",
             declared.meaning,
-            f"`{_toml(default)}` {declared.unit}".rstrip(),
-            section.allowed(key),
-            declared.readers.text(key),
+            stated if allowed in _PLAIN else f"{stated}; {allowed}",
+            "" if declared.readers is EVERY_RUN else declared.readers.text(key),
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

@@ -234,10 +234,8 @@ def _strategies_with(key: str) -> str:
 def where(key: str, *values: Value) -> Readers:
     """Return the runs in which another key has one of these values."""
     attribute = key.replace("-", "_")
-    listed = " or ".join(map(str, values))
-    return Readers(
-        lambda _: f"{key} = {listed}", lambda setting, _: getattr(setting.config, attribute) in values
-    )
+    said = key if values == (True,) else f"{key} = {' or '.join(map(str, values))}"
+    return Readers(lambda _: said, lambda setting, _: getattr(setting.config, attribute) in values)
 
 
 def if_(text: str, holds: Callable[[Setting], bool]) -> Readers:
@@ -254,8 +252,8 @@ EVERY_RUN = if_("every run", lambda _: True)
 OWN = Readers(_strategies_with, lambda setting, key: hasattr(setting.strategy.config, key.replace("-", "_")))
 
 WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.graph is not None)
-WITH_DIRECTIONS = WITH_GRAPH & if_(
-    "of their data, not of updates",
+WITH_DIRECTIONS = if_(
+    "a graph of clients by data",
     lambda setting: setting.strategy.graph is not None and setting.strategy.graph.updates is None,
 )
 

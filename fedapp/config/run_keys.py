@@ -49,37 +49,34 @@ class RunKeys(Keys):
     num_server_rounds: Annotated[
         Count,
         key(
-            "rounds, or aggregations of an asynchronous strategy; 0: 40 rounds, or as many aggregations as take as "
-            "long as 40 rounds of all clients, with eval-every counted in rounds"
+            "rounds, or aggregations without rounds; 0: 40 rounds, or as many aggregations as take as "
+            "long, with eval-every in rounds"
         ),
     ]
     round_timeout: Annotated[
         Positive,
-        key("real seconds after which a reply isn't waited for; the engines in one process wait for all"),
+        key("real seconds to wait for a reply, except by engines in one process"),
     ]
     client_evaluation: Annotated[Flag, key("evaluate the model on the clients, too")]
     client_records: Annotated[
         Literal["auto", "always", "last", "never"],
         key(
-            "in a simulation, when the server evaluates the model on every client's own rows: at every evaluation, "
-            "at that of round num-server-rounds, or never; auto: always where it is cheap or there are no rounds, "
-            "else last"
+            "when a simulation's server evaluates each client's rows: always, last (at round num-server-rounds) or "
+            "never; auto: always if cheap or without rounds, else last"
         ),
     ]
-    figures: Annotated[
-        Flag, key("draw the run's figures when it ends; without, `fedapp report` shows its curves as well")
-    ]
+    figures: Annotated[Flag, key("draw the run's figures when it ends")]
     checkpoint_every: Annotated[Count, key("aggregations between two checkpoints; 0: none")]
     resume: Annotated[Text, key("folder of a run to go on with")]
     record_divergence: Annotated[
-        Flag, key("add to the metrics how unlike the clients' objectives are, and how far local models drift")
+        Flag, key("measure how unlike objectives are, and how far local models drift")
     ]
     engine: Annotated[
         Engine,
         key(
-            "what runs the clients of a simulation: vectorized (batches of clients, in the server's process), "
-            "sequential (one client after the other, there) or ray (Flower's simulation, in processes of their own); "
-            "auto: ray where clients share a GPU or RAY_ADDRESS names a cluster, vectorized elsewhere",
+            "what runs a simulation's clients: many at once (vectorized) or one by one (sequential) in the server's "
+            "process, or Flower's simulation (ray); auto: ray if clients share a GPU or RAY_ADDRESS names a cluster, "
+            "else vectorized",
             SIMULATED,
         ),
     ]
@@ -88,26 +85,24 @@ class RunKeys(Keys):
     tf32: Annotated[
         Flag,
         key(
-            "let a GPU round to TF32, three digits, what convolutions, LSTMs and products of matrices multiply: "
-            "faster; without, all is float32",
+            "let a GPU multiply in TF32 (three digits): faster",
             if_("a GPU", _uses_gpus),
         ),
     ]
     client_threads: Annotated[
         Threads,
         key(
-            "threads of a client's training; on the vectorized engine, which trains on a thread for each core, of "
-            "evaluation alone; 0: as many as PyTorch takes"
+            "threads of a client's training, on the vectorized engine of evaluation alone; 0: PyTorch's number"
         ),
     ]
     results_dir: Annotated[Text, key("where the run's folder goes")]
     tracker: Annotated[
         Literal["none", "tensorboard", "wandb", "mlflow"], key("where else metrics are logged")
     ]
-    log_format: Annotated[Literal["text", "json"], key("how the app's own log lines are written")]
-    metrics_port: Annotated[Port, key("where Prometheus can ask how the run stands; 0: nowhere")]
+    log_format: Annotated[Literal["text", "json"], key("form of the app's own log lines")]
+    metrics_port: Annotated[Port, key("where Prometheus can read the metrics; 0: nowhere")]
     metrics_host: Annotated[
-        Text, key("the address of this machine where Prometheus asks", if_("metrics-port > 0", _exports))
+        Text, key("this machine's address for Prometheus", if_("metrics-port > 0", _exports))
     ]
     run_name: Annotated[
         str,

@@ -35,7 +35,7 @@ from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy, StrategyConfig
 from strategies.core.parameters import Parameter, Range, Topic, parameters_of
 from strategies.timing.time_scenario import is_profile
-from strategies.updates.aggregation import MEAN, RULES
+from strategies.updates.aggregation import MEAN
 
 STRATEGIES = f"one of {', '.join(REGISTRY)}, or module:Class of your own"
 
@@ -53,13 +53,12 @@ OTHER_DEFAULTS = {
     "eval_every": OtherDefault(
         1,
         Range(ge=1),
-        "the app's server evaluates the model itself, which costs clients nothing; in the library 0 stands for one "
-        "round, or as many contributions as there are clients",
+        "one round, or a contribution of each client",
     ),
     "min_clients": OtherDefault(
         1,
         Range(ge=1),
-        "a run of the app may have one client; 2 is what Flower's strategies wait for",
+        "what Flower's strategies wait for",
     ),
 }
 
@@ -81,9 +80,7 @@ def _can_straggle(setting: Setting) -> bool:
 
 
 PRIVATE = where("dp", "central", "local")
-GUARDED = if_(
-    "safeguards = on, or auto with clock = wall", lambda setting: setting.strategy.safeguards.active
-)
+GUARDED = if_("active safeguards", lambda setting: setting.strategy.safeguards.active)
 _BY_SIZE = if_(
     "client-weights = samples", lambda setting: setting.strategy.config.client_weights == "samples"
 )
@@ -92,7 +89,7 @@ _IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock !
 # Which runs read a key, of those whose strategy has it.
 READ_BY: dict[str, Readers] = {
     "client_weights": if_(
-        "all but spectral and async-spectral, whose are adjacency; not where participation = paired",
+        "all but spectral and async-spectral; not where participation = paired",
         _weights_count,
     ),
     "stragglers": if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
@@ -131,7 +128,9 @@ READ_BY: dict[str, Readers] = {
     "registered_nodes": where("clock", "wall"),
     "dp_mechanism": where("dp", "central"),
     "dp_restart": where("dp", "central") & where("dp-mechanism", "tree"),
-    "faulty_clients": where("aggregation-rule", *(rule for rule in RULES if rule != MEAN)),
+    "faulty_clients": if_(
+        "an aggregation-rule other than mean", lambda setting: setting.config.aggregation_rule != MEAN
+    ),
     "best_of": if_(
         "keep = best, or patience > 0", lambda setting: setting.strategy.config.compares_evaluations
     ),
@@ -217,34 +216,31 @@ class StrategyKeys(Keys):
     strategy_config: Annotated[
         Text,
         key(
-            "keys of a strategy of your own in one text, such as half-life=2.0 tick=0.1: flwr run passes on no "
-            "key that doesn't stand in pyproject.toml",
+            "keys of your own strategy in one text for flwr run, such as half-life=2.0",
             if_("a strategy with keys of its own", lambda _: False),  # there each is in its own place by now
         ),
     ]
     message_epsilon: Annotated[
         ZeroOrModerate,
-        key("ε of the privacy of the direction that places a client in the graph; 0: none", WITH_DIRECTIONS),
+        key("ε of the direction that places a client in the graph; 0: none", WITH_DIRECTIONS),
     ]
     message_delta: Annotated[
         Inside,
         key(
-            "δ of that privacy",
+            "δ of that direction",
             WITH_DIRECTIONS & if_("message-epsilon > 0", lambda setting: setting.config.message_epsilon > 0),
         ),
     ]
     clock: Annotated[
         Literal["auto", "virtual", "wall"],
-        key(
-            "virtual: time follows from time-scenario; wall: the machine's; auto: wall on devices, else virtual"
-        ),
+        key("time: virtual, by time-scenario, or wall, the machine's; auto: wall on devices, else virtual"),
     ]
     task_work: Annotated[
         Literal["examples", "flop"],
         key(
-            "what the speed of a device profile counts in a second: examples, or floating-point operations",
+            "what a device profile's speed counts: examples, or floating-point operations",
             if_(
-                "clock = virtual and time-scenario = profile:…, lognormal:…, zipf:… or pareto:…",
+                "clock = virtual and device profiles as time-scenario",
                 lambda setting: setting.config.clock != "wall" and is_profile(setting.config.time_scenario),
             ),
         ),
@@ -272,17 +268,17 @@ class StrategyKeys(Keys):
 class ProtectionKeys(Keys):
     """Bounds, robust rules and differential privacy."""
 
-    dp_delta: Annotated[Inside, key("δ of the ε spent so far, dp-epsilon", PRIVATE)]
+    dp_delta: Annotated[Inside, key("δ of dp-epsilon, the ε spent so far", PRIVATE)]
     dp_target_epsilon: Annotated[
         ZeroOrModerate,
         key(
-            "ε of all rounds together, for which dp-noise-multiplier is solved; 0: as dp-noise-multiplier",
+            "ε of the run for which dp-noise-multiplier is solved; 0: none",
             PRIVATE,
         ),
     ]
     dp_max_epsilon: Annotated[
         ZeroOrModerate,
-        key("a run ends before dp-epsilon passes this; 0: it doesn't", PRIVATE),
+        key("the run ends before dp-epsilon passes this; 0: no bound", PRIVATE),
     ]
     if TYPE_CHECKING:  # parameters of strategies that the app itself reads
         aggregation_rule: str

@@ -51,9 +51,7 @@ class TrainingKeys(Keys):
     loss: Annotated[
         str,
         pattern(f"one of {', '.join(LOSSES)}, or module:name of your own", rf"^({'|'.join(LOSSES)}|{_OWN})$"),
-        key(
-            "what is minimised; your own: (outputs, targets) → the loss of each example, (B,), or of each target"
-        ),
+        key("what is minimised; your own: (outputs, targets) → the loss of each example or target"),
     ]
     metrics: Annotated[
         str,
@@ -64,41 +62,37 @@ class TrainingKeys(Keys):
         Thousands,
         key(
             "passes over a client's rows in a task; 0: local-steps counts",
-            _CLIENTS_SET_STEPS
-            & if_("step-heterogeneity that names no numbers of its own", _epochs_are_counted),
+            _CLIENTS_SET_STEPS & if_("step-heterogeneity without numbers of its own", _epochs_are_counted),
         ),
     ]
     local_steps: Annotated[
         Thousands,
         key(
-            "local steps of a task in place of local-epochs, which is then 0; 0: local-epochs counts",
+            "local steps of a task, with local-epochs = 0; 0: local-epochs counts",
             _CLIENTS_SET_STEPS,
         ),
     ]
     step_heterogeneity: Annotated[
         str,
         pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),
-        key("how many local epochs, or local steps where these count, each client does", _CLIENTS_SET_STEPS),
+        key("how many local epochs (or local-steps) each client does", _CLIENTS_SET_STEPS),
     ]
     fine_tune_epochs: Annotated[
         Thousands,
         key(
-            "at each evaluation clients fit the model to their rows, for so many passes, and score it on their test "
-            "rows, beside it as it is; nothing of it is kept; 0: not"
+            "passes in which clients fit a copy of the model at evaluations, scored on their test rows; 0: none"
         ),
     ]
     personal: Annotated[
         Text,
         key(
-            "the arrays of the model that each client keeps for itself: patterns of their names with * and ?, with "
-            "commas between them, such as head.*; empty: none"
+            "arrays that each client keeps for itself, by patterns of names, such as head.*,norm.*; empty: none"
         ),
     ]
     personal_epochs: Annotated[
         Thousands,
         key(
-            "passes over a client's rows that train its own arrays first, all others fixed; then its local epochs "
-            "train the others alone; 0: all are trained together",
+            "passes that train a client's own arrays before the others; 0: all are trained together",
             if_("personal", lambda setting: bool(setting.config.personal)),
         ),
     ]
@@ -117,7 +111,7 @@ class TrainingKeys(Keys):
             "your own",
             rf"^(\w+|{_OWN})$",
         ),
-        key("what moves the model along a local step's direction, anew in each task"),
+        key("what makes local steps, anew in each task"),
     ]
     optimizer_options: Annotated[
         Text,
@@ -130,11 +124,8 @@ class TrainingKeys(Keys):
         BelowOne, key("heavy-ball momentum of local steps, anew in each task", where("optimizer", "sgd"))
     ]
     l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss (weight decay)")]
-    clip_norm: Annotated[NonNegative, key("G, above which a gradient's norm is clipped; 0: none is")]
+    clip_norm: Annotated[NonNegative, key("G, the norm to which gradients are clipped; 0: none")]
     precision: Annotated[
         Precision,
-        key(
-            "of local training's forward and backward passes: fp32 (float32), or bf16 (bfloat16 by torch.autocast, "
-            "weights and what travels in float32)"
-        ),
+        key("of local training: fp32, or bf16 by torch.autocast with weights in float32"),
     ]

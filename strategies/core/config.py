@@ -40,64 +40,57 @@ class StrategyConfig:
     Parameters
     ----------
     client_weights : str
-        p_i, a client's importance in the federated objective: by its number of examples, the same for all, or by how
-        alike its data are to the other clients'
+        p_i, a client's weight in the federated objective: by its examples, equal, or by how alike its data are to
+        others'
     server_lr : float
-        η_g, the learning rate of the server's optimizer; 0: 0.01 with adagrad, adam, amsgrad (fadas) or yogi, else
-        the method's own: 1 in rounds; without, a step at which stale updates don't add up to more than a round, with
-        momentum a tenth of it, as momentum moves ten times as far
+        η_g, the server's learning rate; 0: 0.01 with adaptive optimizers, else 1 in rounds and, without rounds, what
+        staleness allows
     server_optimizer : str
-        what the server does with the aggregated update (Reddi et al. 2021; amsgrad: Wang et al. 2024; fedexp, in
-        rounds and of a sum: Jhunjhunwala et al. 2023)
+        what the server does with the aggregated update (Reddi et al. 2021; fedexp, in rounds and of a sum:
+        Jhunjhunwala et al. 2023)
     compression : str
-        how clients compress their updates (quantization, sparsification); the model that they are sent is whole
+        how clients compress their updates (quantization, sparsification)
     message_floor : float
-        the least misalignment of two clients in the client graph
+        least misalignment of two clients in the graph
     neighbours : int
-        edges that the client graph keeps to each client's most similar clients; 0: all
+        edges of each client to its most similar ones; 0: all
     time_scenario : str
-        how long the clients' tasks take in virtual time (Fraboni et al. 2023, section 5.1), or what devices can do:
-        docs/fleet.md
+        duration of tasks in virtual time (Fraboni et al. 2023), or what devices can do (docs/fleet.md)
     participation : str
-        who takes part: full, or on devices those with a tag or a name by registered_nodes, as tag:TAG,… or
-        name:NAME,…; in a round (client sampling) also uniform, md, poisson, turns, paired, flower or
-        fixed:I,J,…
+        who takes part: full, on devices also tag:TAG,… or name:NAME,… (registered_nodes), in rounds also uniform, md,
+        poisson, turns, paired, flower or fixed:I,J,…
     availability : str
-        which clients are available when, in virtual time
+        when clients are available, in virtual time
     task_failure : float
-        probability that a client drops a task while it works, in virtual time
+        probability that a client drops a task, in virtual time
     safeguards : str
-        bounds on what one device can do to the model; auto: in real time, where clients are devices
+        bounds on what one device can do to the model; auto: in real time
     size_ratio_bound : float
-        a client's number of examples counts as at most so many times the median of all; 0: no bound
+        a client's examples count as at most this times the median; 0: no bound
     examples_bound : int
-        a client's number of examples counts as at most this; 0: no bound
+        a client's examples count as at most this; 0: no bound
     norm_ratio_bound : float
-        an update of the trained arrays is shortened to so many times the median of the clients' last norms, that of a
-        client with k > 1 times the median size to 1/k of that; 0: no update is
+        largest norm of an update, over the median of the clients' last norms, less for clients above the median size;
+        0: no bound
     update_norm_bound : float
-        an update with a larger norm is shortened to this norm, and no update moves the model further; the change of
-        the running statistics is shortened to it as well; 0: no bound
+        largest norm of an update, of the change of running statistics, and of a move of the model; 0: no bound
     registered_nodes : str
-        on devices, whose a node of the SuperLink is, and which partition it holds: NAME:NODE-ID:PARTITION, or
-        NAME:NODE-ID for a device with data of its own, with commas between them, and +TAG after it for each of its
-        tags; a device that says otherwise doesn't take part. Empty: of two devices that say the same partition
-        neither does
+        the nodes and partitions of devices; a device that says otherwise doesn't take part. Empty: of two devices
+        with one partition neither does
     seed : int
         fixes every random number of the run
     eval_every : int
-        aggregations between two evaluations; the first and the last model are always evaluated
+        aggregations between two evaluations, beside those of the first and last model
     time_budget : float
-        time on the run's clock after which the run ends; 0: no limit
+        time on the run's clock after which it ends; 0: none
     keep : str
-        which model a run leaves: that of the last evaluation, or that of the best one, beside the last
+        the model that a run leaves: the last, or the best beside it
     best_of : str
-        the metric that says which evaluation is the best: of losses and errors the lowest, of other metrics the
-        highest
+        the metric of the best evaluation: the lowest of losses and errors, the highest of others
     stop_at : str
-        the run ends when the metric of an evaluation reaches this bound; empty: no bound
+        bound of a metric at which the run ends; empty: none
     patience : int
-        the run ends when so many evaluations in a row weren't better than the best one before them; 0: it goes on
+        evaluations in a row without a better one after which the run ends; 0: none
     min_clients : int
         clients to wait for before the first task
     """
@@ -181,7 +174,7 @@ class RobustConfig(StrategyConfig):
     aggregation_rule : str
         how updates become one: the weighted mean, or a rule for faulty (Byzantine) clients
     faulty_clients : int
-        f, clients among those whose updates become one that the robust rule tolerates, whatever they send
+        f, faulty clients of an aggregation that the robust rule tolerates
     """
 
     aggregation_rule: str = parameter(MEAN, choices=tuple(RULES), topic="protection")
@@ -199,9 +192,9 @@ class PrivateConfig(StrategyConfig):
     Parameters
     ----------
     dp : str
-        differential privacy, and who adds its noise: the server (central) or each client (local)
+        differential privacy, with noise of the server (central) or each client (local)
     dp_clipping_norm : float
-        S, the norm to which updates are clipped; 0: with central noise S follows a quantile of the updates' norms
+        S, the norm to which updates are clipped; 0: with central noise a quantile of the norms
     dp_noise_multiplier : float
         z, the noise's standard deviation over its sensitivity S max d_i
     """
@@ -218,17 +211,16 @@ class SecureConfig(StrategyConfig):
     Parameters
     ----------
     secure_sums : bool
-        whether clients mask their updates, so that the server learns the sum of a round, or of a full buffer, alone
-        (Bell et al. 2020)
+        mask updates, so that the server learns the sum of a round, or of a full buffer, alone (Bell et al. 2020)
     secure_neighbours : int
-        k, clients with which each client masks; 0: as few as a third of the clients may go away
+        k, clients that each client masks with; 0: the fewest of which a third may go away
     secure_threshold : int
-        t, the neighbours that take a client's masks off the sum, above k/2; 0: ⌊k/2⌋ + 1
+        t, neighbours that take a client's masks off the sum, above k/2; 0: ⌊k/2⌋ + 1
     secure_clipping : float
-        C, the largest magnitude of a value of a masked update, weighted by d_i / max d (of fednova also over the
-        length of its local path); larger ones are cut to it
+        C, to which the values of a masked update, weighted by d_i / max d (fednova: over its path's length, too), are
+        cut
     secure_metrics : str
-        clients' metrics of training that are masked and summed beside the updates, by name; no other leaves a client
+        training metrics that are masked and summed, too; no others leave a client
     """
 
     secure_sums: bool = parameter(False, topic="protection")
@@ -255,23 +247,21 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     Parameters
     ----------
     fraction_train : float
-        share of the clients that uniform, md and flower draw, and of those whose turn it is, 1 over a whole number;
-        with poisson the probability of each
+        share of the clients in a round; with poisson each one's probability, with turns 1 over a whole number
     stragglers : float
-        share of a round's participants that get only a part of their work done: of E epochs 1 to E
+        share of participants that do only a part of their work, of E epochs 1 to E
     drop_stragglers : bool
-        whether a round goes on without its stragglers
+        leave stragglers out of the round
     round_deadline : float
-        time on the run's clock after which a round closes (docs/deadlines.md); 0: no deadline
+        time on the run's clock after which a round closes; 0: none
     over_select : float
-        o: (1 + o) times as many clients are drawn, and a round closes with as many replies as without it
+        o: 1 + o times as many clients are drawn for the same number of replies
     late : str
-        a reply that comes after its round has closed is dropped, or counts in the next round
+        a late reply is dropped, or counts in the next round
     dp_mechanism : str
-        the noise of central differential privacy: gaussian, of each round by itself, or tree, of sums over rounds
-        (DP-FTRL: Kairouz et al. 2021), for rounds without a draw
+        noise of each round (gaussian), or of sums over rounds without a draw (tree, DP-FTRL: Kairouz et al. 2021)
     dp_restart : int
-        rounds after which a new tree of noise begins; 0: there is one
+        rounds after which a new tree of noise begins; 0: never
     dp_clipping_quantile : float
         γ, the share of the updates that an adaptive S doesn't shorten (Andrew et al. 2021)
     """
@@ -299,7 +289,7 @@ class EventsConfig(StrategyConfig):
     Parameters
     ----------
     concurrency : int
-        M_c, clients at work at once; whenever a place is free, one of the idle clients is drawn; 0: all of them
+        M_c, clients at work at once, drawn among the idle; 0: all
     """
 
     concurrency: int = parameter(0, ge=0)
@@ -320,11 +310,10 @@ class AsynchronousConfig(EventsConfig, RobustConfig):
     Parameters
     ----------
     aggregation_weights : str
-        d_i, the weight of a contribution. time-based: unbiased whatever a client's speed, by the law of task times
-        and availability where that is known, else by what is observed; observed: unbiased, by what is observed in any
-        case, as a server must that knows no law; identical: the same for all
+        d_i, the weight of a contribution: unbiased, by the law of task times where known (time-based) or as observed
+        (observed), or equal (identical)
     arrival_weight_bound : float
-        the largest weight of one contribution, where the weights of a round sum to 1; 0: no bound
+        largest weight of a contribution, where a round's sum to 1; 0: no bound
     """
 
     aggregation_weights: Literal["time-based", "observed", "identical"] = TIME_BASED
@@ -338,7 +327,7 @@ class PrivateEventsConfig(PrivateConfig, AsynchronousConfig):
     Parameters
     ----------
     dp_max_contributions : int
-        how often a client counts at most; then it isn't asked any more; 0: no bound
+        how often a client is asked at most; 0: no bound
     """
 
     dp_max_contributions: int = parameter(0, ge=0, topic="protection")

@@ -44,8 +44,7 @@ class ACEDConfig(EventsConfig):
     Parameters
     ----------
     cache_age : int
-        τ: a client's last update counts for so many aggregations after the one in which it arrived; 0: until the
-        client's next, as in ACE
+        τ, aggregations for which a client's last update counts; 0: until its next
     """
 
     cache_age: int = parameter(100, ge=0)

@@ -41,7 +41,7 @@ class DittoConfig(SynchronousConfig):
     Parameters
     ----------
     ditto_lambda : float
-        λ, the pull of a client's own model towards the global one (Li et al. 2021, which tries 0.05 to 2)
+        λ, the pull of a client's own model towards the global one (Li et al. 2021 try 0.05 to 2)
     """
 
     ditto_lambda: float = parameter(0.1, or_zero=True, ge=1e-6, le=1e6)

@@ -50,9 +50,9 @@ class FedAMPConfig(SynchronousConfig):
     proximal_mu : float
         μ, the pull of a client's model towards the u_i that it was sent; the paper's λ/α_k
     fedamp_sigma : float
-        σ, in squared distances of models: clients whose models are further apart hardly count for each other
+        σ, the squared distance beyond which clients' models hardly count for each other
     fedamp_alpha : float
-        how much a client takes of others' models, at most: the α_k of Huang et al. 2021 is this times σ / C
+        the most that a client takes of others' models (α_k of Huang et al. 2021 is σ / C times it)
     """
 
     proximal_mu: float = parameter(0.1, ge=0)

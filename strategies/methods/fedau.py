@@ -47,8 +47,7 @@ class FedAUConfig(SynchronousConfig):
     Parameters
     ----------
     participation_cutoff : int
-        K: an absence of so many rounds counts as an interval of K rounds between two participations, and a new
-        interval begins
+        K, the longest interval between two participations; after K rounds a new one begins
     """
 
     participation_cutoff: int = parameter(50, ge=1)

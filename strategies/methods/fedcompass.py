@@ -47,9 +47,9 @@ class FedCompassConfig(EventsConfig):
     Parameters
     ----------
     min_local_steps, max_local_steps : int
-        Q_min and Q_max: a task has at least and at most so many local steps, by its client's speed
+        Q_min and Q_max, bounds of a task's local steps
     group_slack : float
-        λ: a group waits for late clients until so many times the time in which it was expected
+        λ: a group waits for late clients λ times its expected time
     staleness_discount : str
         s(δ), the factor of a contribution that is δ aggregations old: 1, (δ + 1)^−A, or 1 up to B and beyond it
         1/(A (δ − B) + 1)

@@ -47,8 +47,7 @@ class FedDynConfig(SynchronousConfig):
     Parameters
     ----------
     feddyn_alpha : float
-        α, the strength of FedDyn's regularizer, and of its pull to the global model (Acar et al. 2021, who try 0.1,
-        0.01 and 0.001)
+        α, the strength of the regularizer (Acar et al. 2021 try 0.001 to 0.1)
     """
 
     feddyn_alpha: float = parameter(0.01, ge=1e-6, le=1e6)

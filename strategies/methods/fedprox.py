@@ -25,7 +25,7 @@ class FedProxConfig(SynchronousConfig):
     Parameters
     ----------
     proximal_mu : float
-        α, the pull towards the model that a client was sent (μ of Li et al. 2020); Flower's FedProx has 0 by default
+        α, the pull towards the received model (μ of Li et al. 2020)
     """
 
     positional: ClassVar[tuple[str, ...]] = (*FLOWERS_ORDER, "proximal_mu")

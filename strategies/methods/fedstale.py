@@ -42,7 +42,7 @@ class FedStaleConfig(SynchronousConfig):
     Parameters
     ----------
     stale_weight : float
-        β, how much the last update of a client counts that isn't in the round; 0: FedAvg; 1: FedVARP
+        β, the weight of the last updates of clients outside the round; 0: FedAvg; 1: FedVARP
     """
 
     stale_weight: float = parameter(1.0, ge=0, le=1)

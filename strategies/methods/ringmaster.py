@@ -29,7 +29,7 @@ class RingmasterConfig(EventsConfig):
     Parameters
     ----------
     delay_threshold : int
-        R: a contribution that is so many aggregations old, or older, is thrown away; 0: none is
+        R: contributions R or more aggregations old are discarded; 0: none
     """
 
     delay_threshold: int = parameter(10, ge=0)

@@ -45,8 +45,8 @@ class BufferedConfig(EventsConfig):
     Parameters
     ----------
     buffer_size : int
-        m, contributions that make an aggregation, at most as many as there are clients; 0: the method's own, a tenth
-        of the clients, at least 2 and at most 10 (area: 1; rennala: as many as there are clients)
+        m, contributions of an aggregation, at most as many as clients; 0: a tenth of them, 2 to 10 (area: 1; rennala:
+        all)
     """
 
     buffer_size: int = parameter(0, ge=0)

@@ -37,12 +37,11 @@ class PerturbedConfig(StrategyConfig):
     Parameters
     ----------
     perturbation_beta : float
-        β: the gradient is taken at β w + (1 − β) u, where u is the weighted average of the neighbours' models
+        β: gradients are taken at β w + (1 − β) u, with u the neighbours' weighted mean
     neighbour_memory : float
-        memory for the clients' last models; beyond it they are in a memory-mapped file
+        memory for clients' last models; others are in a file
     graph_source : str
-        what the graph of clients is made of: data, a direction of each client's data, which it sends; updates, the
-        direction of its last update
+        what the graph is made of: directions of clients' data, which they send, or of their last updates
     """
 
     client_weights: Literal["samples", "uniform", "adjacency"] = "adjacency"

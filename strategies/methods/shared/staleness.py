@@ -16,8 +16,8 @@ from strategies.core.parameters import parameter
 ALLOWED = "constant, polynomial:A or hinge:A,B with numbers A, B >= 0"
 _NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
 MEANING = (
-    "s(δ), the factor of a contribution that is δ aggregations old, with async-spectral of a neighbour's last model: "
-    "1, (δ + 1)^−A, or 1 up to B and beyond it 1/(A (δ − B) + 1)"
+    "s(δ), the factor of a contribution that is δ aggregations old: 1, (δ + 1)^−A, or 1 up to B and beyond it "
+    "1/(A (δ − B) + 1)"
 )
 PATTERN = rf"^(constant|polynomial:{_NUMBER}|hinge:{_NUMBER},{_NUMBER})$"
 
