@@ -53,11 +53,7 @@ NOT_RUN = {
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)
     ("docs/scale.md", "needs a GPU"): 1,
     ("docs/scale.md", "needs several machines"): 1,  # (tests/end_to_end/test_ray.py, on one)
-    ("docs/scale.md", "needs an hour of an idle machine"): 3,  # (studies/tests/benchmarks, in little)
-    (
-        "docs/scale.md",
-        "needs appfl 1.12, flgo 0.4.4 and pfl 0.6.0",
-    ): 1,  # (studies/tests/benchmarks, where they are)
+    ("docs/scale.md", "needs an hour of an idle machine"): 2,  # (studies/tests/benchmarks, in little)
     ("docs/scale.md", "needs an AMD processor"): 1,
 }
 
