@@ -62,7 +62,7 @@ def test_every_method_says_its_rule_and_where_it_helps():
 
 
 def test_every_paper_that_a_method_names_is_in_the_references():
-    rows = [line for line in text_of("docs/references.md").splitlines() if line.startswith("|")]
+    rows = [line for line in text_of("docs/references.md").splitlines() if line.startswith("- ")]
     for kind in REGISTRY.values():
         cited = re.findall(r"([^\W\d_]+)(?: et al\.| and [^\W\d_]+)? (\d{4})", About.of(kind).source)
         assert cited
