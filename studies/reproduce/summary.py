@@ -14,14 +14,12 @@ MARKER = "<!-- above: fedapp reproduce --summary -->"
 
 _INTRODUCTION = """# Results
 
-What `fedapp reproduce` made here, a folder each: `report.md`, figures, `table.csv`, `claims.csv`, `curves.parquet`.
-From the last one `fedapp reproduce NAME --from-results --out studies/experiments/results` makes all the others again.
+`fedapp reproduce` made a folder for each experiment: `report.md`, figures, `table.csv`, `claims.csv`,
+`curves.parquet`. From the last one `fedapp reproduce NAME --from-results --out studies/experiments/results` makes
+all the others again.
 
-Names begin with the source: 000 Dhasade, Kremer & Renard; 001 an appendix on FedAvg under a Łojasiewicz condition;
-002 [Fraboni et al. 2023](https://www.jmlr.org/papers/v24/22-0689.html);
-003 [Buttaci 2024](https://arxiv.org/abs/2410.05545); 004 a chapter on federated learning; fedprox, scaffold
-and fedbuff the papers with these methods; fedfix-auto and graph-sources are claims of this project's own. Titles:
-[docs/references.md](../../docs/references.md)."""
+Names begin with the source's in [docs/references.md](../../docs/references.md); the other experiments are this
+project's own."""
 
 
 def write_summary(folder: Path) -> Path:
@@ -50,32 +48,44 @@ def papers(text: str) -> str:
 
 
 def _of_paper(prefix: str) -> str:
-    """Return every registered claim of a paper with its verdict, and the command of each experiment.
+    """Return every registered claim of a paper with its verdict.
 
-    The numbers behind a verdict are in the experiment's report: here they would make the table unreadable.
+    Neighbours with the same verdict of the same experiment share a row. The numbers behind a verdict are in the
+    experiment's report: here they would make the table unreadable.
     """
-    lines: dict[str, list[str]] = {basis: [] for basis in _SAID}
-    commands = []
+    rows: dict[str, list[tuple[str, list[str]]]] = {basis: [] for basis in _SAID}
+    waiting = []
     for name in (name for name in plan_names() if name.startswith(prefix)):
+        claims = read_plan(name).claims
         path = RESULTS / name / "claims.csv"
-        found = {row["claim"]: row for row in _rows(path)} if path.exists() else {}
-        shown = (
-            f"[{name}](../studies/experiments/results/{name}/report.md)"
-            if found
-            else f"[{name}](../studies/experiments/{name}.toml)"
+        if not path.exists():
+            waiting.append(f"[{name}](../studies/experiments/{name}.toml), {len(claims)} claims")
+            continue
+        verdicts = {row["claim"]: row["verdict"] for row in _rows(path)}
+        for claim, registered in claims.items():
+            shown = f"[{verdicts.get(claim, 'not run')}](../studies/experiments/results/{name}/report.md)"
+            of_basis = rows[registered.basis]
+            if not of_basis or of_basis[-1][0] != shown:
+                of_basis.append((shown, []))
+            of_basis[-1][1].append(cell(registered.text))
+    parts = [
+        "\n".join(
+            [
+                f"| {said} | here |",
+                "|---|---|",
+                *(f"| {NEXT.join(texts)} | {shown} |" for shown, texts in rows[basis]),
+            ]
         )
-        for claim, registered in read_plan(name).claims.items():
-            row = found.get(claim, {"verdict": "not run"})
-            texts = (shown, cell(registered.text), row["verdict"])
-            lines[registered.basis].append(f"| {' | '.join(texts)} |")
-        commands.append(f"`fedapp reproduce {name}`")
-    tables = [
-        "\n".join([f"| experiment | {said} | here |", "|---|---|---|", *lines[basis]])
         for basis, said in _SAID.items()
-        if lines[basis]
+        if rows[basis]
     ]
-    return "\n\n".join([*tables, f"Made by {', '.join(commands)}."])
+    if waiting:
+        parts.append(f"Not run: {'; '.join(waiting)}.")
+    return "\n\n".join(parts)
 
+
+# Stands between the claims of a row.
+NEXT = "<br>"
 
 # Heads of the tables, by a claim's basis.
 _SAID = {

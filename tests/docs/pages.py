@@ -48,7 +48,7 @@ NOT_RUN = {
         "docs/personal.md",
         "needs a client of your own",
     ): 1,  # (tests/strategies/methods/test_personal.py does the same)
-    ("docs/references.md", "needs minutes, and data"): 1,  # (studies/tests/reproduce)
+    ("docs/papers.md", "needs minutes, and data"): 1,  # (studies/tests/reproduce)
     ("docs/report.md", "needs Ctrl-C to end"): 1,  # (tests/report/test_page.py)
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)
     ("docs/scale.md", "needs a GPU"): 1,
