@@ -307,7 +307,7 @@ def until(page: Any, holds: str) -> None:
     deadline = time.monotonic() + 120
     while not page.evaluate(holds):
         assert time.monotonic() < deadline, holds
-        page.wait_for_timeout(200)
+        page.wait_for_timeout(20)
 
 
 def written(folder: Path, *runs: Path) -> str:
@@ -317,31 +317,14 @@ def written(folder: Path, *runs: Path) -> str:
     return path.as_uri()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width"),
-    [
-        ("light", 400),
-        ("dark", 1400),
-        pytest.param("dark", 400, marks=pytest.mark.thorough),
-        pytest.param("light", 1400, marks=pytest.mark.thorough),
-    ],
-)
-def test_a_browser_draws_it_all(browser, tmp_path, scheme, width):
-    url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two", lr=0.5))
+DRAWN = ("curve-loss", "curve-accuracy", "clients-loss", "clients-accuracy", "weights", "partition", "graph")
+DRAWN += ("spectrum", "fleet", "tasks")
+
+
+def open_with_all_drawn(browser: Any, url: str, scheme: str, width: int) -> tuple[Any, list[str]]:
+    """Open a page of two runs that differ in lr, and check that nothing is missing, too wide or too light."""
     page, errors = opened(browser, url, color_scheme=scheme, viewport={"width": width, "height": 900})
-    ids = {
-        "curve-loss",
-        "curve-accuracy",
-        "clients-loss",
-        "clients-accuracy",
-        "weights",
-        "partition",
-        "graph",
-        "spectrum",
-        "fleet",
-        "tasks",
-    }
-    for name in ids:
+    for name in DRAWN:
         assert page.locator(f"#{name} .main-svg").count() > 0, name
     assert page.locator("#config tr.differs th").all_inner_texts() == ["lr"]
     assert "round 1" in page.locator("#log pre").inner_text()
@@ -357,6 +340,26 @@ def test_a_browser_draws_it_all(browser, tmp_path, scheme, width):
     assert page.evaluate(drawn.format("partition") + ".yaxis.dtick") == 1  # ticks at whole classes
     axes = [page.evaluate(drawn.format(name) + ".xaxis.range") for name in ("fleet", "tasks")]
     assert axes[0] == axes[1]
+    return page, errors
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory):
+    """The page of two runs."""
+    folder = tmp_path_factory.mktemp("two")
+    return written(folder, write_run(folder / "one"), write_run(folder / "two", lr=0.5))
+
+
+# A test below opens it dark and wide.
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 400),
+        *(pytest.param(*each, marks=pytest.mark.thorough) for each in (("dark", 400), ("light", 1400))),
+    ],
+)
+def test_a_browser_draws_it_all(browser, two_runs, scheme, width):
+    _, errors = open_with_all_drawn(browser, two_runs, scheme, width)
     assert errors == []
 
 
@@ -396,41 +399,21 @@ def test_seeds_are_one_setting_and_two_settings_are_beside_each_other(browser, t
     assert errors == []
 
 
-def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(browser, tmp_path):
-    url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two", 1000, own=True))
-    page, errors = opened(browser, url)
-    drawn = page.evaluate(
-        "document.querySelector('#everyone .plot').data.map(t => [t.name, t.line.dash, t.mode, t.x[0], t.y])"
-    )
-    assert [line[:3] for line in drawn] == [
-        ["one", "solid", "lines+markers"],
-        ["two", "solid", "lines"],
-        ["two, own models", "dot", "lines"],
-    ]
-    assert drawn[0][3] == pytest.approx(100 / 24)
-    assert all(line[4] == sorted(line[4]) for line in drawn)
-    assert len(drawn[2][4]) == 1000
-    page.locator("#runs button[aria-pressed]").first.click()
-    assert page.evaluate("document.querySelector('#everyone .plot').data.length") == 2
-    assert errors == []
-
-
-def test_runs_are_toggled_the_axis_is_chosen_and_a_chart_is_saved(browser, tmp_path):
-    url = written(tmp_path, write_run(tmp_path / "one"), write_run(tmp_path / "two"))
-    page, errors = opened(browser, url)
+def test_runs_are_toggled_the_axis_is_chosen_and_a_chart_is_saved(browser, two_runs, tmp_path):
+    page, errors = open_with_all_drawn(browser, two_runs, "dark", 1400)
 
     def x_of_loss() -> list[Any]:
         return page.evaluate("document.querySelector('#curve-loss .plot').data.map(t => [t.name, t.x[5]])")
 
-    assert x_of_loss() == [["one", 5], ["two", 5]]
+    assert x_of_loss() == [["lr=0.1", 5], ["lr=0.5", 5]]
     page.select_option("select[name=axis]", "bytes")
-    assert x_of_loss() == [["one", 0.002], ["two", 0.002]]  # MB
+    assert x_of_loss() == [["lr=0.1", 0.002], ["lr=0.5", 0.002]]  # MB
     page.select_option("select[name=axis]", "wall-seconds")
-    assert x_of_loss() == [["one", 10], ["two", 10]]
+    assert x_of_loss() == [["lr=0.1", 10], ["lr=0.5", 10]]
     page.locator("#runs button[aria-pressed]").first.click()
-    assert x_of_loss() == [["two", 10]]
-    page.select_option("select[name=run]", "two")
-    assert page.locator("#log h2").inner_text() == "Log of two"
+    assert x_of_loss() == [["lr=0.5", 10]]
+    page.select_option("select[name=run]", "lr=0.5")
+    assert page.locator("#log h2").inner_text() == "Log of lr=0.5"
     names = page.evaluate(
         "document.querySelector('#clients-accuracy .plot').data.map(t => [t.name, t.y.length])"
     )
@@ -465,8 +448,16 @@ def with_parts(run: Path, clients: int) -> Path:
     return run
 
 
-def test_the_parts_of_tasks_and_absences_are_drawn(browser, tmp_path):
-    page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "few"), 12)))
+@pytest.fixture(scope="module")
+def evil(browser, tmp_path_factory):
+    """An open page of a run all of whose texts are tags, and whose tasks have parts; and its errors."""
+    folder = tmp_path_factory.mktemp("evil")
+    run = with_parts(write_run(folder / "<b>bold", name=EVIL, model=EVIL), 12)
+    return opened(browser, written(folder, run))
+
+
+def test_the_parts_of_tasks_and_absences_are_drawn(evil):
+    page, errors = evil
     drawn = page.evaluate(
         "document.querySelector('#tasks .plot').data.map(t => [t.name, t.y[0], t.x.slice(0, 2)])"
     )
@@ -495,8 +486,49 @@ def test_the_parts_of_tasks_and_absences_are_drawn(browser, tmp_path):
     assert errors == []
 
 
-def test_of_many_clients_the_share_of_time_in_a_state_is_drawn(browser, tmp_path):
-    page, errors = opened(browser, written(tmp_path, with_parts(write_run(tmp_path / "many", 300), 300)))
+def test_text_of_others_is_shown_as_text(evil):
+    page, errors = evil
+    assert page.locator("img, #main b, #runs b").count() == 0
+    assert EVIL in page.locator("#log pre").inner_text()
+    assert page.locator("#runs button").inner_text() == "<b>bold"
+    assert "&lt;script&gt;" in page.evaluate("document.querySelector('#weights .plot').data[0].text[0]")
+    page.select_option("select[name=metric]", EVIL)
+    assert page.title() == "Federated runs"
+    assert page.locator("#curve-chosen .ytitle").inner_html().count("<") == 0
+    assert errors == []
+
+
+@pytest.fixture(scope="module")
+def many(browser, tmp_path_factory):
+    """An open page of a run of 12 clients and of one of 200, who have models of their own; and its errors."""
+    folder = tmp_path_factory.mktemp("many")
+    runs = write_run(folder / "one"), with_parts(write_run(folder / "two", 200, own=True), 200)
+    for run in runs:
+        (run / "graph.npz").unlink()  # takes its time to be drawn
+    return opened(browser, written(folder, *runs))
+
+
+def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(many):
+    page, errors = many
+    drawn = page.evaluate(
+        "document.querySelector('#everyone .plot').data.map(t => [t.name, t.line.dash, t.mode, t.x[0], t.y])"
+    )
+    assert [line[:3] for line in drawn] == [
+        ["one", "solid", "lines+markers"],
+        ["two", "solid", "lines"],
+        ["two, own models", "dot", "lines"],
+    ]
+    assert drawn[0][3] == pytest.approx(100 / 24)
+    assert all(line[4] == sorted(line[4]) for line in drawn)
+    assert len(drawn[2][4]) == 200
+    page.locator("#runs button[aria-pressed]").first.click()
+    assert page.evaluate("document.querySelector('#everyone .plot').data.length") == 2
+    assert errors == []
+
+
+def test_of_many_clients_the_share_of_time_in_a_state_is_drawn(many):
+    page, errors = many
+    page.select_option("select[name=run]", "two")
     (kind, lines, most) = page.evaluate(
         "(t => [t.type, t.z.length, Math.max(...t.z.flat())])(document.querySelector('#tasks .plot').data[0])"
     )
@@ -509,24 +541,9 @@ def test_of_many_clients_the_share_of_time_in_a_state_is_drawn(browser, tmp_path
         page.select_option("select[name=state]", state)
         found[state] = page.evaluate(mean)
     assert list(found) == ["at work", "working", "receiving", "sending", "waiting", "away"]
-    expected = [0.5, 0.25, 0.1, 0.15, 0.5, 0.25 / 300]
+    expected = [0.5, 0.25, 0.1, 0.15, 0.5, 0.25 / 200]
     assert list(found.values()) == [pytest.approx(each, abs=0.005) for each in expected]
     assert found["away"] > 0
-    assert errors == []
-
-
-def test_text_of_others_is_shown_as_text(browser, tmp_path):
-    run = write_run(tmp_path / "<b>bold", name=EVIL, model=EVIL)
-    page, errors = opened(browser, written(tmp_path, run))
-    page.wait_for_timeout(500)
-    assert page.title() == "Federated runs"
-    assert page.locator("img, #main b, #runs b").count() == 0
-    assert EVIL in page.locator("#log pre").inner_text()
-    assert page.locator("#runs button").inner_text() == "<b>bold"
-    assert "&lt;script&gt;" in page.evaluate("document.querySelector('#weights .plot').data[0].text[0]")
-    page.select_option("select[name=metric]", EVIL)
-    assert page.title() == "Federated runs"
-    assert page.locator("#curve-chosen .ytitle").inner_html().count("<") == 0
     assert errors == []
 
 

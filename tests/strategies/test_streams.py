@@ -2,7 +2,7 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -95,31 +95,35 @@ def test_unpredictable_streams_differ():
     assert streams.unpredictable().random() != streams.unpredictable().random()
 
 
-def calls(
-    names: tuple[str, ...] = ("streams.generator", "streams.whole_number"),
-) -> Iterator[tuple[str, str]]:
-    """Every purpose that the project draws for, and where."""
+@cache
+def calls() -> dict[str, list[tuple[str, str, int]]]:
+    """Every purpose that the project draws for, its file and line, by the function that it calls."""
+    found: dict[str, list[tuple[str, str, int]]] = defaultdict(list)
     for folder in ("strategies", "fedapp", "custom", "studies"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                named = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-                if named and ast.unparse(node.func) in names:
-                    purpose = node.args[1]
-                    assert isinstance(purpose, ast.Constant), f"{path}:{node.lineno} hides its purpose"
-                    yield purpose.value, f"{path.relative_to(ROOT)}:{node.lineno}"
+            text = path.read_text("utf-8")
+            for node in ast.walk(ast.parse(text)) if "streams." in text else ():
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    name = ast.unparse(node.func)
+                    if name in ("streams.generator", "streams.generators", "streams.whole_number"):
+                        purpose = node.args[1]
+                        assert isinstance(purpose, ast.Constant), f"{path}:{node.lineno} hides its purpose"
+                        found[name].append((purpose.value, str(path.relative_to(ROOT)), node.lineno))
+    return found
 
 
 def test_a_purpose_belongs_to_one_place():
-    places: dict[str, list[str]] = defaultdict(list)
-    for purpose, place in calls():
-        places[purpose].append(place)
+    places: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for purpose, *place in calls()["streams.generator"] + calls()["streams.whole_number"]:
+        places[purpose].append(tuple(place))
     assert len(places) > 10
     shared = {purpose: where for purpose, where in places.items() if len(where) > 1}
     assert not shared
 
 
 def test_what_is_drawn_for_many_is_drawn_for_one_in_the_same_file():
-    files = {purpose: place.partition(":")[0] for purpose, place in calls()}
-    several = [(purpose, place.partition(":")[0]) for purpose, place in calls(("streams.generators",))]
+    single = calls()["streams.generator"] + calls()["streams.whole_number"]
+    files = {purpose: file for purpose, file, _ in single}
+    several = calls()["streams.generators"]
     assert several
-    assert all(files[purpose] == file for purpose, file in several)
+    assert all(files[purpose] == file for purpose, file, _ in several)
