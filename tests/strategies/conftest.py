@@ -33,8 +33,8 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
         steps = config.get(messages.STEPS) or client.get("local-steps", config.get("local-steps", 1))
         lr = lr / steps if config.get("normalize-steps") else lr
         trained: dict[str, np.ndarray] = {}
-        for name, array in received.items():
-            start = array.numpy()
+        starts = {name: array.numpy() for name, array in received.items()}
+        for name, start in starts.items():
             w = start.astype(np.float64)
             beta, u = config.get(messages.BETA, 1.0), 0.0
             if beta < 1:
@@ -45,7 +45,7 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
                 at = beta * w + (1 - beta) * u
                 w = w - lr * (client["curvature"] * (at - client["centre"]) + alpha * (w - start) + h)
             trained[name] = np.asarray(w, dtype=start.dtype)  # a 0-d array becomes a scalar in sums
-        loss = _loss(client, received)
+        loss = _loss(client, starts.values())
         metrics = MetricRecord({"num-examples": client["num-examples"], "train-loss": loss})
         arrays = ArrayRecord({name: Array(values) for name, values in trained.items()})
         content = RecordDict({"arrays": arrays, "metrics": metrics})
@@ -63,7 +63,8 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         client = context.node_config
-        loss = _loss(client, message.content.array_records["arrays"])
+        arrays = message.content.array_records["arrays"].values()
+        loss = _loss(client, (array.numpy() for array in arrays))
         metrics = MetricRecord({"num-examples": client["num-examples"], "loss": loss})
         return Message(
             _misbehave(client.get("fault-evaluate"), RecordDict({"metrics": metrics})), reply_to=message
@@ -93,8 +94,8 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
     return app
 
 
-def _loss(client: Any, arrays: ArrayRecord) -> float:
-    offsets = [(array.numpy() - client["centre"]).ravel() for array in arrays.values()]
+def _loss(client: Any, arrays: Iterable[np.ndarray]) -> float:
+    offsets = [(array - client["centre"]).ravel() for array in arrays]
     return float(client["curvature"] / 2 * np.sum(np.concatenate(offsets) ** 2))
 
 

@@ -361,7 +361,7 @@ def test_rounds_tell_the_share_that_clients_have_over_a_period(federation, start
 # ---- Many, and who is drawn ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [40, pytest.param(1000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("devices", [20, pytest.param(1000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("scheme", ["fedavg", "async", "fedbuff"])
 def test_many_devices_come_to_the_same_bits_twice(federation, start, scheme, devices):
     centres = np.linspace(-3, 3, devices).tolist()
@@ -510,7 +510,7 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
     strategy.start(
         federation([0.0] * clients, [2] * clients),
         model(1.0),
-        num_rounds=40,
+        num_rounds=25,
         timeout=10.0,
         train_config=train_config(1, 0.01),
     )
@@ -540,7 +540,7 @@ def test_what_such_rounds_minimise_is_foreseen_by_those_that_are_there(federatio
     strategy.start(
         federation([0.0] * 8, [2] * 8),
         model(1.0),
-        num_rounds=600,
+        num_rounds=300,
         timeout=10.0,
         train_config=train_config(1, 1e-4),
     )

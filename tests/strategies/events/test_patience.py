@@ -19,6 +19,13 @@ from tests.strategies.events.runs import KINDS, delayed, text_of
 
 pytestmark = pytest.mark.timeout(600)
 
+
+@pytest.fixture
+def soon(quick, monkeypatch):
+    """Who has failed is asked again at once: in a twentieth of the second that a task is taken to last."""
+    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.05)
+
+
 # ---- Tasks -------------------------------------------------------------------------------------------------------
 
 
@@ -53,7 +60,7 @@ def test_a_client_that_has_become_far_slower_counts_again(federation, start, qui
 
     def observe(progress: Progress) -> None:
         if progress.clients and progress.clients["participation"][2] == 3:
-            grid.node(2).delay = 0.8  # it had .15 s
+            grid.node(2).delay = 0.4  # it had .15 s
 
     def enough() -> bool:
         return "client 2 answers again" in text_of(caplog)
@@ -70,7 +77,7 @@ def test_a_client_that_has_become_far_slower_counts_again(federation, start, qui
         stopped=enough,
     )
     assert text_of(caplog).count("client 2 is dropped") == 1
-    assert run.strategy.ledger.members[2].latest > 0.6
+    assert run.strategy.ledger.members[2].latest > 0.3
 
 
 # ---- Evaluations -------------------------------------------------------------------------------------------------
@@ -212,14 +219,13 @@ def test_one_that_is_lost_keeps_no_run(federation, start, quick, caplog):
 
     def observe(progress: Progress) -> None:
         state["told"] += messages.EVALUATED in progress.metrics
-        lose = state["told"] == 2 or progress.aggregation == 499  # and at the end
+        lose = state["told"] == 2 or progress.aggregation == 199  # and at the end
         grid.lose(1, "drop" if lose else "not at all", "evaluate")
 
-    began = time.monotonic()
     run = start(
         "async",
         grid,
-        500,
+        200,
         lr=0.01,
         clock=WallClock(),
         observe=observe,
@@ -227,13 +233,12 @@ def test_one_that_is_lost_keeps_no_run(federation, start, quick, caplog):
         timeout=3000.0,
         limit=200,
     )
-    assert time.monotonic() - began < 200
     assert state["told"] > 2
-    assert run.seen[-1].aggregation == 500
+    assert run.seen[-1].aggregation == 200
     w, last = run.values[-1], run.seen[-1]
     assert last.metrics["client-loss"] == pytest.approx((1 * (3 - w) ** 2 + 5 * (-1 - w) ** 2) / 2 / 6)
     assert messages.EVALUATED not in last.metrics  # it is this model's
-    said = "evaluation of aggregation 500: 1 of 3 haven't answered in time, it is without client 1"
+    said = "evaluation of aggregation 200: 1 of 3 haven't answered in time, it is without client 1"
     assert said in text_of(caplog)
 
 
@@ -241,7 +246,7 @@ def test_one_that_is_lost_keeps_no_run(federation, start, quick, caplog):
 
 
 @pytest.mark.parametrize("scheme", KINDS)
-def test_an_app_that_always_raises_ends_a_run(federation, start, quick, scheme):
+def test_an_app_that_always_raises_ends_a_run(federation, start, soon, scheme):
     grid = federation()
     for client in range(3):
         grid.spoil(client, "raise")
@@ -252,7 +257,7 @@ def test_an_app_that_always_raises_ends_a_run(federation, start, quick, scheme):
     assert all(grid.asked().count(client) >= 4 for client in range(3))
 
 
-def test_so_do_models_that_are_never_finite(federation, start, quick):
+def test_so_do_models_that_are_never_finite(federation, start, soon):
     grid = federation()
     for client in range(3):
         grid.spoil(client, "nan")
@@ -260,9 +265,8 @@ def test_so_do_models_that_are_never_finite(federation, start, quick):
         start("async", grid, 5, clock=WallClock(), limit=60)
 
 
-def test_who_is_at_work_may_do_better(federation, start, quick, monkeypatch):
+def test_who_is_at_work_may_do_better(federation, start, soon):
     """Client 1 fails for the fourth time while client 0, which did so before, is at work: that comes of use."""
-    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.1)
     grid = federation((3.0, 2.0), (1, 2))
     grid.spoil(0, "raise")
     grid.spoil(1, "raise")
@@ -287,9 +291,8 @@ def test_who_is_at_work_may_do_better(federation, start, quick, monkeypatch):
     assert run.strategy.ledger.members[1].unfit > 3
 
 
-def test_of_many_that_fail_one_is_always_at_work(federation, start, quick, monkeypatch):
+def test_of_many_that_fail_one_is_always_at_work(federation, start, soon):
     """Whichever of the two has failed, the other has a task under way: the run ends all the same."""
-    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.01)
     grid = federation((3.0, 2.0), (1, 2))
     grid.spoil(0, "raise")
     grid.spoil(1, "raise")
@@ -308,9 +311,8 @@ def test_of_many_that_fail_one_is_always_at_work(federation, start, quick, monke
     assert max(grid.asked().count(client) for client in range(2)) < 12
 
 
-def test_an_outage_before_the_first_answer_ends_no_run(federation, start, quick, monkeypatch):
+def test_an_outage_before_the_first_answer_ends_no_run(federation, start, soon):
     """The SuperLink answers for devices that are offline; nobody has failed."""
-    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.05)
     grid = federation()
     pull = grid.pull_messages
 
@@ -330,7 +332,7 @@ def test_an_outage_before_the_first_answer_ends_no_run(federation, start, quick,
 
 
 @pytest.mark.parametrize("how", ["silent", "worked"])
-def test_whoever_may_be_well_again_is_waited_for(federation, model, train_config, quick, how):
+def test_whoever_may_be_well_again_is_waited_for(federation, model, train_config, soon, how):
     """One client never says anything; or all fail that did work before."""
     grid, end = delayed(federation(), 0.01, 0.01, 0.01), time.monotonic() + 60.0
     before: dict[int, int] = {}  # how often they were asked until they failed
