@@ -87,7 +87,7 @@ def test_nothing_but_the_update_counts_and_the_direction_leaves_a_device(
             "dataset": "files",
             "data-path": paths[0],
             "model": "logistic",
-            "num-server-rounds": 3,
+            "num-server-rounds": 2,
             "client-evaluation": True,
             "buffer-size": 2,
             "server-lr": 0.1,

@@ -152,7 +152,11 @@ def test_of_a_runs_config_an_axis_wins_and_what_is_written_beside_it_does_not(sw
             plan_of(["lr=1,2", "num-clients=4"], [file, beside], None, {})
 
 
-def test_only_failures_are_exit_code_1(tmp_path):
+def test_only_failures_are_exit_code_1(tmp_path, monkeypatch):
+    def here(*given: Any, jobs: int, **more: Any) -> Any:  # without the seconds that a process takes to start
+        return make_sweep(*given, jobs=0, **more)
+
+    monkeypatch.setattr("fedapp.sweeps.command.make_sweep", here)
     done = sweep(tmp_path / "bad", "dataset=npz", base=f"{TINY} data-path='/nowhere.npz'")
     assert done.exit_code == 1
     assert "no run came to its end" in done.output
