@@ -174,7 +174,7 @@ def test_every_strategy_ends_early_and_returns_the_best_model_also_when_it_is_re
     assert whole.strategy.run.best.aggregation == 3
     assert plain.strategy.run.best is None
     assert not {"best", "best-model"} & plain.states[5].keys()
-    for number in (2, 4, 6):
+    for number in (2, 6):  # before the best and after it
         later = run(state=whole.states[number])
         assert later.result.arrays["w"].data == whole.result.arrays["w"].data
         assert [*later.seen] == list(range(number + 1, 7))

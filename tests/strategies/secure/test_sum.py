@@ -4,7 +4,7 @@ from math import fsum
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies.secure.masking import HEADER, LARGEST_NUMBER, NUMBER_STEP, Quantizer, SecureSumError
@@ -22,7 +22,6 @@ def dropouts(draw: st.DrawFn) -> tuple[int, int, dict[int, int], int]:
     return number, 0, dict(zip(going, stages, strict=True)), draw(st.integers(0, 99))
 
 
-@settings(max_examples=40, deadline=None)
 @given(dropouts())
 def test_the_sum_is_the_plain_one_whichever_third_goes_in_which_stage(
     case: tuple[int, int, dict[int, int], int],

@@ -142,7 +142,7 @@ def test_with_central_privacy_they_stay_as_they_are():
 @pytest.mark.parametrize("server_lr", [0.0, 1.0])
 def test_without_rounds_they_stay_within_what_clients_say(kind, server_lr):
     own = {"buffer_size": 2} if hasattr(kind.Config(), "buffer_size") else {}
-    for rounds in (1, 7, 40):
+    for rounds in (1, 25):
         arrays = run(kind, rounds, server_lr=server_lr, **own)
         assert 0.5 <= variance_of(arrays) <= 4.0
         assert int(arrays["norm.num_batches_tracked"].numpy()) >= 0
