@@ -119,7 +119,7 @@ def test_reproducible_whatever_the_order_and_the_blocks(monkeypatch):
 
 
 def test_memory_mapped_rows_are_read_in_blocks(tmp_path):
-    n = 20_000  # float64 would take 490 MB, the rows themselves 61 MB
+    n = 10_000  # float64 would take 245 MB, the rows themselves 31 MB
     rng = np.random.default_rng(3)
     distinct, drawn = rng.integers(0, 256, (100, 3, 32, 32), np.uint8), rng.integers(100, size=n)
     x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (n, 3, 32, 32))

@@ -22,7 +22,7 @@ UNLIKE = [("synthetic:0,0", 0.0), ("synthetic:1,0.5", 0.5), ("synthetic:.5,3", 3
 
 @pytest.mark.parametrize(("name", "beta"), UNLIKE)
 def test_inputs_are_normal_around_centres_that_beta_moves(name, beta):
-    means, variances = device_means(name, 200)
+    means, variances = device_means(name, 100)
     assert variances == pytest.approx(np.arange(1.0, 61.0) ** -1.2, rel=0.1)
     # v_kj = B_k + N(0, 1): in a device the coordinates deviate by 1, their mean is B_k + N(0, 1/60).
     assert means.std(axis=1).mean() == pytest.approx(1.0, rel=0.05)

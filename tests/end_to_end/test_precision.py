@@ -14,7 +14,7 @@ from fedapp.own import OwnPartError, register
 from tests.runs import arrays_of, same_files, summary_of
 
 Go = Callable[..., Path]
-CONFIG = {"precision": "bf16", "model": "mlp", "num-server-rounds": 3, "batch-size": 8, "figures": False}
+CONFIG = {"precision": "bf16", "model": "mlp", "num-server-rounds": 3, "batch-size": 32, "figures": False}
 
 
 OWN_ROWS = {"fine-tune-epochs": 1, "test-on": "own"}

@@ -56,10 +56,10 @@ def test_dense_layers_of_ones_own_are_stacked(tmp_path, optimizer):
 
 
 def test_a_model_in_training_mode_learns_and_its_statistics_are_averaged(tmp_path):
-    path = run(tmp_path, "run", VectorizedGrid, model="custom.nets:ConvNet", num_server_rounds=15)
+    path = run(tmp_path, "run", VectorizedGrid, model="custom.nets:ConvNet", num_server_rounds=10)
     model = arrays_of(path)
     assert model["norm.num_batches_tracked"].dtype == np.int64
-    assert model["norm.num_batches_tracked"] > 15
+    assert model["norm.num_batches_tracked"] > 10
     assert (model["norm.running_var"] > 0).all()
     assert last(path)["accuracy"] > 0.85
 

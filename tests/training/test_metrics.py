@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
@@ -88,6 +88,7 @@ class Rows(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["classes", "tokens", "pixels", "labels", "label", "mask"])
+@settings(max_examples=settings.default.max_examples // 2)
 @given(seed=st.integers(0, 10_000), rows=st.integers(1, 300))
 def test_counts_by_class_give_scikit_learns_figures_and_outputs_are_not_kept(kind, seed, rows):
     outputs, targets, pairs = guesses_of(kind, np.random.default_rng(seed), rows)
