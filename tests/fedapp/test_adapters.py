@@ -10,9 +10,6 @@ import fedapp
 from custom import text
 from tests.runs import arrays_of, close
 
-pytest.importorskip("transformers", reason="transformers isn't installed")
-pytest.importorskip("peft", reason="peft isn't installed")
-
 RUN: dict[str, Any] = {
     "dataset": text.load,
     "partitioner": "natural",
@@ -25,6 +22,7 @@ RUN: dict[str, Any] = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_adapters_of_a_trained_model_go_on_with_fedbuff(tmp_path):
+    pytest.importorskip("peft", reason="peft isn't installed")  # and with it transformers
     RUN["results_dir"] = tmp_path
     whole = fedapp.run(**RUN, model=text.Transformer, num_server_rounds=2, run_name="whole")
 
