@@ -240,7 +240,7 @@ def test_real_speed_and_order_change_nothing_in_virtual_time(federation, start, 
     for seed in (0, 1, 2):
         grid = federation([1.0, -2.0, 0.3, 5.0, 0.9, 4.0], [3, 1, 7, 13, 5, 2], seed=seed)
         for node in grid.nodes.values():
-            node.delay = seed * grid.random.random() * 0.02
+            node.delay = seed * grid.random.random() * 0.005
         runs.append(
             start(
                 scheme,

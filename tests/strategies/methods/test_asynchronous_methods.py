@@ -117,11 +117,11 @@ def test_a_run_is_its_papers_rule(go, name, options, rule, scenario):
         lambda i, w: w + GAMMA * (CENTRES[i] - w),
         P,
         np.array([1.0]),
-        40,
+        30,
         eta=eta,
         **rule,
     )
-    run = go(name, 40, server_lr=eta, time_scenario=scenario, seed=3, **options)
+    run = go(name, 30, server_lr=eta, time_scenario=scenario, seed=3, **options)
     assert run.values == pytest.approx([float(w[0]) for w in expected], rel=1e-5 if name in CACHED else 1e-11)
     assert len(set(run.values)) > 20
 
@@ -288,7 +288,7 @@ def test_so_many_are_at_work(go, federation, name):
         return pull(ids)
 
     grid.pull_messages = watched
-    run = go(name, 60, grid=grid, concurrency=3, eval_every=60, server_lr=0.02)
+    run = go(name, 40, grid=grid, concurrency=3, eval_every=40, server_lr=0.02)
     assert max(at_work) == 3
     asked = grid.asked()
     assert set(asked) == set(range(8))  # a free one is drawn, whoever it is
@@ -319,7 +319,7 @@ def test_a_newcomer_counts_in_a_cache_from_its_first_answer_on(go, federation):
         node.delay = 0.05
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.02)
-        run = go("ace", 60, grid=grid, clock=WallClock(), server_lr=0.1, safeguards="off")
+        run = go("ace", 30, grid=grid, clock=WallClock(), server_lr=0.1, safeguards="off")
     assert run.seen[-1].clients["participation"][3] > 0
     assert np.isfinite(run.values).all()
 

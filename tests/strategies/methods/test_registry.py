@@ -104,7 +104,7 @@ def test_approaches_the_minimum_of_the_federated_objective(name, federation, tra
     asynchronous = issubclass(REGISTRY[name], AsynchronousStrategy)
     # An adaptive step doesn't shrink with the update.
     lr = {"fadas": 0.01}.get(name, 0.04) if asynchronous else 1.0
-    rounds = (1000 if name in IDENTICAL else 400) if asynchronous else 40
+    rounds = (500 if name in IDENTICAL else 250) if asynchronous else 40
     # FedAMP's model is the mean of the clients' own: where each trains alone, that of their minima.
     strategy = REGISTRY[name](small_config(name, server_lr=lr, fedamp_alpha=0.0, eval_every=rounds))
     result = strategy.start(

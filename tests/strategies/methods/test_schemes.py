@@ -192,7 +192,7 @@ def test_fedfix_says_when_every_task_takes_several_intervals(federation, model, 
     assert caplog.text.count(SHORT.format(interval)) == said  # by itself its step is as short as d_i are long
 
 
-@pytest.mark.parametrize(("delay", "interval", "said"), [(0.3, 0.02, True), (0.0, 0.4, False)])
+@pytest.mark.parametrize(("delay", "interval", "said"), [(0.1, 0.01, True), (0.0, 0.2, False)])
 def test_on_devices_it_does_so_once_it_knows(federation, model, delay, interval, said, caplog):
     grid = federation()
     for node in grid.nodes.values():
@@ -248,10 +248,10 @@ def test_weights_and_expected_shares_by_hand(federation, model, train_config, sc
 def test_time_based_weights_are_unbiased(federation, model, train_config, scheme, kind, scenario):
     seen: list[Progress] = []
     strategy = make(
-        scheme, "time-based", seen.append, client_weights=kind, time_scenario=scenario, eval_every=60
+        scheme, "time-based", seen.append, client_weights=kind, time_scenario=scenario, eval_every=20
     )
     grid = federation([0.0] * 5, [1, 2, 3, 4, 10])
-    strategy.start(grid, model(1.0), num_rounds=60, train_config=train_config(1, 0.01))
+    strategy.start(grid, model(1.0), num_rounds=20, train_config=train_config(1, 0.01))
     p = [0.05, 0.1, 0.15, 0.2, 0.5] if kind == "samples" else [0.2] * 5
     if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see events/test_objective.py
         assert seen[-1].clients["expected-share"] == pytest.approx(p, rel=1e-9)

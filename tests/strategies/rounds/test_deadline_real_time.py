@@ -157,7 +157,7 @@ def test_a_round_for_which_nobody_is_free_ends_at_its_deadline(go):
 def test_a_task_that_never_ends_is_given_up_and_its_client_asked_again(go):
     for late in ("drop", "next"):
         with pytest.raises(RunError, match=r"no client's work was accepted.*'not done when round"):
-            go([0], clients=1, min_clients=1, round_deadline=0.1, timeout=0.25, rounds=8, late=late)
+            go([0], clients=1, min_clients=1, round_deadline=0.05, timeout=0.12, rounds=8, late=late)
 
 
 def test_who_is_gone_is_not_waited_for(go):

@@ -202,7 +202,7 @@ def test_no_optimizer_is_without_effect_on_any_strategy(name, federation, model,
     for optimizer in possible:
         own = {"buffer_size": 2} if hasattr(REGISTRY[name].Config(), "buffer_size") else {}
         strategy = REGISTRY[name](server_optimizer=optimizer, server_lr=0.1, fraction_evaluate=0.0, **own)
-        result = strategy.start(federation(), model(1.0), num_rounds=8, train_config=train_config())
+        result = strategy.start(federation(), model(1.0), num_rounds=4, train_config=train_config())
         finals.add(result.arrays["w"].data)
     assert len(finals) == len(possible)
 
