@@ -31,7 +31,7 @@ def both(run_both):
     given: dict[str, Any] = {
         "strategy": "async-fedavg",
         "model": "logistic",
-        "num_server_rounds": 30,
+        "num_server_rounds": 20,
         "eval_every": 10,
         "batch_size": 16,
         "min_samples": 1,
@@ -51,7 +51,7 @@ def assert_same(path: Path, other: Path) -> None:
 
 @pytest.mark.parametrize("strategy", only(ASYNCHRONOUS, 4))
 def test_every_method_has_the_bits_that_messages_give(strategy, both):
-    assert_same(*both(strategy=strategy, num_server_rounds=8 if strategy == "fedfix" else 30))
+    assert_same(*both(strategy=strategy, num_server_rounds=8 if strategy == "fedfix" else 20))
 
 
 CASES: dict[str, dict[str, Any]] = {
