@@ -4,7 +4,7 @@ from math import fsum
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.secure.masking import HEADER, LARGEST_NUMBER, NUMBER_STEP, Quantizer, SecureSumError
