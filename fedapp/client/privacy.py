@@ -6,6 +6,8 @@ With S the clipping norm and z the noise multiplier, both for one client's whole
               (``strategies.updates.clipping``); w̄ + Σ d_i Δ_i gets noise of deviation z S max d_i. All d_i are
               1/n, so that a client moves the sum by at most S/n. Protects from those who see models, not from the
               server (H. B. McMahan et al., ICLR 2018, algorithm 1).
+              With dp-mechanism = distributed each client adds a part of the noise to its masked update, and the
+              server sees the noisy sum alone (``strategies.secure.masking``): it protects from the server, too.
               Neighbours: the client's update, or zero in its place; n is the same, and known.
     local     Δ_i is clipped to S and gets noise of deviation 2 z S before it leaves the client: other data in
               place of the client's move Δ_i by at most 2 S. Nobody needs to be trusted.

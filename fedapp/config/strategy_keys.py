@@ -141,7 +141,11 @@ READ_BY: dict[str, Readers] = {
     "secure_neighbours": where("secure-sums", True),
     "secure_threshold": where("secure-sums", True),
     "secure_clipping": where("secure-sums", True) & where("dp", "none", "local"),
-    "secure_metrics": where("secure-sums", True),
+    "secure_metrics": where("secure-sums", True)
+    & if_(
+        "not with dp-mechanism = distributed",
+        lambda setting: not getattr(setting.strategy.config, "distributes_noise", False),
+    ),
 }
 # Parameters of synchronous strategies that clients read, whatever the strategy: with dp = local the noise is theirs.
 READ_BY_CLIENTS = ("dp", "dp_clipping_norm", "dp_noise_multiplier")

@@ -409,8 +409,8 @@ def _check_asynchronous(config: RunConfig, strategy: FederatedStrategy) -> None:
         )
     if config.dp == "central" and config.dp_mechanism != "gaussian":
         raise ConfigError(
-            f"dp-mechanism = {config.dp_mechanism!r}: its account is of rounds in an order that is known, and "
-            f"{config.strategy} has none; allowed is gaussian"
+            f"dp-mechanism = {config.dp_mechanism!r}: its account is of rounds, and {config.strategy} has none; "
+            "allowed is gaussian"
         )
     if config.dp == "central" and not isinstance(strategy.config, PrivateConfig):
         raise ConfigError(

@@ -10,6 +10,7 @@ from fedapp.data import Dataset
 from fedapp.server.record import Entry, Observer
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
 from strategies import AsynchronousStrategy, FederatedStrategy, SynchronousStrategy
+from strategies.clients.accounts import ACCEPTED
 from strategies.rounds.participation import IN_ORDER
 from strategies.timing.availability import ALWAYS
 
@@ -29,6 +30,8 @@ log = logging.getLogger("flwr.fedapp")
 class PrivacyAccount(Observer):
     """Adds ε of the client that has sent most; of every round, whether a client took part or not.
 
+    The server knows who takes part in which round: with noise that protects from it, only these rounds count.
+
     Where clients are placed in a graph, each request for a client's direction costs (``message-epsilon``,
     ``message-delta``) more. The two kinds are added up, ε and δ.
     """
@@ -42,6 +45,8 @@ class PrivacyAccount(Observer):
     def releases(self) -> int:
         """Return the number of releases so far of the client that has sent most."""
         strategy, done = self.strategy, self.strategy.aggregations
+        if _protects_from_server(strategy) and self.sampling == EVERYBODY:
+            return int(max(strategy.accounts.column(ACCEPTED, strategy.accounts.size), default=0))
         if not isinstance(strategy, AsynchronousStrategy) or not done:
             return done
         central = self.config.dp == "central"
@@ -93,21 +98,28 @@ class PrivacyAccount(Observer):
         return most_releases(self.config, left, self.sampling, known)
 
 
+def _protects_from_server(strategy: FederatedStrategy) -> bool:
+    """Return True if clients add the noise, so that a draw hides nothing from whom it protects from."""
+    return isinstance(strategy, SynchronousStrategy) and strategy.config.distributes_noise
+
+
 def neighbours(config: RunConfig) -> str:
     """Return the relation of ``dp-epsilon``: in what two runs differ that it compares."""
     if config.dp == "local":
         return "replace one client: all its data, or any others in their place"
     if not strategy_class(config.strategy).has_rounds:
         return "one client's updates, or zero in their place, with the same times of its tasks"
+    if config.dp_mechanism == "distributed":
+        return "one client's updates, or zero in their place, with the same rounds in which it takes part"
     return "add or remove one client: its update, or zero in its place, with the same divisor of the sum"
 
 
 def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> Sampling:
     """Return how clients are drawn, as far as the account may count on it.
 
-    Without rounds a client counts as often as it contributes, and with local noise the server sees who sends what:
-    nothing is hidden. A fixed number of clients counts where each draw is among all clients: not where some may be
-    away or still at work.
+    Without rounds a client counts as often as it contributes, and the server knows who sends what: nothing is hidden
+    from it, where clients add the noise. A fixed number of clients counts where each draw is among all clients: not
+    where some may be away or still at work.
     """
     if config.dp != "central" or not isinstance(strategy, SynchronousStrategy):
         return EVERYBODY
@@ -115,6 +127,8 @@ def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int
     if scheme.scheme in IN_ORDER and not strategy.capabilities.chooses_clients:
         tree = config.dp_mechanism == "tree"
         return Sampling(turns=scheme.turns, restart=config.dp_restart if tree else 1)
+    if _protects_from_server(strategy):
+        return EVERYBODY
     if strategy.selection.hides:
         return Sampling(probability=scheme.fraction)
     whole = config.availability == ALWAYS and config.clock != "wall" and not strategy.closing.early

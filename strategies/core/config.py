@@ -259,7 +259,8 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     late : str
         a late reply is dropped, or counts in the next round
     dp_mechanism : str
-        noise of each round (gaussian), or of sums over rounds without a draw (tree, DP-FTRL: Kairouz et al. 2021)
+        noise of each round (gaussian), of sums over rounds without a draw (tree, DP-FTRL: Kairouz et al. 2021), or of
+        the clients, in their masked updates (distributed: Kairouz, Liu & Steinke 2021)
     dp_restart : int
         rounds after which a new tree of noise begins; 0: never
     dp_clipping_quantile : float
@@ -274,9 +275,14 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     round_deadline: float = parameter(0.0, ge=0, unit="seconds")
     over_select: float = parameter(0.0, ge=0, le=100)
     late: Literal["drop", "next"] = "drop"
-    dp_mechanism: Literal["gaussian", "tree"] = parameter("gaussian", topic="protection")
+    dp_mechanism: Literal["gaussian", "tree", "distributed"] = parameter("gaussian", topic="protection")
     dp_restart: int = parameter(0, ge=0, topic="protection")
     dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")
+
+    @property
+    def distributes_noise(self) -> bool:
+        """Whether clients add the noise of central differential privacy, each a part of it."""
+        return self.dp == "central" and self.dp_mechanism == "distributed"
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class MaskedSum:
         Whether each update is divided by its client's path, and the weighted path is summed, too.
     lost : collection of int
         The clients, by index, that go away before they send their masked updates.
+    least : int
+        The fewest masked updates whose sum is opened.
     cut_off : callable
         Whether to give up.
 
@@ -87,24 +89,28 @@ class MaskedSum:
         *,
         by_path: bool = False,
         lost: frozenset[int] = frozenset(),
+        least: int = 2,
         cut_off: Callable[[], bool],
     ) -> None:
         self._run, self._pending, self._grid, self._clients = run, pending, grid, clients
         self._where, self._round, self._quantizer, self._by_path = where, number, quantizer, by_path
         self._values, self._lost, self._cut_off = values, lost, cut_off
-        self._metrics = config.summed_metrics
+        self._metrics = () if quantizer.deviation else config.summed_metrics  # to which nobody adds noise
         self._numbers = by_path + 2 * len(self._metrics)
         try:
             k, self._threshold = terms_for(len(clients), config.secure_neighbours, config.secure_threshold)
         except ValueError as error:
             raise SecureSumError(str(error)) from None
         rng = streams.unpredictable()
-        self._server = ServerSession([client.index for client in clients], k, self._threshold, rng)
+        indices = [client.index for client in clients]
+        self._server = ServerSession(indices, k, self._threshold, rng, least)
         self._session = int(rng.integers(2**62))
         self._terms: dict[str, Any] = {
             "clipping": quantizer.clipping,
             "levels": quantizer.levels,
             "norm": quantizer.norm,
+            "deviation": quantizer.deviation,
+            "repeatable": run.repeatable,
             "seed": config.seed,
             "arrays": run.flower.arrayrecord_key,
             BY_PATH: by_path,

@@ -22,13 +22,15 @@ from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
-from strategies.secure.graph import FEWEST, terms_for
+from strategies.secure.discrete_gaussian import divergence
+from strategies.secure.graph import FEWEST, least_of, terms_for
 from strategies.secure.masking import Quantizer, SecureSumError
 from strategies.updates.aggregation import WeightedSum
 from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.server_optimizer import OPTIMIZERS
 
 TOO_SMALL = 1e-9  # probability of a round without a sum, which no account of privacy counts
+NEGLIGIBLE = 1e-100  # bound on |log P/Q| of a round's sum, with noise of clients and with Gaussian noise
 
 
 class SecureSums:
@@ -55,14 +57,14 @@ class SecureSums:
     def check(self, num_clients: int) -> None:
         """Raise ValueError if a round of so many clients has no graph with these keys."""
         config, scheme = self._config, self._selection.scheme
-        drawn = len(scheme.fixed) or num_clients
+        drawn = len(scheme.fixed) or num_clients // scheme.turns
         if scheme.scheme in ("uniform", "flower"):
             drawn = scheme.sample_size(num_clients)
         if self._selection.stragglers is not None:
             drawn = self._selection.stragglers.counting(drawn)
         if scheme.scheme != "poisson":  # whose rounds are of any size
             terms_for(drawn, config.secure_neighbours, config.secure_threshold)
-        elif config.dp == "central":
+        elif config.dp == "central" and not config.distributes_noise:
             self._check_hidden(num_clients)
 
     def _check_hidden(self, num_clients: int) -> None:
@@ -81,11 +83,16 @@ class SecureSums:
         look(grid, self._run, self._receiver)
 
     def work(
-        self, current: Round, grid: Grid, requests: Sequence[Message], cut_off: Callable[[], bool]
+        self,
+        current: Round,
+        grid: Grid,
+        requests: Sequence[Message],
+        noise: float,
+        cut_off: Callable[[], bool],
     ) -> tuple[WeightedSum, Sequence[float]]:
         """Have the clients of a round train and mask; return the sum, without updates if too many went, and the d_i.
 
-        ``cut_off``: whether to give up the round.
+        ``noise``: z, where clients add the noise; ``cut_off``: whether to give up the round.
         """
         config = self._config
         empty = WeightedSum(
@@ -96,7 +103,7 @@ class SecureSums:
         current.begin(requests, self._timeline, self._run.pace)
         current.bytes_down = 0  # counted as stages go out
         try:
-            return self._summed(current, grid, requests, cut_off, empty)
+            return self._summed(current, grid, requests, noise, cut_off, empty)
         except SecureSumError as error:
             if cut_off():
                 return empty, []
@@ -113,12 +120,18 @@ class SecureSums:
         current: Round,
         grid: Grid,
         requests: Sequence[Message],
+        noise: float,
         cut_off: Callable[[], bool],
         total: WeightedSum,
     ) -> tuple[WeightedSum, Sequence[float]]:
         """Return the sum of the clients whose masked updates came, and the weights d_i of all."""
         config, clip, number = self._config, self._receiver.clip, len(current.clients)
-        quantizer = Quantizer.for_sum(config.secure_clipping, number, 0.0 if clip is None else clip.norm)
+        quantizer, least = (
+            Quantizer.for_sum(config.secure_clipping, number, 0.0 if clip is None else clip.norm),
+            2,
+        )
+        if config.distributes_noise:
+            quantizer, least = _with_noise(config, noise, number, len(current.model))
         masked = MaskedSum(
             self._run,
             config,
@@ -131,6 +144,7 @@ class SecureSums:
             quantizer,
             by_path=self._by_path,
             lost=frozenset(current.lost),
+            least=least,
             cut_off=cut_off,
         )
         shares = self._shares(current)
@@ -192,6 +206,38 @@ class SecureSums:
             )
         fields = {"examples": most, "weighted-by": self._run.flower.weighted_by_key}
         return {client.index: fields for client in current.clients}
+
+
+def _with_noise(config: SynchronousConfig, noise: float, number: int, size: int) -> tuple[Quantizer, int]:
+    """Return the quantizer of a round in which clients add the noise, and the fewest of them who bring it.
+
+    Raises
+    ------
+    SecureSumError
+        If there is no graph of so many clients.
+    RunError
+        If the levels are too coarse for the model, or for the noise.
+    """
+    try:
+        threshold = terms_for(number, config.secure_neighbours, config.secure_threshold).threshold
+    except ValueError as error:
+        raise SecureSumError(str(error)) from None
+    least, norm = least_of(number, threshold), config.dp_clipping_norm
+    quantizer = Quantizer.with_noise(norm, noise, number, least, size)
+    given = (
+        f"dp_noise_multiplier = {noise:g} with dp_mechanism = 'distributed': a value of {number} clients' sum"
+    )
+    if quantizer.shortened(size) < norm / 2:
+        raise RunError(
+            f"{given} has {quantizer.levels} levels, and rounding to these may double an update of {size} values; "
+            "allowed are fewer clients, a smaller model or less noise"
+        )
+    if size * divergence(quantizer.deviation, number) > NEGLIGIBLE:
+        raise RunError(
+            f"{given} has noise of {quantizer.deviation} of {quantizer.levels} levels from each, too few to be as "
+            "Gaussian noise; allowed are more noise or fewer clients"
+        )
+    return quantizer, least
 
 
 def _scaled(update: Vector, scale: float) -> Vector:

@@ -291,7 +291,8 @@ class SynchronousStrategy(FederatedStrategy):
         if current is None:  # a user-defined ``configure_train`` opens no round
             return self.aggregate_train(server_round, list(self.pending.awaited(grid, asked)))
         if self._secure is not None:
-            total, weights = self._secure.work(current, grid, asked, self.closing.cut_off)
+            noise = self.config.dp_noise_multiplier
+            total, weights = self._secure.work(current, grid, asked, noise, self.closing.cut_off)
             if self.closing.cut_off():
                 return None, None
             return self._conclude(current, weights, total, Untrained(self.run.buffers))
@@ -433,7 +434,7 @@ class SynchronousStrategy(FederatedStrategy):
         if summed is None:
             return None
         update = self.direction(summed)
-        if self.receiver.clip is not None:
+        if self.receiver.clip is not None and not self.config.distributes_noise:  # which is in the sum
             z, sensitivity = self.config.dp_noise_multiplier, total.sensitivity(weights)
             if (tree := self.aggregator.tree) is not None:
                 noise = Noise(z, self.config.dp_clipping_norm)
@@ -571,6 +572,8 @@ def _check(name: str, strategy: SynchronousStrategy) -> None:
     check_equality(name, config, scheme, able)
     if config.dp == "central" and config.dp_mechanism == "tree":
         _check_tree(name, strategy)
+    if config.distributes_noise:
+        _check_distributed(config)
     if able.chooses_clients and (scheme, config.fraction_train) != ("full", 1.0):
         log.warning(
             "participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
@@ -579,6 +582,22 @@ def _check(name: str, strategy: SynchronousStrategy) -> None:
             config.fraction_train,
             name,
         )
+
+
+def _check_distributed(config: SynchronousConfig) -> None:
+    """Raise ValueError for noise of clients that nothing hides, or that leaves something without."""
+    given = "dp_mechanism = 'distributed'"
+    if not config.secure_sums:
+        raise ValueError(
+            f"secure_sums = False: with {given} the noise of one client is a part of a sum's; allowed is True"
+        )
+    if not config.dp_clipping_norm:
+        raise ValueError(
+            f"dp_clipping_norm = 0: with {given} the count by which a norm adapts would have no noise; allowed is a "
+            "number > 0"
+        )
+    if not config.dp_noise_multiplier:
+        raise ValueError(f"dp_noise_multiplier = 0: with {given} allowed is a number > 0")
 
 
 def _check_turns(strategy: SynchronousStrategy) -> None:

@@ -82,6 +82,14 @@ def usual_neighbours(number: int) -> int:
     return others
 
 
+def least_of(number: int, threshold: int) -> int:
+    """Return the fewest masked updates of ``number`` clients whose sum is opened, where they bring its noise.
+
+    A third of the clients may go, and t neighbours of each must be there.
+    """
+    return max(number - int(GONE * number), threshold + 1)
+
+
 def graph_of(clients: Sequence[int], k: int, rng: np.random.Generator) -> dict[int, tuple[int, ...]]:
     """Return each client's k neighbours, in ascending order: the nearest on a ring in random order.
 

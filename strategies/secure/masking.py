@@ -6,6 +6,7 @@ bits that seed a Mersenne Twister, so that a server can try all masks.
 """
 
 import base64
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from strategies.flower.arrays import Vector
 from strategies.flower.secure_aggregation import generate_shared_key
+from strategies.secure.discrete_gaussian import ROUNDING, discrete_gaussian
 
 Ring = NDArray[np.uint32]  # integers modulo 2³²
 
@@ -34,6 +36,7 @@ HEADER = (
 LIMBS, LIMB_BITS = 4, 16
 NUMBER_STEP, LARGEST_NUMBER = 2.0**-40, 2.0**22
 _OFFSET = 1 << (LIMBS * LIMB_BITS - 1)  # makes a negative number of steps positive
+WRAPS = 2.0**-40  # probability that a value of a round's sum with noise is beyond the range, at most
 
 
 class SecureSumError(ValueError):
@@ -135,25 +138,51 @@ class Quantizer:
         The steps from −C to C.
     norm : float
         S, to which an update is shortened for differential privacy, before it is weighted; 0: it isn't.
+    deviation : int
+        σ of the discrete Gaussian noise that each client adds to each value, in levels; 0: none.
     """
 
     clipping: float
     levels: int
     norm: float = 0.0
+    deviation: int = 0
 
     @classmethod
     def for_sum(cls, clipping: float, number: int, norm: float = 0.0) -> "Quantizer":
         """Return the finest quantizer of a sum of ``number`` clients; a ``norm``, which bounds values, replaces C."""
         return cls(norm or clipping, (MODULUS - 1) // number, norm)
 
+    @classmethod
+    def with_noise(cls, norm: float, multiplier: float, number: int, least: int, size: int) -> "Quantizer":
+        """Return the finest quantizer of a sum of ``number`` clients' updates (D,), each with noise of its own.
+
+        The noise of ``least`` of them protects as Gaussian noise of deviation z S does, z = ``multiplier``. For a
+        discrete Gaussian E exp(tX) is at most exp(t²σ²/2), the Gaussian's, so that no value of a sum has more noise
+        than κ σ √n, κ = √(2 log(2 D / WRAPS)), but with a probability of ``WRAPS``: half the sum's range is that and
+        n S. The number of levels is even, so that 0 is a level.
+        """
+        tail = math.sqrt(2 * math.log(2 * size / WRAPS))
+        room = MODULUS - 1 - 2 * tail * number**0.5 * (ROUNDING + 3)  # σ is rounded up, and has r in it
+        levels = int(room / (number + tail * multiplier * (number / least) ** 0.5)) // 2 * 2
+        variance = ((multiplier * levels / 2) ** 2 + ROUNDING**2) / least
+        return cls(norm, levels, norm, math.isqrt(math.ceil(variance)) + 1)
+
     def weight(self, weight: float) -> int:
         """Return a weight in [0, 1] as a ring value."""
         return round(weight * self.levels)
 
     def encode(
-        self, update: Vector, weight: float, rng: np.random.Generator, numbers: Sequence[float] = ()
+        self,
+        update: Vector,
+        weight: float,
+        rng: np.random.Generator,
+        numbers: Sequence[float] = (),
+        noise: np.random.Generator | None = None,
     ) -> Ring:
         """Return the ring values of a weight in [0, 1], of the update (D,) times it, and of numbers beside it.
+
+        ``rng`` rounds, and ``noise`` draws the noise, where there is any. Then no value tells whether the update was
+        shortened.
 
         Returns
         -------
@@ -176,18 +205,27 @@ class Quantizer:
         values *= self.levels / (2 * self.clipping)
         values += rng.random(len(values))
         encoded = np.empty(size_of(len(values), len(numbers)), dtype=np.uint32)
-        encoded[:HEADER] = self.weight(weight), outside, norm > self.norm
+        encoded[:HEADER] = self.weight(weight), outside, norm > self.norm and noise is None
         for place, number in enumerate(numbers):
             start = HEADER + LIMBS * place
             encoded[start : start + LIMBS] = _limbs(number)
-        encoded[size_of(0, len(numbers)) :] = np.minimum(np.floor(values, out=values), self.levels)
+        ours = encoded[size_of(0, len(numbers)) :]
+        ours[:] = np.minimum(np.floor(values, out=values), self.levels)
+        if noise is not None:
+            ours += discrete_gaussian(self.deviation, len(values), noise).astype(np.uint32)  # modulo 2³²
         return encoded
 
     def decode(self, total: Ring, number: int, numbers: int = 0) -> "Decoded":
         """Return what the sum of ``number`` clients' ring values says, with so many ``numbers`` beside the update."""
-        update = total[size_of(0, numbers) :].astype(np.float64)
-        update *= 2 * self.clipping / self.levels
-        update -= self.clipping * number
+        values, step = total[size_of(0, numbers) :], 2 * self.clipping / self.levels
+        if self.deviation:  # on both sides of the middle, modulo 2³²
+            middle = np.uint32(number * (self.levels // 2))
+            update = (values - middle).view(np.int32).astype(np.float64)
+            update *= step
+        else:
+            update = values.astype(np.float64)
+            update *= step
+            update -= self.clipping * number
         limbs = total[HEADER : size_of(0, numbers)].reshape(numbers, LIMBS)
         weight, outside, longer = map(int, total[:HEADER])
         sums = tuple(_number(summed.tolist(), number) for summed in limbs)
@@ -195,7 +233,7 @@ class Quantizer:
 
     def shortened(self, size: int) -> float:
         """Return the norm to which an update (D,) is shortened, so that it isn't above S after it is rounded."""
-        return float(max(self.norm - self.error(1) * size**0.5, 0.0))
+        return float(max(self.norm - 1.001 * self.error(1) * size**0.5, 0.0))  # and for floating-point errors
 
     def error(self, number: int) -> float:
         """Return the bound on the error of each value of a sum of ``number`` clients."""

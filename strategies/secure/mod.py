@@ -14,7 +14,8 @@ dropped with the last one.
 Without rounds a client trains first: it is asked to keep its update, of which it sends nothing. When a buffer is
 full, its clients take part in the four stages, and mask what they have kept in the third.
 
-A device whose ``node_config`` has ``only-masked=true`` refuses to train without a secure sum, whatever it is asked.
+A device whose ``node_config`` has ``only-masked=true`` refuses to train without a secure sum, whatever it is asked,
+and never draws its noise from the seed.
 """
 
 from collections.abc import Callable
@@ -166,11 +167,19 @@ def _masked(
     for value in measured:
         known = abs(counts * value) <= LARGEST_NUMBER  # not NaN
         numbers += (counts * value, counts) if known else (0.0, 0.0)
-    quantizer = Quantizer(asked["clipping"], asked["levels"], asked["norm"])
+    quantizer = Quantizer(*(asked[name] for name in ("clipping", "levels", "norm", "deviation")))
     rng = streams.generator(asked["seed"], "secure-rounding", session.client, asked["task"])
-    values = session.masked(quantizer.encode(update, weight, rng, numbers))
+    noise = _noise(context, asked, session.client) if quantizer.deviation else None
+    values = session.masked(quantizer.encode(update, weight, rng, numbers, noise))
     content[messages.MASKED] = ArrayRecord({"values": pack(values)})
     return content
+
+
+def _noise(context: Context, asked: dict[str, Any], client: int) -> np.random.Generator:
+    """Return the generator of a client's noise: of a run that is to be repeated the run's, which the server knows."""
+    if asked["repeatable"] and not context.node_config.get(ONLY_MASKED):
+        return streams.generator(asked["seed"], "distributed-noise", client, asked["task"])
+    return streams.unpredictable()
 
 
 def _measured(reply: Message, names: list[str]) -> list[float]:

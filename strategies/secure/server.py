@@ -39,6 +39,8 @@ class ServerSession:
         k and t (``strategies.secure.graph.terms_for``).
     rng : np.random.Generator
         Draws the graph, and which shares are tried.
+    least : int
+        The fewest masked updates whose sum is opened.
 
     Attributes
     ----------
@@ -49,9 +51,14 @@ class ServerSession:
     """
 
     def __init__(
-        self, clients: Sequence[int], neighbours: int, threshold: int, rng: np.random.Generator
+        self,
+        clients: Sequence[int],
+        neighbours: int,
+        threshold: int,
+        rng: np.random.Generator,
+        least: int = 2,
     ) -> None:
-        self.threshold, self._rng = threshold, rng
+        self.threshold, self._rng, self._least = threshold, rng, least
         self.asked = graph_of(clients, neighbours, rng)
         self.liars: dict[int, list[int]] = {}
         self._keys: dict[int, PublicKeys] = {}
@@ -107,8 +114,8 @@ class ServerSession:
         """Return for each client in the sum its neighbours that are there, and those that have gone since."""
         here = set(self.summed)
         gone = self._dealers - here
-        if len(here) < 2:
-            raise SecureSumError(f"{len(here)} masked updates came, and a sum is of 2 or more")
+        if len(here) < self._least:
+            raise SecureSumError(f"{len(here)} masked updates came, and a sum is of {self._least} or more")
         return {
             each: (list(self._near(each, here)), list(self._near(each, gone))) for each in sorted(self.summed)
         }

@@ -19,12 +19,15 @@ from tests.waiting import wait_until
 CENTRAL = {"dp": "central", "client-weights": "uniform"}
 POISSON = {**CENTRAL, "participation": "poisson", "fraction-train": 0.5}
 TREE = {**CENTRAL, "dp-mechanism": "tree", "dp-clipping-norm": 0.5}
+DISTRIBUTED = {**CENTRAL, "dp-mechanism": "distributed", "dp-clipping-norm": 0.5, "secure-sums": True}
 DELTA = 1e-5
 
 
 @pytest.mark.thorough
 @pytest.mark.ci
-@pytest.mark.parametrize("own", [POISSON, {**TREE, "participation": "turns", "fraction-train": 0.5}])
+@pytest.mark.parametrize(
+    "own", [POISSON, {**TREE, "participation": "turns", "fraction-train": 0.5}, DISTRIBUTED]
+)
 def test_ray_gives_the_bits_and_the_account_of_the_sequential_engine(simulate, own):
     config = {"num-server-rounds": 4, **own}
     on_ray, other = simulate(config), simulate(config, engine="sequential")
@@ -46,6 +49,7 @@ STILL = {"model": "logistic", "init": "zeros", "lr": 1e-9, "num-server-rounds": 
     [
         (POISSON, Sampling(0.5), 0.5 / (0.5 * 3) * 2**0.5),  # two rounds' noises, whoever was drawn
         (TREE, Sampling(restart=0), 0.5 / 3),  # one node over both rounds
+        (DISTRIBUTED, Sampling(), 0.5 / 3 * 2**0.5),  # of three parts each
     ],
 )
 def test_devices_models_have_the_noise_of_their_account(devices, tmp_path, own, sampling, deviation):

@@ -18,11 +18,13 @@ from fedapp.report import read_metrics
 from fedapp.server import prepare, privacy, run
 from fedapp.server.run_directory import RunDirectory
 from fedapp.server.sampled_gaussian import Sampling, sampled_epsilon
+from tests.runs import vector_of
 
 CLIENTS, DELTA = 10, 1e-5
 CENTRAL = {"dp": "central", "client-weights": "uniform"}  # with an adaptive clipping norm
 POISSON = {**CENTRAL, "participation": "poisson", "fraction-train": 0.1}
 TREE = {"dp-mechanism": "tree", "dp-clipping-norm": 0.5}
+DISTRIBUTED = {**CENTRAL, "dp-mechanism": "distributed", "dp-clipping-norm": 0.5, "secure-sums": True}
 WITHOUT_ROUNDS = {
     **CENTRAL,
     "dp-clipping-norm": 0.01,
@@ -72,6 +74,7 @@ def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine, tmp_p
             Sampling(turns=5, restart=5),
         ),
         (TREE, Sampling(restart=0)),
+        ({**DISTRIBUTED, "participation": "turns", "fraction-train": 0.5}, Sampling(turns=2)),
         # What isn't drawn among all clients, or is seen by the server.
         ({"participation": "full"}, Sampling()),
         ({"participation": "fixed:0,1"}, Sampling()),
@@ -79,6 +82,8 @@ def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine, tmp_p
         ({"participation": "uniform", "fraction-train": 0.3, "clock": "wall"}, Sampling()),
         ({"participation": "uniform", "fraction-train": 0.3, "round-deadline": 1.0}, Sampling()),
         ({"participation": "poisson", "fraction-train": 0.3, "dp": "local"}, Sampling()),
+        ({**DISTRIBUTED, "participation": "poisson", "fraction-train": 0.3}, Sampling()),
+        ({**DISTRIBUTED, "participation": "uniform", "fraction-train": 0.3}, Sampling()),
         ({"participation": "poisson", "fraction-train": 0.3, "clock": "wall"}, Sampling(0.3)),
     ],
 )
@@ -174,6 +179,13 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(own, tmp_path):
         ({"dp-target-epsilon": 1e-9}, "dp-target-epsilon = 1e-09: must be"),
         (TREE, "participation = 'poisson', allowed are full, turns, fixed:"),
         ({**WITHOUT_ROUNDS, "dp-mechanism": "tree"}, "dp-mechanism = 'tree': its account is of rounds"),
+        ({**DISTRIBUTED, "secure-sums": False}, "secure-sums = False: with dp-mechanism = 'distributed'"),
+        ({**DISTRIBUTED, "dp-clipping-norm": 0.0}, "dp-clipping-norm = 0: with dp-mechanism = 'distributed'"),
+        ({**DISTRIBUTED, "dp-noise-multiplier": 0.0}, "dp-noise-multiplier = 0"),
+        (
+            {**DISTRIBUTED, "participation": "uniform", "fraction-train": 0.2},
+            "secure-sums: 2 clients in a sum",
+        ),
         ({"dp-max-epsilon": 0.01}, "dp-max-epsilon = 0.01: the first round alone costs 1.685"),
         (
             {"dp": "local", "strategy": "fedbuff", "buffer-size": 2, "dp-target-epsilon": 3.0},
@@ -222,6 +234,29 @@ def test_a_bound_on_contributions_outlives_a_stop(tmp_path):
     _, whole, whole_model = done(config_of(tmp_path, **values, **{"run-name": "whole"}), "sequential")
     assert model == whole_model
     assert summary["dp-epsilon"] == whole["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, 3)
+
+
+def test_against_the_server_the_rounds_of_a_client_count_in_full(tmp_path):
+    own = {**DISTRIBUTED, "participation": "poisson", "fraction-train": 0.4, "num-server-rounds": 6}
+    experiment = prepare(config_of(tmp_path, **own), CLIENTS)
+    path = run(make_grid("sequential", CLIENTS, workers=1), experiment).path
+    summary = json.loads((path / "summary.json").read_text("utf-8"))
+    most = max(account.accepted for _, account in experiment.strategy.accounts.items())
+    assert 1 < most < 6
+    assert summary["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, most)
+    assert summary["dp-neighbours"].endswith("with the same rounds in which it takes part")
+
+
+def test_clients_add_the_noise_for_a_target(tmp_path):
+    still = {"init": "zeros", "lr": 1e-9, "dp-target-epsilon": 3.0}
+    own = {**DISTRIBUTED, **still, "participation": "turns", "fraction-train": 0.5}
+    lines, _, _ = done(config_of(tmp_path, **own), "sequential")
+    noise = tomllib.loads((tmp_path / "run" / "config.toml").read_text("utf-8"))["dp-noise-multiplier"]
+    assert 2.99 < lines[-1]["dp-epsilon"] == gaussian_epsilon(noise, DELTA, 2) <= 3.0
+    found = vector_of(tmp_path / "run")
+    # Four rounds of five clients, of which four have the noise of z S.
+    deviation = 2 * noise * 0.5 * (5 / 4) ** 0.5 / 5
+    assert found.std() == pytest.approx(deviation, rel=4 / (2 * len(found)) ** 0.5)
 
 
 def test_config_toml_has_the_noise_from_the_first_round_on(tmp_path):

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_discrete_gaussian_mechanism
 from scipy.stats import norm
 
 from fedapp.gaussian_mechanism import gaussian_epsilon
@@ -15,6 +16,7 @@ from fedapp.server.sampled_gaussian import (
     sampled_epsilon,
     without_replacement_epsilon,
 )
+from strategies.secure.discrete_gaussian import ROUNDING
 
 DELTA = 1e-5
 
@@ -28,6 +30,16 @@ def test_published_values_of_one_percent(noise, releases, renyi, loss, unsampled
     spent = sampled_epsilon(noise, DELTA, releases, Sampling(0.01))
     assert spent == poisson_loss_epsilon(noise, 0.01, DELTA, releases) == pytest.approx(loss, abs=0.01)
     assert gaussian_epsilon(noise, DELTA, releases) == pytest.approx(unsampled, rel=1e-3)
+
+
+@pytest.mark.parametrize("releases", [1, 4])
+def test_noise_of_clients_costs_what_gaussian_noise_does(releases):
+    """6 parts of σ = 9, for sums that differ by 30; dp-accounting's discrete Gaussian is that of one value."""
+    variance, sensitivity = 6 * 9**2, 30
+    one = from_discrete_gaussian_mechanism(variance**0.5, sensitivity, value_discretization_interval=1e-3)
+    spent = one.self_compose(releases).get_epsilon_for_delta(DELTA)
+    assert spent == pytest.approx(gaussian_epsilon(variance**0.5 / sensitivity, DELTA, releases), rel=1e-3)
+    assert spent < gaussian_epsilon((variance - ROUNDING**2) ** 0.5 / sensitivity, DELTA, releases)
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float, cell: float) -> float:

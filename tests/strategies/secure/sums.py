@@ -22,9 +22,11 @@ class Sum:
     masked: dict[int, Ring] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, number: int, gone: Mapping[int, int] | None = None, k: int = 0, t: int = 0) -> "Sum":
+    def of(
+        cls, number: int, gone: Mapping[int, int] | None = None, k: int = 0, t: int = 0, least: int = 2
+    ) -> "Sum":
         terms = terms_for(number, k, t)
-        server = ServerSession(range(number), *terms, streams.generator(number, "test"))
+        server = ServerSession(range(number), *terms, streams.generator(number, "test"), least)
         return cls(server, {i: ClientSession(i, terms.threshold) for i in range(number)}, gone or {})
 
     def there(self, those: Collection[int], stage: int) -> list[int]:
