@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tomli_w
 from flwr.app import ConfigRecord
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.config import ConfigError, RunConfig, defaults, in_keys
@@ -259,6 +259,7 @@ def test_defaults_are_those_of_pyproject() -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key not in TEXTS])
+@settings(max_examples=settings.default.max_examples // 2)
 @given(value=ANY)
 def test_a_key_takes_what_it_says_and_nothing_else(key: str, value: Any) -> None:
     if takes(RunConfig.allowed(key), value):

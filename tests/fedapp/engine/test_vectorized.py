@@ -49,6 +49,7 @@ def small(configure, tmp_path):
                 "eval_every": 5 if asynchronous else 1,
                 "checkpoint_every": 0,
                 "server_lr": 0.5,
+                "batch_size": 32,
                 "buffer_size": 2,
                 "l2": 1e-3,
                 "results_dir": str(tmp_path),
@@ -203,7 +204,7 @@ def test_a_parameter_may_be_one_number(strategy, way, small):
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fedbuff"])
 def test_a_buffer_may_have_no_values(strategy, small):
-    own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Empty"}
+    own = {"strategy": strategy, "model": "tests.fedapp.own_parts:Empty", "batch_size": 16}
     path, reference = (run(grid, small(**own)) for grid in (vectorized_grid(), sequential_grid()))
     assert_equal_runs(path, reference)
     assert events(path)[-1]["loss"] < 0.9 * events(path)[0]["loss"]

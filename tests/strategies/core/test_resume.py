@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from strategies import REGISTRY, Progress
@@ -334,6 +334,7 @@ def test_the_energy_of_devices_goes_on(go, tmp_path, name):
     assert rest.reports[-1][2]["joules"] == sum(rest.reports[-1][4]["joules"]) > 0
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     name=st.sampled_from(list(REGISTRY)),
     stops=st.lists(st.integers(1, ROUNDS - 1), min_size=1, max_size=4, unique=True).map(sorted),

@@ -223,7 +223,7 @@ def test_with_observed_periods_it_follows_slowly(play):
             "strategies.events.contribution_weights.steady_step",
             lambda d, at_work: looks.append(1) or steady_step(d, at_work),
         )
-        run = play("async", LAWS["F80"], 2000, aggregation_weights="observed")
-    assert len(looks) < 2000 / 15
+        run = play("async", LAWS["F80"], 1000, aggregation_weights="observed")
+    assert len(looks) < 1000 / 10
     known = play("async", LAWS["F80"], 1)
     assert run.strategy.own_lr() == pytest.approx(known.strategy.own_lr(), rel=0.02)

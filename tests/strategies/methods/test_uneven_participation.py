@@ -175,7 +175,7 @@ def test_what_is_told_of_the_shares(kind, own, beta, closes, go, tmp_path):
     rows = ["0,0,0.5,3", "1,0,2.99,3", *(f"{client},0,3,3" for client in (2, 3, 4))]
     path.write_text("\n".join(["client,start,end,period", *rows]))
     there = {"availability": f"trace:{path}", "time_scenario": "F0"}
-    go(kind, rounds=60, observe=lambda progress, _: told.append(progress.clients), **own, **there, **closes)
+    go(kind, rounds=30, observe=lambda progress, _: told.append(progress.clients), **own, **there, **closes)
     # Of two rounds with clients 1 to 4 and one with 2 to 4: the others share the weight of a task that is lost.
     both, three = np.where(np.arange(C) > 0, P, 0), np.where(np.arange(C) > 1, P, 0)
     q = (2 * both / both.sum() + three / three.sum()) / 3

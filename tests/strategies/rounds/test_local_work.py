@@ -105,7 +105,7 @@ def test_every_strategy_goes_to_the_limit(final_model, name, normalize):
     # What they are made for: whatever the steps, the minimum is that of all.
     unbiased = normalize or name in ("fednova", "scaffold", "feddyn")
     expected, other = (limit(importance, normalize=n) for n in (unbiased, not unbiased))
-    lr, rounds = (0.05, 160) if REGISTRY[name].has_rounds else (0.02, 700)
+    lr, rounds = (0.05, 160) if REGISTRY[name].has_rounds else (0.03, 450)
     rounds = 1500 if name == "fedasync" else rounds  # a model is mixed in thirds
     found = final_model(name, lr=lr, normalize=normalize, rounds=rounds, **more)
     # Σ p a c / Σ p a = 1.86 and Σ p E a c / Σ p E a = 0.88 (spectral 1.64 and 0.64): close to its own at a small μ
