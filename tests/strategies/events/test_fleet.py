@@ -270,15 +270,15 @@ def test_so_many_tasks_fail_at_times_spread_over_them(federation, start, scheme)
 def test_by_the_law_weights_are_unbiased_and_what_is_observed_comes_near_that(
     federation, start, fleet, scheme
 ):
-    options: dict[str, Any] = {**fleet, "eval_every": 900, "arrival_weight_bound": 0.0}
-    law = start(scheme, federation([0.0] * 4, SIZES), 900, lr=0.001, limit=240, **options)
+    options: dict[str, Any] = {**fleet, "eval_every": 600, "arrival_weight_bound": 0.0}
+    law = start(scheme, federation([0.0] * 4, SIZES), 600, lr=0.001, limit=240, **options)
     last = law.seen[-1].clients
     assert last["expected-share"] == pytest.approx(P.tolist(), rel=1e-9)
     assert last["observed-share"] == pytest.approx(P.tolist(), rel=0.08)
     observed = start(
         scheme,
         federation([0.0] * 4, SIZES),
-        900,
+        600,
         lr=0.001,
         limit=240,
         aggregation_weights="observed",
@@ -316,11 +316,11 @@ def test_with_the_same_weight_for_all_who_is_seldom_there_counts_less_and_that_i
     run = start(
         "async",
         federation([0.0] * 4, SIZES),
-        900,
+        500,
         lr=0.001,
         limit=240,
         aggregation_weights="identical",
-        eval_every=900,
+        eval_every=500,
         **fleet,
     )
     last = run.seen[-1]

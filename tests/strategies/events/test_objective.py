@@ -115,7 +115,7 @@ def test_expected_shares_are_those_observed_in_the_long_run(federation, start, t
         (tmp_path / "times.csv").write_text("0,.25\n0,.25\n0,.25\n0,3.25\n1,1.1\n2,0.9\n3,1.5\n")
         scenario = f"trace:{tmp_path / 'times.csv'}"
     run = start(
-        scheme, federation([0.0] * 4, SIZES), 400, lr=0.01, time_scenario=scenario, eval_every=400, limit=240
+        scheme, federation([0.0] * 4, SIZES), 300, lr=0.01, time_scenario=scenario, eval_every=300, limit=240
     )
     last = run.evaluations[-1].clients
     assert last["observed-share"] == pytest.approx(last["expected-share"], abs=0.012)

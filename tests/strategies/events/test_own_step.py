@@ -145,7 +145,7 @@ LAWS = {
     "lognormal": np.exp(np.random.default_rng(3).normal(0, 1, 10)),
     "one is 50 times slower": np.array([0.1] * 9 + [5.0]),
 }
-# A scheme, its options, and so many aggregations that each client has had about as many tasks.
+# A scheme, its options, and the number of aggregations of a run.
 SCHEMES: list[tuple[str, dict[str, Any], int]] = [
     ("async", {}, 300),
     *(

@@ -230,7 +230,7 @@ def test_aced_without_a_limit_is_ace_bit_for_bit(go):
 
 def test_in_aced_a_client_that_takes_longer_than_the_limit_counts_for_a_part_of_its_time(go):
     # F80: τ = (3, 7, 11, 15)/15 s, P = τ Σ 1/τ = (1.90, 4.44, 6.97, 9.51): d = p min(P, 4 + 1), q ∝ d / P.
-    last = go("aced", 300, cache_age=4, server_lr=0.01).seen[-1].clients
+    last = go("aced", 200, cache_age=4, server_lr=0.01).seen[-1].clients
     periods = np.array([3, 7, 11, 15]) * (1 / 3 + 1 / 7 + 1 / 11 + 1 / 15)
     assert last["weight"] == pytest.approx(P * np.minimum(periods, 5), rel=1e-9)
     q = P * np.minimum(periods, 5) / periods
@@ -298,7 +298,7 @@ def test_so_many_are_at_work(go, federation, name):
 @pytest.mark.parametrize("name", ["fedasync", "delay-adaptive"])
 def test_the_objective_that_is_minimised_counts_the_discount(go, name):
     options = {"staleness_discount": "polynomial:1"} if name == "fedasync" else {}
-    last = go(name, 300, server_lr=0.01, **options).seen[-1].clients
+    last = go(name, 200, server_lr=0.01, **options).seen[-1].clients
     assert last["expected-share"] == pytest.approx(last["observed-share"], abs=0.01)
     assert last["expected-share"][3] < P[3] - 0.05  # the slowest counts less
 
