@@ -606,6 +606,8 @@ class AsynchronousStrategy(FederatedStrategy):
         if run.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
             ledger.since.keep(reply.content)
         ledger.keep(contribution)
+        if self.secure is not None:
+            ledger.kept[member.client.index] = task
         if self.ready(len(ledger.buffer)):
             self._aggregate()
         else:
@@ -734,9 +736,9 @@ class AsynchronousStrategy(FederatedStrategy):
         contributions = [self._aged(each) for each in ledger.take_out(self.takes(ledger.buffer))]
         most = self.safeguards.heaviest
         weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
-        group = None if self.secure is None else self._masked_sum(self.secure, contributions, weights)
-        if group is not None:
-            if run.stopped():
+        group = None
+        if self.secure is not None:
+            if (group := self._masked_sum(self.secure, contributions, weights)) is None:
                 return
             contributions = [each for each in contributions if each.client.index in group.weights]
             weights = list(group.weights.values())
@@ -783,16 +785,20 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _masked_sum(
         self, secure: "SecureGroups", contributions: Sequence[Contribution], weights: Sequence[float]
-    ) -> "Group":
-        """Have the clients of an aggregation mask their updates; return their sum, and note who is in it."""
+    ) -> "Group | None":
+        """Have the clients of an aggregation mask their updates; return their sum, None if the run is stopped."""
         ledger, since, now = self.ledger, self.ledger.since, self.run.pace.now()
         members = [ledger.members[contribution.client.index] for contribution in contributions]
         group = secure.sum(self._mail.grid, self.run.aggregations + 1, members, weights)
+        if self.run.stopped():  # of no use: a run that goes on has these tasks worked on again
+            return None
         since.bytes_down += group.bytes_down
         since.bytes_up += group.bytes_up
         since.clipped += group.clipped
         for name, (mean, number) in group.metrics.items():
             since.values.setdefault(name, []).extend([mean] * round(number))
+        for member in members:
+            del ledger.kept[member.client.index]
         for index in group.weights:
             ledger.members[index].misses = ledger.members[index].unfit = 0
             self.accounts[index].note(ACCEPTED)

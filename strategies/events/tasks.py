@@ -103,6 +103,8 @@ class TaskLedger:
         What has arrived since the last aggregation.
     held : deque of Held
         What is held back, as it came; at this clock time, ``patient_until``, it is taken in at the latest.
+    kept : dict of int to Task
+        With secure sums, the tasks whose updates are kept by their clients and wait, by client index.
     since : Tally
         What happened since the last evaluation.
     dispatched : int
@@ -125,6 +127,7 @@ class TaskLedger:
         self.queue = EventQueue()
         self.buffer: list[Contribution] = []
         self.held: deque[Held] = deque()
+        self.kept: dict[int, Task] = {}
         self.patient_until = NEVER
         self.since = Tally()
         self.dispatched = 0
@@ -257,6 +260,7 @@ class TaskLedger:
         self.tasks.pop(member.task, None)
         self.buffer = [each for each in self.buffer if each.client.node_id != node_id]
         self.held = deque(each for each in self.held if each.task.member is not member)
+        self.kept.pop(index, None)
         self.changed()
 
     def keep(self, contribution: Contribution) -> None:
@@ -287,13 +291,15 @@ class TaskLedger:
         """Return clients and, in virtual time, the tasks under way with the models that they started from.
 
         After an aggregation something waits in the buffer only if the method ``takes`` a part; of that everything is
-        saved but the records of replies. What is held back counts as under way: it is worked on again, and comes at
-        once. In real time, tasks under way are dispatched anew.
+        saved but the records of replies. What is held back, or kept by its client, counts as under way: it is worked
+        on again, and comes at once. In real time, tasks under way are dispatched anew.
         """
         members = list(self.members.values())
-        tasks = [] if self._run.pace.real_time else [*(each.task for each in self.held), *self.tasks.values()]
+        kept = [*(each.task for each in self.held), *self.kept.values()]
+        tasks = [] if self._run.pace.real_time else [*kept, *self.tasks.values()]
+        buffer = [each for each in self.buffer if each.client.index not in self.kept]
         bases = {task.version: task.base for task in tasks}
-        bases |= {contribution.version: contribution.base for contribution in self.buffer}
+        bases |= {contribution.version: contribution.base for contribution in buffer}
         names = tasks[0].companions if tasks else ()
         return {
             # Of every member, in the order of `clients`, their indices.
@@ -322,7 +328,7 @@ class TaskLedger:
                 else {}
             ),
             **({"wakes": wakes} if (wakes := [due for due, e in self.queue if isinstance(e, Wake)]) else {}),
-            **_waiting(self.buffer),
+            **_waiting(buffer),
             "patient-until": self.patient_until if self.patient_until < NEVER else None,
             "versions": list(bases),
             "bases": np.array(list(bases.values())),  # the models of `versions`, (n, D)

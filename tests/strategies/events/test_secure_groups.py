@@ -135,6 +135,34 @@ def test_a_run_that_goes_on_has_the_same_model(run: Make) -> None:
     assert run(FedBuff, rounds=7, state=states[3], **options)[0] == whole
 
 
+@pytest.mark.parametrize("moment", ["while a buffer fills", "while updates are summed"])
+def test_a_run_that_is_stopped_goes_on_with_work_that_clients_kept(run: Make, moment: str) -> None:
+    made, masked, states = list[FedBuff](), list[int](), dict[int, Any]()
+
+    class Watched(FedBuff):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    def notes(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        record = message.content.get(messages.SECURE)
+        if record is not None and record["stage"] == "masked":
+            masked.append(1)
+        return call_next(message, context)
+
+    def stopped() -> bool:
+        filling = made[-1].aggregations == 3 and len(made[-1].ledger.buffer) == 2
+        return filling if moment == "while a buffer fills" else len(masked) > 3 * 3
+
+    options = {"buffer_size": 3, "server_optimizer": "adam", **SECURE}
+    whole = run(FedBuff, rounds=7, **options)[0]
+    run(Watched, rounds=7, states=states, mods=(notes, masks_updates), stopped=stopped, **options)
+    assert max(states) == 3
+    waiting = made[-1].ledger.kept
+    assert len(waiting) == (2 if moment == "while a buffer fills" else 3)
+    assert run(Watched, rounds=7, state=states[3], **options)[0] == whole
+
+
 def test_a_run_has_one_result_whatever_masks_and_order(run: Make) -> None:
     one, other = (run(FedBuff, buffer_size=4, seed_of_grid=seed, **SECURE)[0] for seed in (1, 2))
     assert one == other
