@@ -236,11 +236,16 @@ def test_a_bound_on_contributions_outlives_a_stop(tmp_path):
     assert summary["dp-epsilon"] == whole["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, 3)
 
 
-def test_against_the_server_the_rounds_of_a_client_count_in_full(tmp_path):
+def test_against_the_server_the_rounds_of_a_client_count_in_full_also_after_a_stop(tmp_path):
     own = {**DISTRIBUTED, "participation": "poisson", "fraction-train": 0.4, "num-server-rounds": 6}
-    experiment = prepare(config_of(tmp_path, **own), CLIENTS)
-    path = run(make_grid("sequential", CLIENTS, workers=1), experiment).path
-    summary = json.loads((path / "summary.json").read_text("utf-8"))
+    own["checkpoint-every"] = 3
+    stopped = prepare(config_of(tmp_path, **own), CLIENTS)
+    grid = make_grid("sequential", CLIENTS, workers=1)
+    path = run(grid, stopped, lambda: stopped.strategy.aggregations == 3).path
+    _, summary, model = done(RunConfig.load({"resume": str(path)}), "sequential")
+    experiment = prepare(config_of(tmp_path, **own, **{"run-name": "whole"}), CLIENTS)
+    whole = run(make_grid("sequential", CLIENTS, workers=1), experiment).path
+    assert model == (whole / "model.safetensors").read_bytes()
     most = max(account.accepted for _, account in experiment.strategy.accounts.items())
     assert 1 < most < 6
     assert summary["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, most)
