@@ -24,12 +24,12 @@ from tests.runs import lines_of
 from tests.selection import covering
 
 CLIENTS = 4
-COMMON = {"model": "logistic", "num-server-rounds": 3, "test-on": "own"}
+COMMON = {"model": "logistic", "num-server-rounds": 2, "test-on": "own"}
 
 
 @pytest.fixture
 def go(run_app):
-    """Run the app for three rounds; return the run's folder."""
+    """Run the app for two rounds; return the run's folder."""
     return lambda engine="vectorized", name="", **given: run_app(
         COMMON, CLIENTS, name=name or engine, engine=engine, **given
     )

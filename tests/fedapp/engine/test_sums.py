@@ -30,7 +30,7 @@ def both(run_both):
     given: dict[str, Any] = {
         "strategy": "fedavg",
         "model": "logistic",
-        "num_server_rounds": 3,
+        "num_server_rounds": 2,
         "batch_size": 16,
         "min_samples": 1,
     }

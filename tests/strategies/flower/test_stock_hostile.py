@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from strategies import AsyncFedAvg, FedAvg, FedAvgM, FedBuff, FedFix, streams
 from strategies.testing import MemoryGrid
 
-ROUNDS, STEPS, BATCH, LR, MOMENTUM = 20, 10, 16, 0.05, 0.9
+ROUNDS, STEPS, BATCH, LR, MOMENTUM = 20, 5, 16, 0.1, 0.9
 LOST = 0.15  # of accuracy, at most
 Vector = np.ndarray
 
