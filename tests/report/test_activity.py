@@ -141,7 +141,7 @@ def test_a_task_that_is_lost_has_the_parts_up_to_then_and_absences_are_the_avail
     assert shares[AWAY].mean() == pytest.approx(gone_for)
 
 
-@pytest.mark.parametrize(("keys", "rounds"), [({}, (6, 12)), (DEADLINE, (5, 9)), (ASYNC, (15, 30))])
+@pytest.mark.parametrize(("keys", "rounds"), [({}, (3, 6)), (DEADLINE, (5, 9)), (ASYNC, (8, 16))])
 def test_a_resumed_run_has_the_files_of_one_that_went_through(go, keys, rounds):
     names = ("number", "client", "began", "ended", "outcome", "receiving", "sending")
     whole = go("whole", rounds[1], there=False, **keys)

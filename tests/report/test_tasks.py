@@ -67,10 +67,10 @@ def test_without_rounds_a_client_has_one_task_after_the_other(strategy, tmp_path
 
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
 def test_a_resumed_run_has_the_tasks_of_one_that_went_through(strategy, tmp_path):
-    whole = go(tmp_path / "whole", strategy=strategy, num_server_rounds=20)
-    part = go(tmp_path / "part", strategy=strategy, num_server_rounds=10)
+    whole = go(tmp_path / "whole", strategy=strategy, num_server_rounds=10)
+    part = go(tmp_path / "part", strategy=strategy, num_server_rounds=5)
     assert in_its_clock(part) != in_its_clock(whole)
-    assert in_its_clock(go(tmp_path, resume=str(part), num_server_rounds=20)) == in_its_clock(whole)
+    assert in_its_clock(go(tmp_path, resume=str(part), num_server_rounds=10)) == in_its_clock(whole)
 
 
 def span(number: int, client: int = 0, outcome: str = "accepted") -> TaskSpan:
