@@ -161,7 +161,8 @@ def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
     worst = column[-math.ceil(column.size / 10) :]
     with np.errstate(invalid="ignore", over="ignore"):  # an infinite loss has no spread
         numbers = {"mean": column.mean(), WORST: worst.mean(), "best": column[0], "std": column.std()}
-    if not less_is_better(metric) and (column >= 0).all() and (squares := float(column @ column)) > 0:
+        squares = float(column @ column)
+    if not less_is_better(metric) and (column >= 0).all() and 0 < squares < math.inf:
         numbers["jain"] = column.sum() ** 2 / (column.size * squares)
     return {f"{of_clients(metric)}-{name}": float(number) for name, number in numbers.items()}
 
