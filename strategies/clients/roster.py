@@ -464,10 +464,20 @@ class Roster:
         return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
     def _partition_of(self, metrics: Description) -> int | None:
-        """Return the partition that a description claims, None if the node may not claim one."""
+        """Return the partition that a description claims, None if the node may not claim one.
+
+        Raises
+        ------
+        ValueError
+            In a simulation, if arrays by client would get far longer than there are clients.
+        """
         if self.devices and messages.NUM_PARTITIONS not in metrics:
             return None
-        return messages.whole(metrics.get(messages.PARTITION_ID))
+        partition = messages.whole(metrics.get(messages.PARTITION_ID))
+        most = max(MOST_PARTITIONS, len(self._present))
+        if not self.devices and partition is not None and partition >= most:
+            raise ValueError(f"partition-id = {partition}: must be 0 to {most - 1}")
+        return partition
 
     def _within_bounds(self, described: Iterable[_Described]) -> Iterator[_Described]:
         """Yield nodes whose partition is below the number of partitions that most nodes report; refuse the others."""
