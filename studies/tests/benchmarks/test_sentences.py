@@ -58,3 +58,9 @@ def test_what_the_pages_mark_is_measured_by_the_benchmark(page):
 def test_the_pages_figures_are_those_of_the_committed_measurements(page, measured, prefix):
     text = page.read_text("utf-8")
     assert filled(text, json.loads(measured.read_text("utf-8")), prefix) == text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_line_of_a_page_begins_with_a_mark_which_would_end_a_list(page):
+    lines = page.read_text("utf-8").splitlines()
+    assert not [line for line in lines if line.lstrip().startswith("<!-- ") and line.count("-->") > 1]
