@@ -1,19 +1,19 @@
-"""What the server does in one round: Flower's FedAvg, ours, and ours with safeguards, on the same replies.
+"""What the server does in a round: Flower's FedAvg, ours, and ours with safeguards, on the same replies.
 
-    python -m studies.benchmarks.server_round --clients 100 --size 1000000 --repeats 5
+    python -m studies.benchmarks.server_round --clients 100 --size 1000000 --rounds 5 --repeats 5
 
 Clients are a stub that answers with a model of its own in ten float32 arrays, so that only the server works. The
-three run in processes of their own, in turn; what is shown are medians of CPU seconds, of their ratios to Flower's in
-the same turn, with the least and the largest, and of the memory that a round takes beside the replies.
+three run in processes of their own, in turn; what is shown are medians of CPU seconds a round, of their ratios to
+Flower's in the same turn, with the least and the largest, and of the memory that rounds allocate beside the replies.
 """
 
 import argparse
 import json
 import logging
-import resource
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterable
 from statistics import median
 from typing import Any
@@ -69,19 +69,25 @@ def model_of(number: int, size: int) -> ArrayRecord:
     return ArrayRecord({f"{i}": Array(part) for i, part in enumerate(np.array_split(values, ARRAYS))})
 
 
-def measure(kind: str, clients: int, size: int) -> tuple[float, float]:
-    """Return the CPU seconds of a round, and the MiB that its process takes beside the replies at most."""
+def measure(kind: str, clients: int, size: int, rounds: int) -> tuple[float, float]:
+    """Return the CPU seconds a round, and the MiB that rounds allocate beside the replies at most."""
     be_the_server()
     logging.disable(logging.WARNING)
     initial, models = model_of(-1, size), [model_of(number, size) for number in range(clients)]
-    if kind == "flower":
-        strategy: Any = FlowersFedAvg(fraction_evaluate=0.0)
-    else:
-        strategy = FedAvg(fraction_evaluate=0.0, safeguards=kind)
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    strategy.start(Answers(models), initial, num_rounds=1, timeout=60.0)
-    seconds = time.process_time() - began
-    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+    def run() -> None:
+        if kind == "flower":
+            strategy: Any = FlowersFedAvg(fraction_evaluate=0.0)
+        else:
+            strategy = FedAvg(fraction_evaluate=0.0, safeguards=kind)
+        strategy.start(Answers(models), initial, num_rounds=rounds, timeout=60.0)
+
+    began = time.process_time()
+    run()
+    seconds = (time.process_time() - began) / rounds
+    tracemalloc.start()  # a run of its own, as counting takes time
+    run()
+    return seconds, tracemalloc.get_traced_memory()[1] / 2**20
 
 
 def main() -> None:
@@ -91,11 +97,12 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--size", type=int, default=1_000_000, help="values of the model")
+    parser.add_argument("--rounds", type=int, default=5, help="of a process")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kind", choices=KINDS, help="measure this one, in this process")
     options = parser.parse_args()
     if options.kind:
-        print(json.dumps(measure(options.kind, options.clients, options.size)))
+        print(json.dumps(measure(options.kind, options.clients, options.size, options.rounds)))
         return
     command = [
         sys.executable,
@@ -103,6 +110,7 @@ def main() -> None:
         __spec__.name,
         f"--clients={options.clients}",
         f"--size={options.size}",
+        f"--rounds={options.rounds}",
     ]
     turns = []
     for _ in range(options.repeats):
