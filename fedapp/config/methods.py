@@ -11,19 +11,15 @@ from strategies.core.about import About
 
 BEGIN, END = "<!-- made by `fedapp methods --markdown` -->", "<!-- end -->"
 
-_COLUMNS = ("`strategy`", "method", "a new model", "rule", "beside the model", "helps", "own keys")
+_COLUMNS = ("`strategy`: method", "rule", "beside the model", "helps")
 
 
 def table() -> str:
     """Return a row for each method of the registry, as Markdown between two comments: with rounds, then without."""
     with_rounds = [name for name, kind in REGISTRY.items() if issubclass(kind.Config, SynchronousConfig)]
     without = [name for name in REGISTRY if name not in with_rounds]
-    in_rounds = [column for column in _COLUMNS if column != "a new model"]  # the same for all of them
-    lines = [
-        "**In rounds.** A new model is made when all participants have answered.",
-        *_rows(with_rounds, in_rounds),
-    ]
-    lines += ["**Asynchronous.**", *_rows(without, _COLUMNS)]
+    lines = ["**In rounds.** A new model is made when all participants have answered.", *_rows(with_rounds)]
+    lines += ["**Asynchronous.** Each rule begins with the time of a new model.", *_rows(without)]
     return "\n".join([BEGIN, "", *lines, END]) + "\n"
 
 
@@ -38,27 +34,23 @@ def methods_in_words(names: Sequence[str] = ()) -> str:
     return "\n".join(_words(name, strategy_class(name), full=bool(names)) for name in names or REGISTRY)
 
 
-def _rows(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+def _rows(names: Sequence[str]) -> list[str]:
     """Return the lines of a table between two empty lines."""
-    cells = [columns, *([_row(name)[column] for column in columns] for name in names)]
-    head, *rows = ["| " + " | ".join(row) + " |" for row in cells]
-    return ["", head, "|---" * len(columns) + "|", *rows, ""]
+    head, *rows = ["| " + " | ".join(row) + " |" for row in (_COLUMNS, *map(_row, names))]
+    return ["", head, "|---" * len(_COLUMNS) + "|", *rows, ""]
 
 
-def _row(name: str) -> dict[str, str]:
+def _row(name: str) -> tuple[str, ...]:
     kind = REGISTRY[name]
     about = About.of(kind)
     beside = {"needs": about.needs, "sent": about.sent, "kept": about.kept}
     said = (
-        about.source,
-        about.new_model,
-        about.rule,
+        f"`{name}`: {about.source}",
+        about.rule if issubclass(kind.Config, SynchronousConfig) else f"{about.new_model}: {about.rule}",
         "; ".join(f"{verb}: {what}" for verb, what in beside.items() if what),
         about.helps,
-        ", ".join(f"`{key}`" for key in _own_keys(kind)),
     )
-    cells = (f"`{name}`", *(text.replace("|", "\\|") for text in said))
-    return dict(zip(_COLUMNS, cells, strict=True))
+    return tuple(text.replace("|", "\\|") for text in said)
 
 
 def _words(name: str, kind: type[FederatedStrategy], *, full: bool) -> str:

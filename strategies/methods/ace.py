@@ -40,9 +40,9 @@ class ACE(EveryArrival):
     """ACE (Chang et al. 2025; Gu et al. 2021, algorithm 1, at every arrival).
 
     New model: at every arrival, once all have answered.
-    Rule: the model moves by Σ p_j h_j, h_j the last update of client j.
+    Rule: W moves by Σ p_j h_j, h_j the last update of client j.
     Kept: all h_j.
-    Helps: where data are non-IID, speeds differ and all clients stay: every client has weight p_i.
+    Helps: where data are non-IID, speeds differ and all clients stay.
     """
 
     Config: ClassVar[type[StrategyConfig]] = ACEConfig

@@ -51,12 +51,12 @@ class ACEDConfig(EventsConfig):
 
 
 class ACED(EveryArrival):
-    """ACED (Chang et al. 2025, section on the delay-aware variant of ACE).
+    """ACED (Chang et al. 2025, the delay-aware variant of ACE).
 
     New model: at every arrival, once all have answered.
     Rule: ACE's, over the clients whose last update is at most `cache-age` aggregations old.
-    Kept: the last update of each client.
-    Helps: as ACE, where some clients are so late that their last updates mislead; these clients count less.
+    Kept: all clients' last updates.
+    Helps: as ACE, where last updates of late clients mislead; these clients count less.
     """
 
     Config: ClassVar[type[StrategyConfig]] = ACEDConfig

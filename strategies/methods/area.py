@@ -46,9 +46,9 @@ class AREAConfig(BufferedConfig):
 class AREA(Buffered):
     """AREA (Iakovidou and Kim 2024, algorithm 1).
 
-    Rule: the model is Σ p_i y_i, y_i the last local model of client i.
+    Rule: W is Σ p_i y_i, y_i the last local model of client i.
     Kept: all y_i.
-    Helps: where data are non-IID and speeds differ: every client has weight p_i.
+    Helps: where data are non-IID and speeds differ.
     """
 
     Config: ClassVar[type[StrategyConfig]] = AREAConfig

@@ -27,7 +27,7 @@ class AsyncFedAvg(EveryArrival):
     (``server_lr = 0``) η_g is 1/Σ d_i, 1/C with identical weights: one contribution of every client together moves
     the model as far as one synchronous round.
 
-    Rule: the model moves by d_i Δ_i; time-based, d_i is p_i times the arrivals of all during one task of i.
+    Rule: W moves by d_i Δ_i; time-based, d_i is p_i times the arrivals of all during one task of i.
     Helps: where the slowest are far slower, and all must count by their data.
     """
 

@@ -61,10 +61,10 @@ class AsyncSpectral(Buffered):
     """The asynchronous spectral method (of this project, after Buttaci 2024, algorithm 2, and Nguyen et al. 2022).
 
     Rule: FedBuff's, with the spectral method's gradients; in u_i older models may count less.
-    Needs: a direction of each client's data, with graph-source = data.
+    Needs: a direction of each client's data (`graph-source=data`).
     Sent: u_i.
-    Kept: the last model of each client.
-    Helps: as spectral, where speeds differ, too; a small β needs small steps.
+    Kept: all clients' last models.
+    Helps: as spectral, where speeds differ, too.
     """
 
     Config: ClassVar[type[StrategyConfig]] = AsyncSpectralConfig

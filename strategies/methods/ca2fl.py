@@ -37,9 +37,9 @@ class CA2FLConfig(BufferedConfig):
 class CA2FL(Buffered):
     """CA²FL (Wang et al. 2024, algorithm 2).
 
-    Rule: the model moves by h + mean(Δ_i − h_i), h_i the last update of client i, h = Σ p_i h_i.
+    Rule: W moves by h + mean(Δ_i − h_i), h_i the last update of client i, h = Σ p_i h_i.
     Kept: all h_i.
-    Helps: where data are non-IID and speeds differ: every client has weight p_i.
+    Helps: where data are non-IID and speeds differ.
     """
 
     Config: ClassVar[type[StrategyConfig]] = CA2FLConfig

@@ -34,7 +34,7 @@ class DelayAdaptive(EveryArrival):
     """Asynchronous FedAvg with delay-adaptive steps (Koloskova et al. 2022, algorithm 1 with steps by delay).
 
     Rule: asynchronous FedAvg's, times min(1, τ_c/δ), τ_c the number of clients at work.
-    Helps: where a few clients are so late that their steps must be short; these clients then count less.
+    Helps: where a few clients are very late; these clients count less.
     """
 
     Config: ClassVar[type[StrategyConfig]] = DelayAdaptiveConfig

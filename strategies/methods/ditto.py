@@ -50,7 +50,7 @@ class DittoConfig(SynchronousConfig):
 class Ditto(SynchronousStrategy):
     """Ditto (Li et al. 2021, algorithm 1).
 
-    Rule: FedAvg's; beside it each participant trains its own model v_i, pulled to the model that it was sent.
+    Rule: FedAvg's; each participant also trains its own model v_i, pulled to W.
     Kept: v_i, on each client.
     Helps: where no one model suits all clients.
     """

@@ -41,7 +41,7 @@ class FADAS(Buffered):
 
     Rule: an AMSGrad step by the mean of the buffer, shorter if its stalest contribution is late.
     Kept: the optimizer's three vectors.
-    Helps: where coordinates differ in scale, as with transformers or rare classes; fast clients count more.
+    Helps: where coordinates differ in scale, as in transformers; fast clients count more.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FADASConfig

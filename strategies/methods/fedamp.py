@@ -74,7 +74,7 @@ class FedAMP(SynchronousStrategy):
 
     Rule: each client starts from u_i and is pulled to it, the mean of all clients' models, weighted by similarity.
     Sent: u_i, in place of the model.
-    Kept: the last model of each client.
+    Kept: all clients' last models.
     Helps: where clients form groups with similar data, and no one model suits all groups.
     """
 

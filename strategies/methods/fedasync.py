@@ -44,7 +44,7 @@ class FedAsyncConfig(EventsConfig):
 class FedAsync(EveryArrival):
     """FedAsync (Xie et al. 2019, algorithm 1).
 
-    Rule: the model is mixed with the client's, W + α s(δ) (w_i − W).
+    Rule: W moves by α s(δ) (w_i − W).
     Helps: where data are IID and speeds differ; fast clients count more.
     """
 

@@ -68,9 +68,9 @@ def after_absence(row: Weights, server_round: int, cutoff: int) -> Weights:
 class FedAU(SynchronousStrategy):
     """FedAU (Wang and Ji 2024, algorithms 1 and 2).
 
-    Rule: the model moves by Σ p_i ω_i Δ_i, ω_i the mean interval, in rounds, between participations of client i.
-    Kept: the number and the sum of each client's intervals.
-    Helps: where some clients take part more often than others, and memory per client is short.
+    Rule: W moves by Σ p_i ω_i Δ_i, ω_i the mean interval, in rounds, between participations of client i.
+    Kept: two numbers for each client.
+    Helps: as MIFA, if memory per client is short.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedAUConfig

@@ -22,7 +22,7 @@ class FedAvgConfig(SynchronousConfig):
 class FedAvg(SynchronousStrategy):
     """FedAvg (McMahan et al. 2017, algorithm 1).
 
-    Rule: the model moves by the mean of the updates, Σ d_i Δ_i.
+    Rule: W moves by the mean of the updates, Σ d_i Δ_i.
     Helps: as the baseline; where clients are alike, or do little local work.
     """
 

@@ -49,8 +49,8 @@ class FedBuffConfig(BufferedConfig, PrivateEventsConfig, SecureConfig):
 class FedBuff(Buffered):
     """FedBuff (Nguyen et al. 2022, algorithm 1; time-based: Fraboni et al. 2023, section 4.5).
 
-    Rule: the model moves by Σ d_i Δ_i, d_i = s(δ)/m, or time-based.
-    Helps: where the slowest are far slower, and each arrival alone is too noisy, or must not be seen alone.
+    Rule: W moves by Σ d_i Δ_i, d_i = s(δ)/m, or time-based.
+    Helps: where the slowest are far slower, and arrivals alone are too noisy or must not be seen.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedBuffConfig

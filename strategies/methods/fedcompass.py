@@ -72,10 +72,10 @@ class FedCompass(AsynchronousStrategy):
     """FedCompass (Li et al. 2024, algorithm 1).
 
     New model: when all clients of a group have come, or at its latest time.
-    Rule: the model moves by Σ p_i s(δ) Δ_i over the group; the server sets each task's steps, so that groups arrive
+    Rule: W moves by Σ p_i s(δ) Δ_i over the group; the server sets each task's steps, so that groups arrive
     together.
-    Needs: clients that do as many local steps as they are asked for.
-    Helps: where speeds differ by a constant factor, and stale updates or idle clients are to be avoided.
+    Needs: clients that do the asked number of steps.
+    Helps: where speeds differ by a constant factor, and stale updates are to be avoided.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedCompassConfig

@@ -56,10 +56,10 @@ class FedDynConfig(SynchronousConfig):
 class FedDyn(SynchronousStrategy):
     """FedDyn (Acar et al. 2021, algorithm 1).
 
-    Rule: each local step goes along g_i − h_i + α (w − W), −h_i/α the sum of client i's updates; the model moves
-    by the mean of the updates, and of these sums.
+    Rule: each local step goes along g_i − h_i + α (w − W), −h_i/α the sum of client i's updates; W moves by the
+    mean of the updates, and of these sums.
     Sent: −h_i.
-    Kept: all h_i, and their sum.
+    Kept: all h_i.
     Helps: where data are non-IID and clients come near their own minimum in a round.
     """
 

@@ -67,7 +67,7 @@ class FedFix(AsynchronousStrategy):
     """FedFix (Fraboni et al. 2023, eq. 40).
 
     New model: every `fedfix-interval` seconds, of what has arrived.
-    Rule: the model moves by Σ d_i Δ_i, d_i = ⌈τ_i/Δt⌉ p_i.
+    Rule: W moves by Σ d_i Δ_i, d_i = ⌈τ_i/Δt⌉ p_i.
     Helps: as asynchronous FedAvg, with fewer, steadier models.
     """
 

@@ -49,8 +49,8 @@ class FedNova(SynchronousStrategy):
     """FedNova (Wang et al. 2020, eq. 9).
 
     Rule: each update is divided by the length of its client's local path, before the mean.
-    Needs: clients that report the length of their local path.
-    Helps: where clients take unequal numbers of steps, or other step sizes.
+    Needs: the length of each client's path.
+    Helps: where clients take unequal numbers of steps.
     """
 
     by_weights: ClassVar[bool] = True

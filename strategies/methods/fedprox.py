@@ -36,8 +36,8 @@ class FedProxConfig(SynchronousConfig):
 class FedProx(SynchronousStrategy):
     """FedProx (Li et al. 2020, algorithm 2).
 
-    Rule: each local step is pulled to the model that was sent, by α (w − W).
-    Helps: where local models drift apart, by many or unequal local steps on non-IID data; elsewhere it is slower.
+    Rule: each local step is pulled to W, by α (w − W).
+    Helps: where many or unequal local steps on non-IID data let models drift; elsewhere it is slower.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedProxConfig

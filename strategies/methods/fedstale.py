@@ -51,9 +51,9 @@ class FedStaleConfig(SynchronousConfig):
 class FedStale(SynchronousStrategy):
     """FedStale (Rodio and Neglia 2024; with β = 1 FedVARP: Jhunjhunwala et al. 2022, algorithm 1).
 
-    Rule: the model moves by Σ d_i (Δ_i − β h_i) + β Σ p_i h_i, h_i the last update of client i.
+    Rule: W moves by Σ d_i (Δ_i − β h_i) + β Σ p_i h_i, h_i the last update of client i.
     Kept: all h_i.
-    Helps: where few clients take part in a round and their data are non-IID; a small β where last updates are old.
+    Helps: where few clients take part in a round and data are non-IID; a small β if last updates are old.
     """
 
     Config: ClassVar[type[StrategyConfig]] = FedStaleConfig

@@ -39,9 +39,8 @@ UPDATES, BEGUN = "updates", "begun"  # in the memory: h_i; whether there is a fi
 class Mifa(SynchronousStrategy):
     """MIFA (Gu et al. 2021, algorithm 1).
 
-    Rule: the last updates of all clients count, also of those that are away (devices: for 100 rounds);
-    the first model is made when all have answered once.
-    Kept: the last update of each client.
+    Rule: the last updates of all clients count, also of those that are away.
+    Kept: all clients' last updates.
     Helps: where some clients take part more often than others.
     """
 

@@ -36,8 +36,7 @@ class Rennala(AsynchronousStrategy):
     """Rennala SGD (Tyurin and Richtárik 2023, section 4).
 
     New model: every `buffer-size` updates of the present model.
-    Rule: the model moves by the mean of these updates; updates of older models are discarded.
-    Kept: these updates until then.
+    Rule: W moves by the mean of these updates; updates of older models are discarded.
     Helps: where data are IID and stale updates harm; fast clients count more.
     """
 

@@ -59,10 +59,10 @@ class RingleaderConfig(EventsConfig):
 class Ringleader(AsynchronousStrategy):
     """Ringleader ASGD (Maranjyan and Richtárik 2025, algorithm 1).
 
-    New model: in rounds: once all have answered, at one arrival of each client.
-    Rule: the model moves by Σ p_i × the mean of client i's updates in this round.
-    Kept: each client's mean update, of this round and the next.
-    Helps: where data are non-IID, gradients noisy and speeds differ: every client has weight p_i, and none idles.
+    New model: in rounds, once all have answered, at one arrival of each client.
+    Rule: W moves by Σ p_i × the mean of client i's updates in this round.
+    Kept: each client's mean updates of two rounds.
+    Helps: where data are non-IID, gradients noisy and speeds differ; no client idles.
     """
 
     Config: ClassVar[type[StrategyConfig]] = RingleaderConfig

@@ -38,7 +38,7 @@ class RingmasterConfig(EventsConfig):
 class Ringmaster(EveryArrival):
     """Ringmaster ASGD (Maranjyan et al. 2025, algorithm 4).
 
-    Rule: the model moves by Δ_i if δ < R; staler updates are discarded.
+    Rule: W moves by Δ_i if δ < R.
     Helps: where data are IID and some clients are too slow to be of use; these clients never count.
     """
 

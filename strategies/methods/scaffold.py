@@ -43,10 +43,10 @@ class Scaffold(SynchronousStrategy):
     """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II).
 
     Rule: each local step goes along g_i + c − c_i, c_i the mean of client i's last gradients, c that of all c_i.
-    Needs: clients that report the length of their local path.
+    Needs: the length of each client's path.
     Sent: c − c_i.
     Kept: all c_i.
-    Helps: where data are non-IID and clients take many local steps; with few participants, the c_i are out of date.
+    Helps: where data are non-IID and clients take many local steps; with few participants the c_i are old.
     """
 
     streams: ClassVar[bool] = False

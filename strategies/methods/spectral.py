@@ -33,9 +33,9 @@ class Spectral(SynchronousStrategy):
     """The spectral-graph perturbed method (Buttaci 2024, algorithm 2).
 
     Rule: gradients are taken at β w + (1 − β) u_i, u_i the mean of the last models of clients with similar data.
-    Needs: a direction of each client's data, with graph-source = data.
+    Needs: a direction of each client's data (`graph-source=data`).
     Sent: u_i.
-    Kept: the last model of each client.
+    Kept: all clients' last models.
     Helps: where groups of clients have similar data; a small β needs small steps.
     """
 
