@@ -74,13 +74,12 @@ class DataKeys(Keys):
     label_column: Annotated[Text, key("the column of labels, or several of numbers: A,B,…", _COLUMNS)]
     group_column: Annotated[
         Text,
-        key("the column of natural ids, for partitioner = natural; empty: none", _GROUPS),
+        key("the column of natural ids, for partitioner = natural", _GROUPS),
     ]
     missing: Annotated[
         Missing,
         key(
-            "rows with an empty cell: refused, left out, or filled in with the column's training mean (with "
-            "normalize = standardize)",
+            "rows with an empty cell: refused, left out, or filled in with the column's training mean",
             _TABLE,
         ),
     ]
@@ -89,8 +88,8 @@ class DataKeys(Keys):
         bool | Literal["symmetric", "standardize"],
         Field(description="true, false, symmetric or standardize"),
         key(
-            "false: inputs in [0, 1]; symmetric: in [−1, 1]; true: by the dataset's published mean and deviation; "
-            "standardize: by those of all training rows"
+            "inputs in [0, 1] (false), in [−1, 1] (symmetric), by the dataset's published mean and deviation (true), "
+            "or by those of all training rows (standardize)"
         ),
     ]
     augment: Annotated[
@@ -107,8 +106,8 @@ class DataKeys(Keys):
     test_on: Annotated[
         Literal["held-out", "held-out-even", "held-out-odd", "unseen-clients", "own"],
         key(
-            "rows to test on: held-out ones, the even (to tune) or odd ones (to judge) of them, those of other "
-            "clients, or each client's own"
+            "rows to test on: held-out ones (the even to tune, the odd to judge), those of other clients, or each "
+            "client's own"
         ),
     ]
     partitioner: Annotated[
@@ -129,7 +128,7 @@ class DataKeys(Keys):
             where("partitioner", "label-quantity-skew", "dirichlet"),
         ),
     ]
-    min_samples: Annotated[Counting, key("rows that a client has at least")]
+    min_samples: Annotated[Counting, key("the fewest rows of a client")]
     dirichlet_alpha: Annotated[
         Positive,
         key(
@@ -137,9 +136,7 @@ class DataKeys(Keys):
             where("partitioner", "dirichlet", "class-dirichlet"),
         ),
     ]
-    classes_per_client: Annotated[
-        Counting, key("classes of which a client has rows", where("partitioner", "pathological"))
-    ]
+    classes_per_client: Annotated[Counting, key("classes of a client", where("partitioner", "pathological"))]
     similarity: Annotated[
         UnitInterval,
         key(

@@ -1,5 +1,6 @@
 """The keys' declarations to read: `docs/config.md`, and a text for the terminal."""
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -16,12 +17,12 @@ from strategies.core.parameters import parameters_of
 
 _INTRODUCTION = """# Keys of the run config
 
-`fedapp keys NAME` prints one key. The defaults stand in [pyproject.toml](../pyproject.toml). Every run reads a key of
-which nothing else is said. A value that nothing in a run reads is named before the first round.
+`fedapp keys NAME` prints one key. Every run reads a key of which nothing else is said. A value that nothing in a run
+reads is named before the first round. Bounds are of whole numbers where the default is one.
 [methods.md](methods.md) tells which strategies have rounds.
 
-A strategy's key and the keyword of its class have one name, `fedfix-interval` and `FedFix(fedfix_interval=…)`, one
-range and one default, apart from these:
+A strategy's key and the keyword of its class have one name (`fedfix-interval`, `FedFix(fedfix_interval=…)`), range
+and default, apart from these:
 
 | key | default in the app | default in the library |
 |---|---|---|
@@ -59,6 +60,27 @@ def _other_defaults() -> Iterator[str]:
 
 # What the default of a key shows.
 _PLAIN = ("true or false", "a text")
+# Words that the default makes clear: it is a whole number, or another one.
+_NUMBER = re.compile(r"\ba (whole )?number (?=>|in |from )")
+
+# What another page lists, or an error explains.
+_ELSEWHERE = {
+    "strategy": "a name in [methods.md](methods.md#all-methods), or module:Class of your own",
+    "run-name": "a folder name",
+}
+
+# Keys that go with another one, whose row names the strategies of both.
+GOES_WITH = {
+    "drop-stragglers": "stragglers",
+    "late": "over-select",
+    "neighbour-memory": "graph-source",
+    "secure-neighbours": "secure-sums",
+    "secure-threshold": "secure-sums",
+    "secure-clipping": "secure-sums",
+    "secure-metrics": "secure-sums",
+    "faulty-clients": "aggregation-rule",
+    "dp-restart": "dp-mechanism",
+}
 
 # What most runs set.
 EVERYDAY = (
@@ -184,12 +206,13 @@ def _section(section: type[Keys]) -> str:
         declared = key_of(section, key)
         default = defaults()[key] if section.field_of(key).is_required() else section.field_of(key).default
         stated = f"`{_toml(default)}` {declared.unit}".rstrip()
-        allowed = section.allowed(key).removeprefix("one of ")
+        allowed = _ELSEWHERE.get(key) or _NUMBER.sub("", section.allowed(key).removeprefix("one of "))
+        read_by = "" if declared.readers is EVERY_RUN else declared.readers.text(key)
         cells = (
             f"`{key}`",
             declared.meaning,
             stated if allowed in _PLAIN else f"{stated}; {allowed}",
-            "" if declared.readers is EVERY_RUN else declared.readers.text(key),
+            read_by.partition("; ")[2] if key in GOES_WITH else read_by,
         )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

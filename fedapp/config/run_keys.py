@@ -61,8 +61,8 @@ class RunKeys(Keys):
     client_records: Annotated[
         Literal["auto", "always", "last", "never"],
         key(
-            "when a simulation's server evaluates each client's rows: always, last (at round num-server-rounds) or "
-            "never; auto: always if cheap or without rounds, else last"
+            "when a simulation's server evaluates each client's rows (last: at round num-server-rounds); auto: "
+            "always if cheap or without rounds, else last"
         ),
     ]
     figures: Annotated[Flag, key("draw the run's figures when it ends")]
@@ -85,7 +85,7 @@ class RunKeys(Keys):
     tf32: Annotated[
         Flag,
         key(
-            "let a GPU multiply in TF32 (three digits): faster",
+            "let a GPU multiply in TF32 (three digits)",
             if_("a GPU", _uses_gpus),
         ),
     ]

@@ -89,7 +89,7 @@ _IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock !
 # Which runs read a key, of those whose strategy has it.
 READ_BY: dict[str, Readers] = {
     "client_weights": if_(
-        "all but spectral and async-spectral; not where participation = paired",
+        "all but spectral, async-spectral and participation = paired",
         _weights_count,
     ),
     "stragglers": if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
@@ -220,7 +220,7 @@ class StrategyKeys(Keys):
     strategy_config: Annotated[
         Text,
         key(
-            "keys of your own strategy in one text for flwr run, such as half-life=2.0",
+            "keys of your own strategy for flwr run, such as half-life=2.0",
             if_("a strategy with keys of its own", lambda _: False),  # there each is in its own place by now
         ),
     ]
@@ -237,14 +237,14 @@ class StrategyKeys(Keys):
     ]
     clock: Annotated[
         Literal["auto", "virtual", "wall"],
-        key("time: virtual, by time-scenario, or wall, the machine's; auto: wall on devices, else virtual"),
+        key("time: virtual, by time-scenario, or the machine's; auto: wall on devices, else virtual"),
     ]
     task_work: Annotated[
         Literal["examples", "flop"],
         key(
-            "what a device profile's speed counts: examples, or floating-point operations",
+            "what a device profile's speed counts; flop: floating-point operations",
             if_(
-                "clock = virtual and device profiles as time-scenario",
+                "clock = virtual; device profiles",
                 lambda setting: setting.config.clock != "wall" and is_profile(setting.config.time_scenario),
             ),
         ),
@@ -282,7 +282,7 @@ class ProtectionKeys(Keys):
     ]
     dp_max_epsilon: Annotated[
         ZeroOrModerate,
-        key("the run ends before dp-epsilon passes this; 0: no bound", PRIVATE),
+        key("the run ends before dp-epsilon passes this; 0: none", PRIVATE),
     ]
     if TYPE_CHECKING:  # parameters of strategies that the app itself reads
         aggregation_rule: str

@@ -34,9 +34,7 @@ def _epochs_are_counted(setting: Setting) -> bool:
 
 
 # Of fedcompass the server sets the number of steps of each task.
-_CLIENTS_SET_STEPS = if_(
-    "all strategies but fedcompass", lambda setting: not setting.strategy.capabilities.sets_steps
-)
+_CLIENTS_SET_STEPS = if_("all but fedcompass", lambda setting: not setting.strategy.capabilities.sets_steps)
 
 
 class TrainingKeys(Keys):
@@ -68,7 +66,7 @@ class TrainingKeys(Keys):
     local_steps: Annotated[
         Thousands,
         key(
-            "local steps of a task, with local-epochs = 0; 0: local-epochs counts",
+            "local steps of a task, where local-epochs = 0",
             _CLIENTS_SET_STEPS,
         ),
     ]
@@ -79,20 +77,16 @@ class TrainingKeys(Keys):
     ]
     fine_tune_epochs: Annotated[
         Thousands,
-        key(
-            "passes in which clients fit a copy of the model at evaluations, scored on their test rows; 0: none"
-        ),
+        key("passes in which clients fit a copy of the model at evaluations; 0: none"),
     ]
     personal: Annotated[
         Text,
-        key(
-            "arrays that each client keeps for itself, by patterns of names, such as head.*,norm.*; empty: none"
-        ),
+        key("arrays that each client keeps for itself, as patterns of names such as head.*,norm.*"),
     ]
     personal_epochs: Annotated[
         Thousands,
         key(
-            "passes that train a client's own arrays before the others; 0: all are trained together",
+            "passes that train a client's own arrays before the others; 0: together",
             if_("personal", lambda setting: bool(setting.config.personal)),
         ),
     ]
@@ -120,12 +114,10 @@ class TrainingKeys(Keys):
             if_("optimizer other than sgd", lambda setting: setting.config.optimizer != "sgd"),
         ),
     ]
-    momentum: Annotated[
-        BelowOne, key("heavy-ball momentum of local steps, anew in each task", where("optimizer", "sgd"))
-    ]
+    momentum: Annotated[BelowOne, key("heavy-ball momentum of local steps", where("optimizer", "sgd"))]
     l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss (weight decay)")]
     clip_norm: Annotated[NonNegative, key("G, the norm to which gradients are clipped; 0: none")]
     precision: Annotated[
         Precision,
-        key("of local training: fp32, or bf16 by torch.autocast with weights in float32"),
+        key("of local training; bf16 is torch.autocast's"),
     ]

@@ -17,8 +17,8 @@ TAG = r"[a-z0-9][a-z0-9_.-]*"
 _ENTRY = rf"[^\s:,]+:\d{{1,20}}(:\d{{1,5}})?(\+{TAG})*"
 PATTERN = rf"({_ENTRY}(\s*,\s*{_ENTRY})*)?"
 ALLOWED = (
-    "devices as NAME:NODE-ID:PARTITION, or NAME:NODE-ID for a device with data of its own, with commas "
-    "between them, such as 'oslo:4711:0, bern:4712:1'; a device's tags follow, as in oslo:4711:0+hospital+gpu"
+    "NAME:NODE-ID:PARTITION+TAG+… of each device, such as 'oslo:4711:0+gpu, bern:4712:1'; without a partition for a "
+    "device with data of its own"
 )
 BY_TAG, BY_NAME = "tag", "name"  # how participation addresses devices
 

@@ -46,34 +46,33 @@ class StrategyConfig:
         η_g, the server's learning rate; 0: 0.01 with adaptive optimizers, else 1 in rounds and, without rounds, what
         staleness allows
     server_optimizer : str
-        what the server does with the aggregated update (Reddi et al. 2021; fedexp, in rounds and of a sum:
-        Jhunjhunwala et al. 2023)
+        what the server does with the aggregated update
     compression : str
-        how clients compress their updates (quantization, sparsification)
+        how clients compress their updates
     message_floor : float
         least misalignment of two clients in the graph
     neighbours : int
         edges of each client to its most similar ones; 0: all
     time_scenario : str
-        duration of tasks in virtual time (Fraboni et al. 2023), or what devices can do (docs/fleet.md)
+        duration of tasks in virtual time, or what devices can do
     participation : str
-        who takes part: full, on devices also tag:TAG,… or name:NAME,… (registered_nodes), in rounds also uniform, md,
-        poisson, turns, paired, flower or fixed:I,J,…
+        who takes part: full, on devices also tag:TAG,… or name:NAME,…, in rounds also uniform, md, poisson, turns,
+        paired, flower or fixed:I,J,…
     availability : str
-        when clients are available, in virtual time
+        when clients are available
     task_failure : float
-        probability that a client drops a task, in virtual time
+        probability that a client drops a task
     safeguards : str
         bounds on what one device can do to the model; auto: in real time
     size_ratio_bound : float
-        a client's examples count as at most this times the median; 0: no bound
+        a client's examples count as at most this times the median; 0: none
     examples_bound : int
-        a client's examples count as at most this; 0: no bound
+        a client's examples count as at most this; 0: none
     norm_ratio_bound : float
         largest norm of an update, over the median of the clients' last norms, less for clients above the median size;
-        0: no bound
+        0: none
     update_norm_bound : float
-        largest norm of an update, of the change of running statistics, and of a move of the model; 0: no bound
+        largest norm of an update, of the change of running statistics, and of a move of the model; 0: none
     registered_nodes : str
         the nodes and partitions of devices; a device that says otherwise doesn't take part. Empty: of two devices
         with one partition neither does
@@ -86,9 +85,9 @@ class StrategyConfig:
     keep : str
         the model that a run leaves: the last, or the best beside it
     best_of : str
-        the metric of the best evaluation: the lowest of losses and errors, the highest of others
+        the metric of the best evaluation: losses and errors the lowest, others the highest
     stop_at : str
-        bound of a metric at which the run ends; empty: none
+        bound of a metric at which the run ends
     patience : int
         evaluations in a row without a better one after which the run ends; 0: none
     min_clients : int
@@ -211,16 +210,15 @@ class SecureConfig(StrategyConfig):
     Parameters
     ----------
     secure_sums : bool
-        mask updates, so that the server learns the sum of a round, or of a full buffer, alone (Bell et al. 2020)
+        mask updates, so that the server learns the sum of a round, or of a full buffer, alone
     secure_neighbours : int
         k, clients that each client masks with; 0: the fewest of which a third may go away
     secure_threshold : int
-        t, neighbours that take a client's masks off the sum, above k/2; 0: ⌊k/2⌋ + 1
+        t, neighbours that take a client's masks off the sum; 0: ⌊k/2⌋ + 1
     secure_clipping : float
-        C, to which the values of a masked update, weighted by d_i / max d (fednova: over its path's length, too), are
-        cut
+        C, to which the values of a masked update times d_i / max d are cut
     secure_metrics : str
-        training metrics that are masked and summed, too; no others leave a client
+        training metrics that are masked and summed; no others leave a client
     """
 
     secure_sums: bool = parameter(False, topic="protection")
@@ -230,7 +228,7 @@ class SecureConfig(StrategyConfig):
     secure_metrics: str = parameter(
         messages.TRAIN_LOSS,
         pattern=r"^([\w.:-]+(,[\w.:-]+)*)?$",
-        words="names of metrics with commas between them, or nothing",
+        words="METRIC,METRIC,… or nothing",
         topic="protection",
     )
 
@@ -247,9 +245,9 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     Parameters
     ----------
     fraction_train : float
-        share of the clients in a round; with poisson each one's probability, with turns 1 over a whole number
+        share of the clients in a round; with poisson each one's probability
     stragglers : float
-        share of participants that do only a part of their work, of E epochs 1 to E
+        share of participants that do only a part of their work
     drop_stragglers : bool
         leave stragglers out of the round
     round_deadline : float
@@ -259,12 +257,12 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     late : str
         a late reply is dropped, or counts in the next round
     dp_mechanism : str
-        noise of each round (gaussian), of sums over rounds without a draw (tree, DP-FTRL: Kairouz et al. 2021), or of
-        the clients, in their masked updates (distributed: Kairouz, Liu & Steinke 2021)
+        noise of each round (gaussian), of sums over rounds without a draw (tree, DP-FTRL), or of the clients, in
+        their masked updates (distributed)
     dp_restart : int
         rounds after which a new tree of noise begins; 0: never
     dp_clipping_quantile : float
-        γ, the share of the updates that an adaptive S doesn't shorten (Andrew et al. 2021)
+        γ, the share of the updates that an adaptive S doesn't shorten
     """
 
     positional: ClassVar[tuple[str, ...]] = FLOWERS_ORDER
@@ -319,7 +317,7 @@ class AsynchronousConfig(EventsConfig, RobustConfig):
         d_i, the weight of a contribution: unbiased, by the law of task times where known (time-based) or as observed
         (observed), or equal (identical)
     arrival_weight_bound : float
-        largest weight of a contribution, where a round's sum to 1; 0: no bound
+        largest weight of a contribution, where a round's sum to 1; 0: none
     """
 
     aggregation_weights: Literal["time-based", "observed", "identical"] = TIME_BASED
@@ -333,7 +331,7 @@ class PrivateEventsConfig(PrivateConfig, AsynchronousConfig):
     Parameters
     ----------
     dp_max_contributions : int
-        how often a client is asked at most; 0: no bound
+        how often a client is asked at most; 0: none
     """
 
     dp_max_contributions: int = parameter(0, ge=0, topic="protection")

@@ -52,7 +52,7 @@ class FedAMPConfig(SynchronousConfig):
     fedamp_sigma : float
         σ, the squared distance beyond which clients' models hardly count for each other
     fedamp_alpha : float
-        the most that a client takes of others' models (α_k of Huang et al. 2021 is σ / C times it)
+        the most that a client takes of others' models
     """
 
     proximal_mu: float = parameter(0.1, ge=0)

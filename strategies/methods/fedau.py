@@ -47,7 +47,7 @@ class FedAUConfig(SynchronousConfig):
     Parameters
     ----------
     participation_cutoff : int
-        K, the longest interval between two participations; after K rounds a new one begins
+        K, the longest interval between two participations that counts
     """
 
     participation_cutoff: int = parameter(50, ge=1)

@@ -40,7 +40,7 @@ class FedFixConfig(PrivateEventsConfig):
     Parameters
     ----------
     fedfix_interval : float or "auto"
-        Δt, time between two aggregations, about that of most tasks; auto: the median of the (observed) task times
+        Δt, time between two aggregations; auto: the median of the (observed) task times
     """
 
     fedfix_interval: float | Literal["auto"] = parameter(0.5, gt=0, unit="seconds")

@@ -45,8 +45,7 @@ class BufferedConfig(EventsConfig):
     Parameters
     ----------
     buffer_size : int
-        m, contributions of an aggregation, at most as many as clients; 0: a tenth of them, 2 to 10 (area: 1; rennala:
-        all)
+        m, contributions of an aggregation; 0: a tenth of the clients, 2 to 10 (area: 1; rennala: all)
     """
 
     buffer_size: int = parameter(0, ge=0)

@@ -41,7 +41,7 @@ class PerturbedConfig(StrategyConfig):
     neighbour_memory : float
         memory for clients' last models; others are in a file
     graph_source : str
-        what the graph is made of: directions of clients' data, which they send, or of their last updates
+        what the graph is made of: directions of clients' data, or their last updates
     """
 
     client_weights: Literal["samples", "uniform", "adjacency"] = "adjacency"

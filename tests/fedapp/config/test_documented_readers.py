@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from fedapp.config.document import GOES_WITH
 from fedapp.config.strategy_keys import READ_BY_CLIENTS, parameters_of_strategies
 from strategies import REGISTRY, StrategyConfig
 from strategies.core.parameters import Parameter, parameters_of
@@ -24,7 +25,8 @@ ALWAYS_BESIDE = {"faulty_clients": {"aggregation_rule": "median"}, **SECURE}
 
 
 def documented(key: str) -> set[str]:
-    """Return the strategies that docs/config.md names as readers of a key."""
+    """Return the strategies that docs/config.md names as readers of a key, or of the one that it goes with."""
+    key = GOES_WITH.get(key.replace("_", "-"), key)
     lines = (ROOT / "docs" / "config.md").read_text("utf-8").splitlines()
     (row,) = (line for line in lines if line.startswith(f"| `{key.replace('_', '-')}` |"))
     said = row.rstrip(" |").rsplit(" | ", 1)[-1].split(";")[0].strip()

@@ -235,7 +235,7 @@ def test_its_keys_are_told_with_range_choices_and_meaning(tuned):
         "loud": ("true or false", "of Tuned"),
     }
     printed = CliRunner().invoke(cli.app, ["keys", "--strategy", tuned]).stdout.splitlines()
-    row = "| `half-life` | Seconds until a contribution counts half | `1.0`; a number in (0, 100] | Tuned |"
+    row = "| `half-life` | Seconds until a contribution counts half | `1.0`; in (0, 100] | Tuned |"
     assert row in printed
     assert '| `shape` | of Tuned | `"exponential"`; exponential, linear | Tuned |' in printed
     assert sum(line.startswith("| `") for line in printed) == 5
