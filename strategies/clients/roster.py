@@ -207,10 +207,7 @@ class Roster:
         while not self.stopped() and (new := self._present - self._by_node.keys() - self._refused):
             self._describe(grid, sorted(new), config)
             self._refused |= new - self._by_node.keys()
-            expected = max(
-                (messages.whole(c.description.get(messages.NUM_PARTITIONS)) or 0 for c in self.clients),
-                default=0,
-            )
+            expected = _partitions_by_most(client.description for client in self.clients)
             # A simulation registers its nodes while the ServerApp is already running.
             if starting and expected > len(self._present) and not self.devices:
                 wait_for_nodes(grid, expected, self.timeout, self.stopped)
@@ -483,12 +480,7 @@ class Roster:
         """Yield nodes whose partition is below the number of partitions that most nodes report; refuse the others."""
         entries = list(described)
         descriptions = [client.description for client in self.clients] + [entry[3] for entry in entries]
-        said = Counter(
-            number
-            for description in descriptions
-            if (number := messages.whole(description.get(messages.NUM_PARTITIONS))) is not None
-        )
-        most = min(min(said, key=lambda number: (-said[number], number), default=0), MOST_PARTITIONS)
+        most = min(_partitions_by_most(descriptions), MOST_PARTITIONS)
         self._partitions = most
         for entry in entries:
             partition, node_id = entry[:2]
@@ -548,6 +540,16 @@ def sized_by_replies(
             sized_by(client, messages.metrics_of(reply), key) if reply and reply.has_content() else client
         )
     return sized
+
+
+def _partitions_by_most(descriptions: Iterable[Description]) -> int:
+    """Return the number of partitions that most nodes report, the smaller one of two; 0 if none does."""
+    said = Counter(
+        number
+        for description in descriptions
+        if (number := messages.whole(description.get(messages.NUM_PARTITIONS))) is not None
+    )
+    return min(said, key=lambda number: (-said[number], number), default=0)
 
 
 def _has_no_handler(reply: Message) -> bool:

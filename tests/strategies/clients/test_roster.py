@@ -214,6 +214,20 @@ def test_start_up_waits_until_all_partitions_are_there(federation):
     assert [c.index for c in refresh(Roster(), grid)] == [0, 1, 2]
 
 
+def test_start_up_waits_for_as_many_as_most_say_there_are(federation):
+    grid = federation(num_partitions=3)
+    grid.node(1).context.node_config["num-partitions"] = 4
+    assert [c.index for c in refresh(Roster(timeout=0.05), grid)] == [0, 1, 2]
+
+
+def test_a_partition_far_beyond_the_clients_is_refused(federation, caplog):
+    grid = federation(node_ids=[10, 20, 30], num_partitions=3)
+    grid.nodes[20].context.node_config["partition-id"] = 10**9  # lists by client would be as long
+    with caplog.at_level(logging.WARNING, LOGGER):
+        assert [c.index for c in refresh(Roster(), grid)] == [0, 2]
+    assert "node 20 can't take part: partition-id = 1000000000: must be 0 to 99999" in caplog.text
+
+
 def test_without_num_partitions_it_starts_with_those_that_are_there(federation):
     grid = federation()
     grid.node(2).joins_after = 6
