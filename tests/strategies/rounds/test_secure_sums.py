@@ -255,17 +255,9 @@ def test_what_needs_single_updates_is_one_line(
     ],
 )
 def test_what_cant_be_is_refused_before_a_client_trains(
-    run: Make, options: dict[str, Any], said: str
+    run: Runs, options: dict[str, Any], said: str
 ) -> None:
-    trained = []
-
-    def notes(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        trained.append(message.metadata.message_type)
-        return call_next(message, context)
-
-    with pytest.raises((RunError, ValueError), match=said):
-        run(mods=(notes,), **SECURE, **options)
-    assert messages.TRAIN not in trained
+    run.refuses(said, **SECURE, **options)
 
 
 def test_an_engine_that_sums_past_the_mods_is_refused(run: Make, federation: Make, model: Make) -> None:

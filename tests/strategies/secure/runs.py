@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from flwr.app import Context, Message
 
-from strategies import FedAvg, FederatedStrategy, messages
+from strategies import FedAvg, FederatedStrategy, RunError, messages
 from strategies.secure import masks_updates
 
 Make = Callable[..., Any]
@@ -62,3 +63,15 @@ class Runs:
             strategy.restore(state)
         result = strategy.start(grid, self._model(1.0, -1.0), rounds, train_config=self._train_config())
         return self._values_of(result.arrays), result.train_metrics_clientapp, grid
+
+    def refuses(self, said: str, *kind: Any, **options: Any) -> None:
+        """Assert that a run ends with this error before a client trains."""
+        trained = []
+
+        def notes(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+            trained.append(message.metadata.message_type)
+            return call_next(message, context)
+
+        with pytest.raises((RunError, ValueError), match=said):
+            self(*kind, mods=(notes,), **options)
+        assert messages.TRAIN not in trained
