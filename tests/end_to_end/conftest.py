@@ -69,6 +69,7 @@ def answer_of(process: subprocess.Popen[str]) -> str:
     ready, _, _ = select.select([process.stdout], [], [], TIMEOUT)
     if not ready:
         process.kill()
+        process.wait()  # whoever asks next sees that it is gone
         pytest.fail("no answer in time")
     return process.stdout.readline().strip()
 

@@ -56,9 +56,9 @@ def flwr_run(app: Path, home: Path, *arguments: str, config: Mapping[str, Any] =
 
 
 def statuses(home: Path, *where: str, **more: str) -> list[str]:
-    """Return what Flower says of the runs of a SuperLink."""
+    """Return what Flower says of the runs of a SuperLink: all of this file's, not only the last twenty."""
     done = subprocess.run(
-        command_of("flwr", "list", *where, "--format", "json"),
+        command_of("flwr", "list", *where, "--limit", "100", "--format", "json"),
         cwd=home,
         env=environment(home) | more,
         text=True,
