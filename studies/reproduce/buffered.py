@@ -287,7 +287,13 @@ def tuned_speed_up(results: Results, plan: Plan, folder: Path) -> Report:
             spent = [cost_to(run, target, cost) for run in arm.judged]
             report.rows.append(Row(f"{arm.case}, γ = {arm.rate:g}: {name} to {target:.0%}", spent))
     grid = [
-        [(f"{at} at work", {arm.case: arm.judged for (own, _), arm in arms.items() if own == at}, "accuracy")]
+        [
+            (
+                f"{at} at work",
+                {method: arm.judged for (own, method), arm in arms.items() if own == at},
+                "accuracy",
+            )
+        ]
         for at in dict.fromkeys(at for at, _ in arms)
     ]
     if any(arm.judged for arm in arms.values()):
