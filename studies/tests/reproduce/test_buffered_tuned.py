@@ -1,15 +1,19 @@
 """FedBuff beside tuned rivals: made-up runs, and what verdicts follow from them."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from studies.reproduce.buffered import tuned_speed_up
-from studies.reproduce.plan import read_plan
+from studies.reproduce.plan import folder_of_plans, read_plan
 from studies.reproduce.runs import Run
+from studies.reproduce.store import FILE
+from studies.reproduce.summary import PAPERS
 from studies.tests.reproduce.made_up import evidence, make_run, outcome, results_of
 
 PLAN = read_plan("fedbuff-tuned")
@@ -108,3 +112,44 @@ def test_each_method_tries_three_values_or_goes_on_by_two_past_the_end() -> None
     three, five = (number * 4 * len(PLAN.tuning.seeds) for number in (3, 5))
     assert tries.pop("50 at work, FedBuff") == three
     assert list(tries.values()) == [five] * 7
+
+
+EACH = {
+    "FedBuff": 10,
+    "FedAsync": 1,
+}  # client updates in an aggregation; in a round as many as clients at work
+RUN = re.compile(r"(\d+)-at-work-(\w+)-([\d.]+)-lr-([\d.]+)-seed-(\d+)-")
+
+
+def test_the_page_of_the_papers_has_the_ratios_of_the_committed_curves() -> None:
+    columns = pq.read_table(folder_of_plans() / "results" / "fedbuff-tuned" / FILE).to_pydict()
+    curves: dict[tuple[str, ...], list[tuple[float, float, float]]] = {}
+    for name, *values in zip(
+        *(columns[key] for key in ("run", "aggregation", "time", "accuracy")), strict=True
+    ):
+        found = RUN.match(name)
+        assert found
+        curves.setdefault(found.groups(), []).append(tuple(values))
+    scores: dict[tuple[str, ...], list[float]] = {}
+    for (*point, seed), curve in curves.items():
+        if int(seed) >= 100:
+            scores.setdefault(tuple(point), []).append(float(np.mean([accuracy for _, _, accuracy in curve])))
+
+    def reached(at: str, method: str) -> np.ndarray[Any, Any]:
+        """Return the client updates and the time to 90 %, by judged seed, at the best step sizes."""
+        own = [point for point in scores if point[:2] == (at, method)]
+        best = max(own, key=lambda point: sum(scores[point]))
+        first = [next(row for row in curves[*best, seed] if row[2] > 0.9) for seed in "123"]
+        return np.array([(number * EACH.get(method, int(at)), time) for number, time, _ in first])
+
+    def ratios(at: str, method: str) -> list[str]:
+        means = np.exp(np.log(reached(at, method) / reached(at, "FedBuff")).mean(axis=0))
+        return [f"{mean:.2f}" for mean in means]
+
+    (few, _), (many, _) = ratios("50", "FedAvg"), ratios("200", "FedAvg")
+    (fewer, soon), (more, late) = ratios("50", "FedAvgM"), ratios("200", "FedAvgM")
+    assert (
+        f"Without momentum FedAvg takes {few} times as many updates as FedBuff with 50 clients at work, and {many} "
+        f"times with 200; with momentum it takes {fewer} and {more} times as many, and {soon} and {late} times as "
+        f"long. FedAsync takes {ratios('200', 'FedAsync')[0]} times as many updates with 200 at work."
+    ) in " ".join(PAPERS.read_text("utf-8").split())
