@@ -167,8 +167,8 @@ def _undone(error: Exception) -> Work:
 
 def _work_of(request: WorkRequest, task: LocalTask, trained: Trained) -> Work:
     arrays, loss = trained
-    model, layout = request.base.astype(np.float64), request.layout
+    model, layout = np.empty(len(request.base)), request.layout
     for name, span in zip(layout.names, layout.spans, strict=True):
-        if (own := arrays.get(name)) is not None:
-            model[span] = own.reshape(-1)
+        own = arrays.get(name)
+        model[span] = request.base[span] if own is None else own.reshape(-1)
     return Work(model, task_metrics(task, loss), layout.num_bytes)

@@ -2,7 +2,7 @@
 
 Parameters have a leading axis of G clients, and every product is a batched one.
 
-Most rules have a step of their own here, ``fused_step``. The gradient of a layer y = W x + b is δ xᵀ for the error δ
+Most rules have steps of their own here, ``FusedSteps``. The gradient of a layer y = W x + b is δ xᵀ for the error δ
 at y; it is added to W without ever being stored, which is most of what a small model's step costs otherwise.
 
 A client's result doesn't depend on the others in its stack, but for the rounding of batched products.
@@ -10,6 +10,7 @@ A client's result doesn't depend on the others in its stack, but for the roundin
 
 import threading
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from fedapp.training.layers import Layer, backward, dense_layers, forward
 from fedapp.training.losses import ErrorsAt, columns
-from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, at, step
+from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, step
 from fedapp.training.task import LocalTask, TaskStack
 
 
@@ -37,7 +38,7 @@ def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
 
 
 def train_stack(stack: TaskStack) -> tuple[Parameters, Tensor]:
-    """Train a stack of G clients: at each step those that still train are its first.
+    """Train a stack of G clients, in place: at each step those that still train are its first.
 
     Returns
     -------
@@ -49,19 +50,19 @@ def train_stack(stack: TaskStack) -> tuple[Parameters, Tensor]:
     move = like.optimizer.begin()
     assert like.loss.errors is not None
     total = torch.zeros(len(stack), device=x.device)
+    fused = FusedSteps(rule, w, anchors, lr) if move is None and has_fused(rule) else None
     velocity: Stack | None = None
     gather = _Gather(x)
     for batch in _steps(stack):
         count = len(batch.rows)
-        if count < len(stack):  # views cost as much as a small product
-            own, around = w.first(count), anchors.each(methodcaller("first", count))
-            velocity = None if velocity is None else velocity.first(count)
+        gradient = _Gradient(layers, gather(batch.rows).mT, batch.targets, batch.share, like.loss.errors)
+        if fused is not None:
+            loss = fused.first(count).step(gradient)
         else:
             own, around = w, anchors
-        gradient = _Gradient(layers, gather(batch.rows).mT, batch.targets, batch.share, like.loss.errors)
-        if move is None and has_fused(rule):
-            _, loss = fused_step(rule, own, around, gradient, lr[:count])
-        else:
+            if count < len(stack):
+                own, around = w.first(count), anchors.each(methodcaller("first", count))
+                velocity = None if velocity is None else velocity.first(count)
             velocity, loss = step(rule, own, around, gradient, lr[:count], velocity, move)
         total[:count].add_(loss)
     counts = torch.from_numpy(stack.steps).to(x.device)
@@ -108,45 +109,85 @@ class _Gradient:
 
 
 def has_fused(rule: LocalRule) -> bool:
-    """Say whether ``fused_step`` may stand in for the rule's ``step``: no gradient is needed as a whole."""
+    """Say whether ``FusedSteps`` may stand in for the rule's ``step``: no gradient is needed as a whole."""
     return not rule.clip_norm and not rule.momentum
 
 
-def fused_step(
-    rule: LocalRule,
-    w: Stack,
-    anchors: Anchors[Stack],
-    gradient: _Gradient,
-    rate: Tensor,
-    velocity: Stack | None = None,
-) -> tuple[Stack | None, Tensor]:
-    """Override ``fedapp.training.rule.step`` where ``has_fused``; same arguments and result, to rounding.
+class FusedSteps:
+    """Steps w ← w − γ [δ xᵀ + λ w̃ + α (w − w̄) + h], term by term: ``fedapp.training.rule.step``'s, to rounding.
 
-    w ← w − γ [δ xᵀ + λ w̃ + α (w − w̄) + h], term by term; ``rate`` is γ of each client, (A,).
+    What no step changes is computed once, (1−β) u and γ h, and takes the place of the anchors u and h.
+
+    Parameters
+    ----------
+    rule : LocalRule
+        For which ``has_fused`` is true.
+    w : Stack
+        The models (G, ...), which move.
+    anchors : Anchors
+        w̄, u and h.
+    rate : Tensor
+        γ of each client, (G,).
     """
-    point = at(rule, w, anchors)
-    loss, activations, error = gradient.forward(point.named)
-    error *= -rate.view(-1, 1, 1) * gradient.share
-    factors = list(gradient.backward(point.named, activations, error))
-    if rule.l2 or rule.alpha:
-        _decay(w, point, anchors, rate, rule)
-    if anchors.constant is not None:
-        w.descend(rate, anchors.constant)
-    for (weight, bias), delta, below in factors:
-        w.named[weight].baddbmm_(delta, below.mT)
-        w.named[bias] += delta.sum(2)
-    return None, loss
 
+    def __init__(self, rule: LocalRule, w: Stack, anchors: Anchors[Stack], rate: Tensor) -> None:
+        self.rule, self.w, self.anchors, self.rate = rule, w, anchors, rate
+        self.point = w
+        if rule.beta != 1:
+            rule.check(anchors.neighbours)
+            assert anchors.neighbours is not None
+            for value in anchors.neighbours.named.values():
+                value *= 1 - rule.beta
+            self.point = Stack({name: torch.empty_like(value) for name, value in w.named.items()})
+        if anchors.constant is not None:
+            for value in anchors.constant.named.values():
+                value *= w.each(rate, value)
 
-def _decay(w: Stack, point: Stack, anchors: Anchors[Stack], rate: Tensor, rule: LocalRule) -> None:
-    """w ← w − γ [λ w̃ + α (w − w̄)], in place."""
-    for name, value in w.named.items():
-        each = rate.view(-1, *[1] * (value.dim() - 1))
-        value *= 1 - each * (rule.alpha + rule.l2 if point is w else rule.alpha)
-        if point is not w:
-            value -= each * rule.l2 * point.named[name]
-        if anchors.sent is not None:
-            value.addcmul_(each, anchors.sent.named[name], value=rule.alpha)
+    def first(self, count: int) -> "FusedSteps":
+        """Return the steps of the first clients."""
+        if count == len(self.rate):  # views cost as much as a small product
+            return self
+        steps = copy(self)
+        steps.w, steps.point, steps.rate = self.w.first(count), self.point.first(count), self.rate[:count]
+        steps.anchors = self.anchors.each(methodcaller("first", count))
+        return steps
+
+    def step(self, gradient: _Gradient) -> Tensor:
+        """Take a step by a gradient; return the losses at w̃ = β w + (1−β) u, (A,)."""
+        rule, w, rate, anchors = self.rule, self.w, self.rate, self.anchors
+        point = self._point()
+        loss, activations, error = gradient.forward(point)
+        error *= -rate.view(-1, 1, 1) * gradient.share
+        factors = list(gradient.backward(point, activations, error))
+        if rule.l2 or rule.alpha:
+            self._decay(point)
+        if anchors.constant is not None:
+            for name, value in anchors.constant.named.items():
+                w.named[name] -= value
+        for (weight, bias), delta, below in factors:
+            w.named[weight].baddbmm_(delta, below.mT)
+            w.named[bias] += delta.sum(2)
+        return loss
+
+    def _point(self) -> Parameters:
+        """Return w̃, where the gradient is taken."""
+        if self.rule.beta != 1:
+            assert self.anchors.neighbours is not None
+            for name, value in self.point.named.items():
+                torch.mul(self.w.named[name], self.rule.beta, out=value)
+                value += self.anchors.neighbours.named[name]
+        return self.point.named
+
+    def _decay(self, point: Parameters) -> None:
+        """w ← w − γ [λ w̃ + α (w − w̄)], in place."""
+        rule, rate, anchors = self.rule, self.rate, self.anchors
+        for name, value in self.w.named.items():
+            each = rate.view(-1, *[1] * (value.dim() - 1))
+            value *= 1 - each * (rule.alpha + rule.l2 if rule.beta == 1 else rule.alpha)
+            if rule.beta != 1:
+                value -= each * rule.l2 * point[name]
+            if anchors.sent is not None:
+                value.addcmul_(each, anchors.sent.named[name], value=rule.alpha)
 
 
 class _StackedBatch(NamedTuple):

@@ -254,7 +254,8 @@ def _copied(values: np.ndarray, out: Vector) -> float:
 def pack(values: np.ndarray) -> Array:
     """Serialise an array, to the same bytes as ``Array(values)``."""
     name, header = npy_header(values.dtype, values.shape)
-    return Array(dtype=name, shape=values.shape, stype="numpy.ndarray", data=header + values.tobytes())
+    data = b"".join((header, values.reshape(-1).view(np.uint8).data))  # copied once
+    return Array(dtype=name, shape=values.shape, stype="numpy.ndarray", data=data)
 
 
 def unpack(array: Array) -> np.ndarray:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from fedapp.models import build_model
 from fedapp.training import dense
 from fedapp.training.batches import plan_batches
-from fedapp.training.dense import fused_step, has_fused, train_dense
-from fedapp.training.rule import LocalRule, step
+from fedapp.training.dense import FusedSteps, has_fused, train_dense
+from fedapp.training.rule import LocalRule, Stack, step
 from fedapp.training.task import LocalTask
 from tests.training.cases import RULES, assert_equals_reference, by_way, make_tasks, plan, three_clients
 
@@ -31,7 +31,8 @@ def test_momentum_and_clipping_need_the_gradient_as_a_whole():
 @pytest.mark.parametrize("model", ["logistic", "mlp", "three layers"])
 def test_where_there_is_a_fused_step_it_is_taken(model, rule, monkeypatch):
     taken = []
-    monkeypatch.setattr(dense, "fused_step", lambda *arguments: taken.append(1) or fused_step(*arguments))
+    fused = FusedSteps.step
+    monkeypatch.setattr(FusedSteps, "step", lambda *arguments: taken.append(1) or fused(*arguments))
     monkeypatch.setattr(dense, "step", lambda *_: pytest.fail("the step that it overrides"))
     tasks = three_clients(model, RULES[rule])
     by_way("stacked", tasks)
@@ -58,20 +59,30 @@ def test_the_fused_step_is_the_step_it_overrides(model, rule, sizes, batch, cons
     assert has_fused(rule)
     compared = []
 
-    def both(rule: Any, w: Any, anchors: Any, gradient: Any, rate: Any) -> Any:
-        general = type(w)({name: value.clone() for name, value in w.named.items()})
-        _, expected_loss = step(rule, general, anchors, gradient, rate)
-        result, loss = fused_step(rule, w, anchors, gradient, rate)
-        for name, value in general.named.items():
-            torch.testing.assert_close(w.named[name], value, rtol=1e-5, atol=1e-6)
-        assert torch.equal(loss, expected_loss)
-        compared.append(result)
-        return result, loss
+    class Both(FusedSteps):
+        def __init__(self, rule: Any, w: Any, anchors: Any, rate: Any) -> None:
+            self.before = anchors.each(copied)
+            super().__init__(rule, w, anchors, rate)
+
+        def step(self, gradient: Any) -> Any:
+            general, count = copied(self.w), len(self.rate)
+            around = self.before.each(lambda anchor: anchor.first(count))
+            _, expected_loss = step(rule, general, around, gradient, self.rate)
+            loss = super().step(gradient)
+            for name, value in general.named.items():
+                torch.testing.assert_close(self.w.named[name], value, rtol=1e-5, atol=1e-6)
+            assert torch.equal(loss, expected_loss)
+            compared.append(count)
+            return loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "fused_step", both)
+        patch.setattr(dense, "FusedSteps", Both)
         by_way("stacked", tasks)
-    assert compared == [None] * max(len(task.batches) for task in tasks)
+    assert len(compared) == max(len(task.batches) for task in tasks)
+
+
+def copied(stack: Stack) -> Stack:
+    return Stack({name: value.clone() for name, value in stack.named.items()})
 
 
 def test_the_same_rows_of_other_data_are_gathered_anew():

@@ -73,9 +73,12 @@ def neighbour_average(
     """
     average = np.empty((len(rows), models.shape[1]), dtype=np.float32)
     width = max(1, BLOCK // (8 * len(order)))
+    number = len(order)
+    chosen = models[:number] if list(order) == list(range(number)) else None  # as they lie: not copied first
     for start in range(0, models.shape[1], width):
-        block = models[order, start : start + width].astype(np.float64)
-        average[:, start : start + width] = rows @ block
+        part = slice(start, start + width)
+        block = (models[order, part] if chosen is None else chosen[:, part]).astype(np.float64)
+        average[:, part] = rows @ block
     return average
 
 

@@ -279,10 +279,12 @@ def test_beyond_the_limit_local_models_live_in_a_file_that_nobody_is_left_with(
     assert mapped(tmp_path) == []
 
 
-def test_local_models_are_averaged_alike_in_blocks(monkeypatch):
+@pytest.mark.parametrize(
+    "order", [[4, 0, 5, 2], [0, 1, 2, 3]]
+)  # of six rows, the clients that are in the graph
+def test_local_models_are_averaged_alike_in_blocks(order, monkeypatch):
     rng = np.random.default_rng(0)
     models = rng.normal(size=(6, 11)).astype(np.float32)
-    order = [4, 0, 5, 2]  # of the six rows, the clients that are in the graph
     rows = rng.random((3, 4))
     expected = rows @ models.astype(np.float64)[order]
     whole = neighbour_average(rows, models, order)
