@@ -1,7 +1,7 @@
 """Tasks without messages: they wait until one of them is asked for, and then all that wait are trained together.
 
-What is trained together is what would be if each task were a message (fedapp/engine/vectorized.py), and so are the
-bits of the results.
+What is trained together is what would be if each task were a message that is asked for by itself
+(fedapp/engine/vectorized.py), and so are the bits of the results.
 """
 
 from collections import deque
@@ -24,17 +24,15 @@ from fedapp.training.trainer import Trained, Trainer
 from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
 from strategies.flower.grids import HandedTask, Work, WorkRequest
-from strategies.updates.sums import blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A task that waits, the terms of those on the same model, and the block of those that came with it."""
+    """A task that waits, and the terms of those on the same model."""
 
     id: str
     task: HandedTask
     request: WorkRequest
-    block: tuple[str, int] | None
 
 
 class DirectTasks:
@@ -60,10 +58,7 @@ class DirectTasks:
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
         """Let tasks wait; return their ids."""
         ids = [f"task/{next(self._numbers)}" for _ in request.tasks]
-        divided = blocks(len(ids), request.layout.size) if len(ids) > 1 else []
-        block_of = {place: (ids[0], number) for number, places in enumerate(divided) for place in places}
-        for place, (name, task) in enumerate(zip(ids, request.tasks, strict=True)):
-            self._queue.append(_Waiting(name, task, request, block_of.get(place)))
+        self._queue.extend(_Waiting(*each, request) for each in zip(ids, request.tasks, strict=True))
         return ids
 
     def work(self, task_id: str) -> Work | None:
@@ -80,7 +75,6 @@ class DirectTasks:
     def train(self) -> None:
         """Train tasks at the head of the queue, as many as are worked on at once."""
         built: list[tuple[_Waiting, LocalTask]] = []
-        groups: dict[object, list[int]] = {}
         models: dict[object, TaskTerms] = {}
         for waiting in self._head():
             try:
@@ -88,9 +82,8 @@ class DirectTasks:
             except Exception as error:  # an engine answers with an error, whatever a task raised
                 self._done[waiting.id] = _undone(error)
                 continue
-            groups.setdefault(waiting.block, []).append(len(built))
             built.append((waiting, task))
-        trained = self.trainer.train([task for _, task in built], list(groups.values()))
+        trained = self.trainer.train([task for _, task in built])
         for (waiting, task), result in zip(built, trained, strict=True):
             self._done[waiting.id] = (
                 _undone(result) if isinstance(result, Exception) else _work_of(waiting.request, task, result)
@@ -98,14 +91,10 @@ class DirectTasks:
 
     def _head(self) -> list[_Waiting]:
         taken: list[_Waiting] = []
-        size, block = 0, None
-        while self._queue:
-            first = self._queue[0]
-            if size >= self.budget and (first.block is None or first.block != block):
-                break
-            block = first.block
-            size += first.request.layout.num_bytes
+        size = 0
+        while self._queue and size < self.budget:
             taken.append(self._queue.popleft())
+            size += taken[-1].request.layout.num_bytes
         return taken
 
     def _built(self, waiting: _Waiting, models: dict[object, TaskTerms]) -> LocalTask:

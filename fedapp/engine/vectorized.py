@@ -101,8 +101,13 @@ class VectorizedGrid(SequentialGrid):
         self._direct = DirectTasks(self.contexts, self.trainer, rows_of, PULL_BUDGET)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there; if one is missing, work on what waits first."""
+        """Return the replies that are there; if one is missing, work on what waits first.
+
+        Who asks for one reply sums no blocks: what waits is worked on together, whatever it came with.
+        """
         wanted = list(message_ids)
+        if len(wanted) == 1:
+            self._block_of.clear()
         if any(message_id not in self._replies for message_id in wanted):
             self._direct.train_all()  # in the order in which they came
             kind = self._queue[0].metadata.message_type if self._queue else ""

@@ -20,8 +20,9 @@ from strategies.core.run_state import State
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 
-# The matrix of local models is averaged in blocks of columns, each of this many bytes in float64, to fit a CPU cache.
-BLOCK = 1 << 21
+# The matrix of local models is averaged in blocks of columns, each of this many bytes in float64, to fit a CPU cache
+# beside what it is made of.
+BLOCK = 1 << 19
 
 # Averages are computed for this many clients at once, or for as many as take this many bytes, because each pass
 # converts the whole matrix to float64.
