@@ -118,6 +118,7 @@ class MaskedSum:
         if self._metrics:
             self._terms[METRICS] = list(self._metrics)
         self.missed: dict[int, Missed] = {}
+        self._silent: list[Client] = []  # whose masked updates came, and no shares
         self.bytes_down = self.bytes_up = 0
 
     @property
@@ -216,7 +217,17 @@ class MaskedSum:
             If a mask can't be taken off, or masks don't cancel out.
         """
         server, quantizer, number = self._server, self._quantizer, len(self.summed)
-        found = quantizer.decode(server.total(), number, self._numbers)
+        try:
+            total = server.total()
+        except SecureSumError:
+            silent = sorted(self._silent, key=lambda client: client.index)
+            log.warning(
+                "%s: secure sum: clients that masked their update and then sent no share: %s",
+                self._where,
+                ", ".join(client.located for client in silent) or "none",
+            )
+            raise
+        found = quantizer.decode(total, number, self._numbers)
         located = {client.index: client.located for client in self._clients}
         for liar, owners in sorted(server.liars.items()):
             log.warning(
@@ -321,10 +332,12 @@ class MaskedSum:
                 yield client, reply
 
     def _miss(self, stage: str, client: Client, reason: str, reply: Message | None) -> None:
-        """Note why a client isn't in the sum; after its masked update came, it is."""
-        if stage != UNMASK:
-            self._run.last_reason = reason
-            self.missed[client.index] = Missed(reason, reply)
+        """Note why a client isn't in the sum; once its masked update has come, it is, and the others' shares do."""
+        if stage == UNMASK:
+            self._silent.append(client)
+            return
+        self._run.last_reason = reason
+        self.missed[client.index] = Missed(reason, reply)
 
     def _left_out(self, before: Mapping[int, object], core: Mapping[int, object], did: str) -> None:
         """Note the clients that could go on, but for too few neighbours that can."""

@@ -1,5 +1,6 @@
 """FedBuff with secure sums: the models of plain buffers, a round where all are in it, and who goes in which stage."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -93,6 +94,8 @@ def test_where_more_go_the_model_stays_and_one_line_says_so(
     lines = [r.message for r in caplog.records if r.message.startswith("aggregation 1: left out client")]
     assert len(lines) == 1
     assert "secure sum: 2 shares of client" in lines[0] or "secure sum: 1 shares of client" in lines[0]
+    silent = r"aggregation 1: secure sum: clients that masked .* no share: 0 \(node \d+\), 1 .*, 2 .*, 3 "
+    assert re.search(silent, caplog.text)
 
 
 def test_a_client_that_isnt_there_when_the_buffer_is_full_is_a_dropout(

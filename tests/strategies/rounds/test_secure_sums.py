@@ -1,6 +1,7 @@
 """Rounds of secure sums: the models of plain rounds, whoever goes in which stage, and what refuses to be one."""
 
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,6 +154,10 @@ def test_where_more_go_the_model_stays_and_one_line_says_so(
     lines = [r.message for r in caplog.records if r.message.startswith("round 1: left out")]
     assert len(lines) == 1
     assert "secure sum: 2 shares of client" in lines[0] or "secure sum: 1 shares of client" in lines[0]
+    silent = (
+        r"round 1: secure sum: clients that masked .* no share: 0 \(node \d+\), 1 .*, 2 .*, 3 "
+    )
+    assert re.search(silent, caplog.text)
 
 
 def test_the_server_sees_no_update_no_metric_and_no_size_that_it_wasnt_told(run: Make) -> None:
