@@ -25,6 +25,16 @@ from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
 from strategies.flower.grids import HandedTask, Work, WorkRequest
 
+# How many tasks that wait are trained together; of larger models fewer, by their values, so that threads and workers
+# share them.
+TOGETHER, TOGETHER_VALUES = 8, 1 << 20
+
+
+def together(number: int, size: int) -> list[range]:
+    """Return the places of tasks that are trained together, for a model of ``size`` values, on any engine."""
+    step = max(min(TOGETHER, TOGETHER_VALUES // max(size, 1)), 1)
+    return [range(start, min(start + step, number)) for start in range(0, number, step)]
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -83,7 +93,8 @@ class DirectTasks:
                 self._done[waiting.id] = _undone(error)
                 continue
             built.append((waiting, task))
-        trained = self.trainer.train([task for _, task in built])
+        groups = together(len(built), built[0][0].request.layout.size) if built else []
+        trained = self.trainer.train([task for _, task in built], groups)
         for (waiting, task), result in zip(built, trained, strict=True):
             self._done[waiting.id] = (
                 _undone(result) if isinstance(result, Exception) else _work_of(waiting.request, task, result)

@@ -47,7 +47,7 @@ from fedapp.client.training import (
 )
 from fedapp.config import RunConfig
 from fedapp.engine import summing
-from fedapp.engine.direct import DirectTasks
+from fedapp.engine.direct import DirectTasks, together
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.shared_rows import can_share
 from fedapp.federation.rows import Rows, RowsOf, all_rows
@@ -101,12 +101,9 @@ class VectorizedGrid(SequentialGrid):
         self._direct = DirectTasks(self.contexts, self.trainer, rows_of, PULL_BUDGET)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there; if one is missing, work on what waits first.
-
-        Who asks for one reply sums no blocks: what waits is worked on together, whatever it came with.
-        """
+        """Return the replies that are there; if one is missing, work on what waits first."""
         wanted = list(message_ids)
-        if len(wanted) == 1:
+        if len(wanted) == 1:  # who asks for one by one sums no blocks
             self._block_of.clear()
         if any(message_id not in self._replies for message_id in wanted):
             self._direct.train_all()  # in the order in which they came
@@ -134,10 +131,13 @@ class VectorizedGrid(SequentialGrid):
         return ids
 
     def _groups(self, requests: Sequence[Message]) -> list[list[int]]:
-        """Return the places of requests that are worked on together."""
+        """Return the places of requests that are worked on together: a block, or some of those of no block."""
         found: dict[object, list[int]] = {}
         for place, request in enumerate(requests):
             found.setdefault(self._block_of.pop(request.metadata.message_id, None), []).append(place)
+        if others := found.pop(None, []):
+            size = Layout.of(sent_model(requests[others[0]])).size
+            found |= {part: others[part.start : part.stop] for part in together(len(others), size)}
         return list(found.values())
 
     def work_on(self, pairs: Sequence[tuple[Message, Context]]) -> list[tuple[Message, Context]]:

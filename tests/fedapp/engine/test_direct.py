@@ -7,11 +7,15 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from fedapp import client_app, server
+from fedapp.engine.direct import TOGETHER, TOGETHER_VALUES, together
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
+from fedapp.training import trainer
 from strategies import REGISTRY, AsynchronousStrategy, FedBuff
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
@@ -70,6 +74,39 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", only(list(CASES), 5))
 def test_every_kind_of_run_has_them(case, both):
     assert_same(*both(**CASES[case]))
+
+
+def test_batches_of_one_have_them(both):
+    # The last bits of a stack's products depend on how many clients it has, where each has one example.
+    assert_same(
+        *both(strategy="fedbuff", buffer_size=3, model="mlp", batch_size=1, local_steps=4, local_epochs=0)
+    )
+
+
+def test_tasks_that_wait_are_trained_together_whatever_they_were_dispatched_with(both, monkeypatch):
+    sizes: list[int] = []
+    trained = trainer.train_dense
+
+    def counted(tasks: Any) -> Any:
+        sizes.append(len(tasks))
+        return trained(tasks)
+
+    monkeypatch.setattr(trainer, "train_dense", counted)
+    both(strategy="fedbuff", buffer_size=2, model="mlp", time_scenario="F0")
+    number = len(sizes) // 2  # without messages, and with them
+    assert sorted(sizes[:number]) == sorted(sizes[number:])
+    assert max(sizes) == TOGETHER
+
+
+@given(st.integers(0, 500), st.integers(1, 10**8))
+def test_together_are_all_tasks_once_in_their_order(number, size):
+    found = together(number, size)
+    assert [place for part in found for place in part] == list(range(number))
+    assert all(len(part) == len(found[0]) for part in found[:-1])
+    longest = max(map(len, found), default=1)
+    assert 1 <= longest <= TOGETHER
+    assert longest == 1 or longest * size <= TOGETHER_VALUES
+    assert number < TOGETHER or longest == TOGETHER or (longest + 1) * size > TOGETHER_VALUES
 
 
 def test_a_local_rule_that_changes_is_followed(both, monkeypatch):

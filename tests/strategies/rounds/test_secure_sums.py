@@ -154,9 +154,7 @@ def test_where_more_go_the_model_stays_and_one_line_says_so(
     lines = [r.message for r in caplog.records if r.message.startswith("round 1: left out")]
     assert len(lines) == 1
     assert "secure sum: 2 shares of client" in lines[0] or "secure sum: 1 shares of client" in lines[0]
-    silent = (
-        r"round 1: secure sum: clients that masked .* no share: 0 \(node \d+\), 1 .*, 2 .*, 3 "
-    )
+    silent = r"round 1: secure sum: clients that masked .* no share: 0 \(node \d+\), 1 .*, 2 .*, 3 "
     assert re.search(silent, caplog.text)
 
 
