@@ -6,10 +6,8 @@ meanwhile counts from the next run on that begins here (`renew`).
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -292,23 +290,10 @@ def to_tensors(
     """
     labels = torch.tensor(dataset.y[rows])  # a copy: the map is read-only
     one = dataset.inputs(rows[:1], normalize)
-    inputs = _empty((len(rows), *one.shape[1:]), torch.from_numpy(one).dtype, device)
+    # torch's own memory is aligned alike in every process, and sums depend on alignment.
+    inputs = torch.empty((len(rows), *one.shape[1:]), dtype=torch.from_numpy(one).dtype, device=device)
     step = max(AT_ONCE // max(one.nbytes, 1), 1)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         inputs[part] = torch.from_numpy(dataset.inputs(rows[part], normalize))
     return inputs, labels.to(device)
-
-
-def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor without values, on the CPU in huge pages: rows at random places are read faster.
-
-    PyTorch asks for none, NumPy does from 4 MiB on. Both align memory alike in every process, PyTorch by 64 bytes, on
-    which the last bits of sums depend.
-    """
-    if device.type != "cpu":
-        return torch.empty(*shape, dtype=dtype, device=device)
-    size = prod(shape) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    begin = -memory.ctypes.data % 64
-    return torch.from_numpy(memory[begin : begin + size]).view(dtype).view(*shape)

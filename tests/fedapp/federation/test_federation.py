@@ -154,15 +154,6 @@ def test_many_rows_are_prepared_some_at_a_time(monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(parts, whole, strict=True))
 
 
-@pytest.mark.parametrize(
-    "number", [1, 3, 10]
-)  # PyTorch's own memory is aligned by 64, and the digits are 256 bytes
-def test_inputs_are_aligned_as_pytorchs_own_memory(number):
-    digits = load_dataset("digits")
-    kept = [to_tensors(digits, np.arange(number), False, CPU)[0] for _ in range(8)]
-    assert all(x.data_ptr() % 64 == 0 and x.is_contiguous() for x in kept)
-
-
 def row_bytes() -> int:
     return 64 * 4 + 8  # 64 float32 values and an int64 label
 
