@@ -103,7 +103,7 @@ class VectorizedGrid(SequentialGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there; if one is missing, work on what waits first."""
         wanted = list(message_ids)
-        if len(wanted) == 1:  # who asks for one by one sums no blocks
+        if len(wanted) == 1:  # an asynchronous loop, which asks for one reply at a time and sums no blocks
             self._block_of.clear()
         if any(message_id not in self._replies for message_id in wanted):
             self._direct.train_all()  # in the order in which they came

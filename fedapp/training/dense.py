@@ -125,7 +125,7 @@ class FusedSteps:
     w : Stack
         The models (G, ...), which move.
     anchors : Anchors
-        w̄, u and h.
+        w̄, u and h; u and h are overwritten.
     rate : Tensor
         γ of each client, (G,).
     """

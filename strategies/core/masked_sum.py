@@ -220,12 +220,12 @@ class MaskedSum:
         try:
             total = server.total()
         except SecureSumError:
-            silent = sorted(self._silent, key=lambda client: client.index)
-            log.warning(
-                "%s: secure sum: clients that masked their update and then sent no share: %s",
-                self._where,
-                ", ".join(client.located for client in silent) or "none",
-            )
+            if self._silent:
+                log.warning(
+                    "%s: secure sum: clients that masked their update and then sent no share: %s",
+                    self._where,
+                    ", ".join(each.located for each in sorted(self._silent, key=lambda each: each.index)),
+                )
             raise
         found = quantizer.decode(total, number, self._numbers)
         located = {client.index: client.located for client in self._clients}
@@ -332,7 +332,7 @@ class MaskedSum:
                 yield client, reply
 
     def _miss(self, stage: str, client: Client, reason: str, reply: Message | None) -> None:
-        """Note why a client isn't in the sum; once its masked update has come, it is, and the others' shares do."""
+        """Note why a client isn't in the sum; once its masked update has come, it is, and others' shares open it."""
         if stage == UNMASK:
             self._silent.append(client)
             return

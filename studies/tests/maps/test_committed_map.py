@@ -54,7 +54,7 @@ def test_the_page_says_what_is_left_of_the_wins_of_the_map():
 def test_the_page_says_what_has_been_run_of_the_fair_map():
     report = (EXPERIMENTS / "results" / "map-fair" / "report.md").read_text("utf-8")
     cells = [line for line in report.splitlines() if line.count("|") == 7 and " | - | - |" in line]
-    (judged,) = (line for line in report.splitlines() if "Holm 0.0" in line or "; p = " in line)
+    (judged,) = (line for line in report.splitlines() if "; p = " in line)
     assert len(cells) == 7
     assert "**fedcompass**, 1.25 times as fast as feddyn | **fedcompass**, by 0.0070 over feddyn" in judged
     page = " ".join((EXPERIMENTS.parents[1] / "docs" / "map.md").read_text("utf-8").split())

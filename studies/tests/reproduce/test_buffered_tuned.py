@@ -114,10 +114,8 @@ def test_each_method_tries_three_values_or_goes_on_by_two_past_the_end() -> None
     assert list(tries.values()) == [five] * 7
 
 
-EACH = {
-    "FedBuff": 10,
-    "FedAsync": 1,
-}  # client updates in an aggregation; in a round as many as clients at work
+# Client updates in an aggregation; a round has as many as there are clients at work.
+EACH = {"FedBuff": 10, "FedAsync": 1}
 RUN = re.compile(r"(\d+)-at-work-(\w+)-([\d.]+)-lr-([\d.]+)-seed-(\d+)-")
 
 

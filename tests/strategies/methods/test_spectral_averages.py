@@ -279,9 +279,8 @@ def test_beyond_the_limit_local_models_live_in_a_file_that_nobody_is_left_with(
     assert mapped(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "order", [[4, 0, 5, 2], [0, 1, 2, 3]]
-)  # of six rows, the clients that are in the graph
+# Of six rows, the clients that are in the graph.
+@pytest.mark.parametrize("order", [[4, 0, 5, 2], [0, 1, 2, 3]])
 def test_local_models_are_averaged_alike_in_blocks(order, monkeypatch):
     rng = np.random.default_rng(0)
     models = rng.normal(size=(6, 11)).astype(np.float32)
