@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import repeat
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
 from fedapp.training.parts import inputs_of
 from fedapp.training.precision import passed
+from fedapp.training.replay import has_replay, repeated
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, Tensors, step
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import (
@@ -32,6 +33,8 @@ from fedapp.training.trainee import (
     global_stream,
     takes_by_channel,
 )
+
+T = TypeVar("T", bound=Tensors)
 
 # Which images of a batch are mirrored (B,), and where they are cut out (B, 2).
 Change = tuple[Tensor, Tensor]
@@ -104,6 +107,8 @@ def train(
     constant: Parameters | None = None,
     move: Move | None = None,
     changes: Iterable[Change] | None = None,
+    buffers: Parameters | None = None,
+    replay: bool = False,
 ) -> tuple[Parameters, Tensor]:
     """Train a model on one client's data; ``start`` is left as it is.
 
@@ -129,6 +134,10 @@ def train(
         An optimizer's, in place of w ← w − γ v.
     changes : iterable of Change, optional
         What becomes of each step's images; as they are without.
+    buffers : dict of str to Tensor, optional
+        What ``loss`` keeps up to date beside the parameters.
+    replay : bool
+        Whether a GPU may replay steps (``fedapp.training.replay``).
 
     Returns
     -------
@@ -138,26 +147,71 @@ def train(
     w = Tensors({name: value.clone() for name, value in start.items()})
     fixed = (start if anchor is None else anchor, neighbours, constant)
     anchors = Anchors(*(None if one is None else Tensors(one) for one in fixed))
-    velocity: Tensors | None = None
-    total, count = x.new_zeros((), dtype=torch.float32), x.new_zeros((), dtype=torch.float32)
-    for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
+    state = _State(w, buffers or {}, x.new_zeros((), dtype=torch.float32), keep=replay)
+
+    def take(rows: Tensor | slice, mask: Tensor | None, *change: Tensor) -> None:
         # A step that is all padding must not move the model by momentum, λ, α or h either.
         active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
         batch = partial(_gradient, loss, _changed(x, rows, change), y[rows], mask)
-        velocity, value = step(rule, w, anchors, batch, lr * active, velocity, move)
-        total, count = total + value * active, count + active
-    return w.named, total / count.clamp(min=1)
+        state.after(*step(rule, w, anchors, batch, lr * active, state.velocity, move), active)
+
+    with repeated(take, replay=replay) as each:
+        for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
+            each(rows, mask, *change)
+    return w.named, state.loss
 
 
-def _changed(x: Tensor, rows: Tensor | slice, change: Change | None) -> Tensor:
-    if change is None:
+class _State(Generic[T]):
+    """What steps pass on beside the model: the direction, buffers, and the losses so far.
+
+    Parameters
+    ----------
+    w : Tensors
+        The model.
+    buffers : dict of str to Tensor
+        What the forward pass keeps up to date; it may put other tensors in their place.
+    zero : Tensor
+        A loss of 0, a scalar, or of each client, (G,).
+    keep : bool
+        Whether all stays in the memory where it is after the first step, as a replay needs it.
+    """
+
+    def __init__(self, w: T, buffers: Parameters, zero: Tensor, *, keep: bool) -> None:
+        self.velocity: T | None = None
+        self._total, self._count = zero, zero.clone()
+        self._buffers, self._memory, self._keep = buffers, dict(buffers), keep
+
+    def after(self, velocity: T | None, losses: Tensor, active: float | Tensor) -> None:
+        """Note what a step came to; ``active``: 0 for clients that took none, else 1."""
+        self._total = self._held(self._total, self._total + losses * active)
+        self._count = self._held(self._count, self._count + active)
+        if self.velocity is None or velocity is None:
+            self.velocity = velocity
+        else:
+            self.velocity.named.update(
+                {name: self._held(value, velocity.named[name]) for name, value in self.velocity.named.items()}
+            )
+        for name, value in self._memory.items():
+            self._buffers[name] = self._held(value, self._buffers[name])
+
+    def _held(self, memory: Tensor, value: Tensor) -> Tensor:
+        return memory.copy_(value) if self._keep and value is not memory else value
+
+    @property
+    def loss(self) -> Tensor:
+        """The losses averaged over the steps."""
+        return self._total / self._count.clamp(min=1)
+
+
+def _changed(x: Tensor, rows: Tensor | slice, change: tuple[Tensor, ...]) -> Tensor:
+    if not change:
         return x[rows]
     inputs = augmented(x[rows], *change)
     return inputs.contiguous() if x.is_contiguous() else inputs  # as a model that uses ``view`` wants them
 
 
-def _or_none(changes: Iterable[Change] | None) -> Iterable[Change | None]:
-    return repeat(None) if changes is None else changes
+def _or_none(changes: Iterable[Change] | None) -> Iterable[tuple[Tensor, ...]]:
+    return repeat(()) if changes is None else changes
 
 
 def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
@@ -185,6 +239,8 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
                 constant=task.constant,
                 move=move,
                 changes=_changes(task),
+                buffers=fixed,
+                replay=has_replay(task),
             )
     return w | fixed, loss
 
@@ -251,26 +307,30 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     sent = stacked("anchor") or Stack({name: value.clone() for name, value in w.named.items()})
     anchors = Anchors(sent, stacked("neighbours"), stacked("constant"))
     fixed = Stack.of([dict(task.fixed) for task in tasks]).named
-    move, velocity = first.optimizer.begin(), None
-    total, count = torch.zeros(len(tasks), device=device), torch.zeros(len(tasks), device=device)
+    move = first.optimizer.begin()
+    replay = has_replay(first)
+    state = _State(w, fixed, torch.zeros(len(tasks), device=device), keep=replay)
     with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
 
         def loss_of(own: Parameters, fixed: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return batch_loss(trainee, first.loss, fixed)(own, x, y, mask)
 
-        for step_rows, step_mask, *change in zip(
-            rows.unbind(1), mask.unbind(1), *(each.unbind(1) for each in changed), strict=True
-        ):
+        def take(rows: Tensor, mask: Tensor, *change: Tensor) -> None:
             # A client whose step is all padding doesn't move by momentum, λ, α or h either.
-            active = (step_mask.sum(1) > 0).to(lr.dtype)
-            x = first.x[step_rows]
+            active = (mask.sum(1) > 0).to(lr.dtype)
+            x = first.x[rows]
             if change:
                 images = augmented(x.flatten(0, 1), *(each.flatten(0, 1) for each in change))
                 x = images.reshape(x.shape).contiguous()  # as a model that uses ``view`` wants them
-            batch = partial(_gradients, loss_of, fixed, x, first.y[step_rows], step_mask)
-            velocity, losses = step(first.rule, w, anchors, batch, lr * active, velocity, move)
-            total, count = total + losses * active, count + active
-    return {**w.named, **fixed}, total / count.clamp(min=1)
+            batch = partial(_gradients, loss_of, fixed, x, first.y[rows], mask)
+            state.after(*step(first.rule, w, anchors, batch, lr * active, state.velocity, move), active)
+
+        with repeated(take, replay=replay) as each:
+            for inputs in zip(
+                rows.unbind(1), mask.unbind(1), *(drawn.unbind(1) for drawn in changed), strict=True
+            ):
+                each(*inputs)
+    return {**w.named, **fixed}, state.loss
 
 
 def _gradients(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedapp.training.layers import Layer, backward, dense_layers, forward
 from fedapp.training.losses import ErrorsAt, columns
+from fedapp.training.replay import has_replay, repeated
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, step
 from fedapp.training.task import LocalTask, TaskStack
 
@@ -49,22 +50,34 @@ def train_stack(stack: TaskStack) -> tuple[Parameters, Tensor]:
     x, rule, layers = like.x.flatten(1), like.rule, dense_layers(like.model)
     move = like.optimizer.begin()
     assert like.loss.errors is not None
+    errors, replay = like.loss.errors, has_replay(like)
     total = torch.zeros(len(stack), device=x.device)
     fused = FusedSteps(rule, w, anchors, lr) if move is None and has_fused(rule) else None
     velocity: Stack | None = None
     gather = _Gather(x)
-    for batch in _steps(stack):
-        count = len(batch.rows)
-        gradient = _Gradient(layers, gather(batch.rows).mT, batch.targets, batch.share, like.loss.errors)
+
+    def take(rows: Tensor, targets: Tensor, share: Tensor | float) -> None:
+        nonlocal velocity
+        count = len(rows)
+        gradient = _Gradient(layers, gather(rows).mT, targets, share, errors)
         if fused is not None:
             loss = fused.first(count).step(gradient)
         else:
-            own, around = w, anchors
+            own, around, before = w, anchors, velocity
             if count < len(stack):
                 own, around = w.first(count), anchors.each(methodcaller("first", count))
-                velocity = None if velocity is None else velocity.first(count)
-            velocity, loss = step(rule, own, around, gradient, lr[:count], velocity, move)
+                before = None if velocity is None else velocity.first(count)
+            direction, loss = step(rule, own, around, gradient, lr[:count], before, move)
+            if not replay or before is None or direction is None:
+                velocity = direction
+            else:  # in the memory where it is
+                for name, value in before.named.items():
+                    value.copy_(direction.named[name])
         total[:count].add_(loss)
+
+    with repeated(take, replay=replay) as each:
+        for batch in _steps(stack):
+            each(*batch)
     counts = torch.from_numpy(stack.steps).to(x.device)
     return w.named, total / counts.clamp(min=1)
 
@@ -239,7 +252,8 @@ class _Gather:
         ):
             kept = _memory.inputs = self.x.new_empty(needed)
         found = kept[:needed].view(rows.numel(), -1)
-        if not torch.equal(self.gathered, rows):
+        # On a GPU the comparison would wait for all steps before.
+        if self.x.device.type != "cpu" or not torch.equal(self.gathered, rows):
             torch.index_select(self.x, 0, rows.reshape(-1), out=found)
             self.gathered = rows
         return found.view(*rows.shape, -1)

@@ -3,14 +3,15 @@
     python -m studies.benchmarks.training --clients 1000 --clients 10000
     python -m studies.benchmarks.training --workloads cifar10 --clients 100 --samples 400
 
-One round each of W1, W2 and W3 (``studies/benchmarks/workloads.py``), of W3's model in batches of 20, and of logistic
-regression and a perceptron of 128 on images of CIFAR-10's shape with 10 epochs of batches of 256, as in table 4.2 of
-Buttaci's master's thesis (Politecnico di Torino). Every client trains once, on data that are already on the device;
-trained models come back to the host.
+One round each of W1, W2 and W3 (``studies/benchmarks/workloads.py``), of W3's model in batches of 20, of NIID-Bench's
+LeNet (``studies/reproduce/nets.py``), and of logistic regression and a perceptron of 128 on images of CIFAR-10's
+shape with 10 epochs of batches of 256, as in table 4.2 of Buttaci's master's thesis (Politecnico di Torino). Every
+client trains once, on data that are already on the device; trained models come back to the host.
 """
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ import torch
 import torch.nn.functional as F
 
 from fedapp.models import build_model
+from fedapp.training import replay
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.gpu import gpu
 from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer, way_of
 from strategies import streams
+from studies.reproduce.nets import lenet
 
 LR = 0.1
 
@@ -46,6 +49,7 @@ WORKLOADS = {
     "W2": LocalWork("mlp"),
     "W3": LocalWork("cnn"),
     "femnist": LocalWork("cnn", batch_size=20),
+    "lenet": LocalWork("lenet"),
     "cifar10": LocalWork("logistic", (3, 32, 32), 256, 10),
     "cifar10-mlp": LocalWork("mlp", (3, 32, 32), 256, 10),
 }
@@ -56,7 +60,10 @@ def tasks_of(work: LocalWork, num_clients: int, samples: int, device: torch.devi
     rng = streams.generator(0, "benchmark-rows")
     x = torch.from_numpy(rng.random((num_clients * samples, *work.shape), dtype=np.float32)).to(device)
     y = torch.from_numpy(rng.integers(10, size=len(x))).to(device)
-    module = build_model(work.model, kind="image", input_shape=work.shape, num_classes=10).to(device)
+    if work.model == "lenet":
+        module = lenet(work.shape, 10).to(device)
+    else:
+        module = build_model(work.model, kind="image", input_shape=work.shape, num_classes=10).to(device)
     start = {name: value.detach() for name, value in module.named_parameters()}
     return [
         LocalTask(
@@ -107,6 +114,15 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
     return median(taken[1:])
 
 
+def without_replays(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the median duration of some work whose kernels a GPU is given one by one."""
+    before, replay.BEFORE = replay.BEFORE, sys.maxsize
+    try:
+        return seconds(work, repeats, device)
+    finally:
+        replay.BEFORE = before
+
+
 def main() -> None:
     """Print a line of JSON for each workload and number of clients."""
     parser = argparse.ArgumentParser(
@@ -127,6 +143,10 @@ def main() -> None:
             ours = seconds(
                 lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
             )
+            if device.type == "cuda":
+                each_by_each = without_replays(
+                    lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
+                )
             trainer.close()
             few = tasks[: options.bare_clients]
             bare = seconds(lambda few=few: bare_loop(few), 1, device) * len(tasks) / len(few)
@@ -140,6 +160,7 @@ def main() -> None:
                 "times as fast": round(bare / ours, 2),
             }
             if device.type == "cuda":
+                figures["without replays, seconds"] = round(each_by_each, 4)
                 figures["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
             print(json.dumps(figures), flush=True)
 
