@@ -11,6 +11,7 @@ and in float32 (``has_replay``). A module's own forward pass may look at anythin
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from fedapp.training.task import LocalTask
 
 # Steps of one kind before one is recorded, which takes about as long as they do: a task is never much slower for it.
 # PyTorch's libraries take their memory at the first, which must not be recorded.
-BEFORE = 5
+BEFORE = 16
 
 _LAYERS = {
     nn.Sequential,
@@ -93,11 +94,17 @@ def repeated(step: Step, *, replay: bool) -> Iterator[Step]:
     if not replay:
         yield step
         return
-    outside, stream = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    outside, stream = torch.cuda.current_stream(), _stream()
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):
         yield _Replayed(step, stream)
     outside.wait_stream(stream)
+
+
+@cache
+def _stream() -> torch.cuda.Stream:
+    """Return a stream of this process's: PyTorch keeps freed memory for each stream by itself."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 class _Replayed:

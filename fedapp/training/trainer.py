@@ -153,8 +153,8 @@ TrainedStack = tuple[Parameters, Tensor]
 # Bytes of a stack whose steps are short.
 SHORT = 1 << 20
 
-# No task's error: smaller stacks would do, and give other bits.
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+# No task's error: smaller stacks would do, and give other bits; after a GPU's error nothing runs on it any more.
+OF_ALL_TASKS = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -203,7 +203,8 @@ class Trainer:
     ) -> list[Trained | Exception]:
         """Return the trained parameters and mean loss of every task, or what it raised, in the order of the tasks.
 
-        What is raised for want of memory is raised here: it tells of the stack, not of a task.
+        What is raised for want of memory is raised here: it tells of the stack, not of a task. So is a GPU's error,
+        after which nothing in this process runs on it: an index that is out of range, in one client's data.
 
         ``groups`` divide the tasks by their places: what is in different ones is never stacked. By default all are
         one.
@@ -322,7 +323,7 @@ def _each_or_why(
     """Train a chunk; if it raises, each task of it alone, so that the others don't miss what one of them does."""
     try:
         return [*train(tasks)]
-    except OUT_OF_MEMORY:
+    except OF_ALL_TASKS:
         raise
     except Exception as error:  # whatever a model, or what it is trained on, has it raise
         why = error.with_traceback(None)  # which would keep the tensors of the steps
@@ -332,12 +333,12 @@ def _each_or_why(
 
 
 def _stack_or_why(block: TaskBlock, way: Way, places: list[int]) -> TrainedStack | Exception:
-    """Train some of a block together; return what is raised, but for want of memory."""
+    """Train some of a block together; return what is raised, but for ``OF_ALL_TASKS``."""
     try:
         if way == "stacked":
             return train_stack(block.stacked(places))
         return _TOGETHER[way]([block.one(place) for place in places])
-    except OUT_OF_MEMORY:
+    except OF_ALL_TASKS:
         raise
     except Exception as error:  # likewise
         return error.with_traceback(None)

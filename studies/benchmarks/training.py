@@ -29,7 +29,6 @@ from fedapp.training.rule import LocalRule
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trainer, way_of
 from strategies import streams
-from studies.reproduce.nets import lenet
 
 LR = 0.1
 
@@ -49,7 +48,7 @@ WORKLOADS = {
     "W2": LocalWork("mlp"),
     "W3": LocalWork("cnn"),
     "femnist": LocalWork("cnn", batch_size=20),
-    "lenet": LocalWork("lenet"),
+    "lenet": LocalWork("studies.reproduce.nets:lenet"),
     "cifar10": LocalWork("logistic", (3, 32, 32), 256, 10),
     "cifar10-mlp": LocalWork("mlp", (3, 32, 32), 256, 10),
 }
@@ -60,10 +59,7 @@ def tasks_of(work: LocalWork, num_clients: int, samples: int, device: torch.devi
     rng = streams.generator(0, "benchmark-rows")
     x = torch.from_numpy(rng.random((num_clients * samples, *work.shape), dtype=np.float32)).to(device)
     y = torch.from_numpy(rng.integers(10, size=len(x))).to(device)
-    if work.model == "lenet":
-        module = lenet(work.shape, 10).to(device)
-    else:
-        module = build_model(work.model, kind="image", input_shape=work.shape, num_classes=10).to(device)
+    module = build_model(work.model, kind="image", input_shape=work.shape, num_classes=10).to(device)
     start = {name: value.detach() for name, value in module.named_parameters()}
     return [
         LocalTask(

@@ -68,8 +68,8 @@ class Mixed(Watched):
     """Puts what a product makes into memory of float32, which doesn't go under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs = torch.zeros(len(x), 10)
-        outputs[torch.arange(len(x))] = self.output(x.flatten(1))
+        outputs = torch.zeros(len(x), 10, device=x.device)
+        outputs[torch.arange(len(x), device=x.device)] = self.output(x.flatten(1))
         return outputs
 
 

@@ -80,7 +80,7 @@ class Pooled(own_models.TwoInputs):
         super().__init__({"price": (0,)}, num_classes)
 
     def forward(self, *, ids: torch.Tensor, there: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return super().forward(ids=ids, there=there, price=torch.zeros(len(ids), 0))
+        return super().forward(ids=ids, there=there, price=torch.zeros(len(ids), 0, device=ids.device))
 
 
 def test_a_row_comes_back_from_the_cache_as_it_was():

@@ -196,6 +196,7 @@ def test_replayed_steps_have_the_bits_of_steps_that_are_not(name, way, rule, aug
     tasks = long_tasks(name, rule, device=gpu(tf32=False), augment=augment)
     if not can(way, tasks[0]):
         pytest.skip("isn't trained so")
+    monkeypatch.setattr(replay, "BEFORE", 2)
     replayed = by_way(way, tasks)
     assert recorded
     monkeypatch.setattr(replay, "BEFORE", sys.maxsize)

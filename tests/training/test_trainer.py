@@ -272,8 +272,8 @@ def test_what_a_task_raises_is_its_result_and_no_other_misses_it(name, way, trai
         all_of(trainer(way), [good, beyond])
 
 
-@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
-def test_want_of_memory_is_no_tasks_error(kind, trainer, monkeypatch):
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError, torch.AcceleratorError])
+def test_want_of_memory_or_a_gpu_that_stops_is_no_tasks_error(kind, trainer, monkeypatch):
     def wants(tasks: object) -> None:
         raise kind("no room")
 

@@ -19,7 +19,10 @@ def this_task(monkeypatch):
 
 @pytest.fixture
 def experiment(configure):
-    return prepare(configure(model="logistic", local_epochs=2, batch_size=32), CLIENTS)
+    return prepare(
+        configure(model="logistic", local_epochs=2, batch_size=32, client_device="cpu", server_device="cpu"),
+        CLIENTS,
+    )
 
 
 @pytest.fixture
