@@ -97,8 +97,10 @@ def repeated(step: Step, *, replay: bool) -> Iterator[Step]:
     outside, stream = torch.cuda.current_stream(), _stream()
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):
-        yield _Replayed(step, stream)
-    outside.wait_stream(stream)
+        try:
+            yield _Replayed(step, stream)
+        finally:  # also if a step raises: what it was given is freed after its kernels
+            outside.wait_stream(stream)
 
 
 @cache
