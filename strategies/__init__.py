@@ -82,7 +82,7 @@ Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the 
     def sends_again(self, client):                   # (version, model) of an earlier one, in place of the newest
         return self.had.get(client.index)
 
-    def task_steps(self, client):                    # local steps of a task; ``most_steps`` take the whole time
+    def task_steps(self, client):                    # of a task; ``timed_steps`` take the scenario's time
         return 20 if client.index < 5 else 4
 
     def takes(self, waiting):                        # of what has come, what the next aggregation takes

@@ -264,8 +264,8 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
         return _some_rows(config, dataset, partition)[0]
 
     strategy = experiment.strategy
-    most_steps = strategy.most_steps if isinstance(strategy, AsynchronousStrategy) else 0
-    return fleet.work_of(config, experiment.num_clients, experiment.model, rows, most_steps)
+    timed_steps = strategy.timed_steps if isinstance(strategy, AsynchronousStrategy) else 0
+    return fleet.work_of(config, experiment.num_clients, experiment.model, rows, timed_steps)
 
 
 def _some_rows(

@@ -39,14 +39,15 @@ def check_fleet(config: RunConfig, num_clients: int) -> None:
 
 
 def work_of(
-    config: RunConfig, num_clients: int, model: nn.Module, rows: Callable[[], Tensor], most_steps: int = 0
+    config: RunConfig, num_clients: int, model: nn.Module, rows: Callable[[], Tensor], timed_steps: int = 0
 ) -> Callable[[int, float], float]:
     """Return what tells the work of a client's task, by the client's index and its number of examples.
 
     Parameters
     ----------
-    most_steps : int
-        Local steps of a whole task, where the strategy sets them; 0: the config says how much clients work.
+    timed_steps : int
+        Local steps that take the time scenario's time, where the strategy sets how many a task has; 0: the
+        config says how much clients work.
     rows : callable
         Returns inputs (n, ...) of some rows, on which operations are counted.
 
@@ -66,8 +67,8 @@ def work_of(
         listed = local_work.to_text(work_of_clients(config, num_clients))
 
     def work(client: int, num_examples: float) -> float:
-        epochs, steps = 0, most_steps
-        if not most_steps:
+        epochs, steps = 0, timed_steps
+        if not timed_steps:
             epochs, steps = local_work.of_client(listed, config.local_epochs, config.local_steps, client)
         return each * local_work.examples_of(num_examples, config.batch_size, epochs, steps)
 

@@ -53,7 +53,7 @@ class Dispatcher:
     local_rule, companions, choose, sends_again, steps : callable
         Hooks of the method: what clients' local steps are, what each is sent beside the model, who is sent it, which
         earlier model a client is sent in its place, and how many local steps a client is asked for.
-    most_steps : int
+    timed_steps : int
         Local steps of a task that takes as long as the time scenario says, where the method sets them.
     """
 
@@ -76,13 +76,13 @@ class Dispatcher:
         choose: Callable[[Sequence[Member]], Iterable[Member]],
         sends_again: Callable[[Client], tuple[int, NDArray[Any]] | None],
         steps: Callable[[Client], int],
-        most_steps: int,
+        timed_steps: int,
     ) -> None:
         self._run, self._ledger, self._requests = run, ledger, requests
         self._accounts, self._timeline = accounts, timeline
         self._without_messages, self._places = without_messages, places
         self._local_rule, self._companions, self._choose = local_rule, companions, choose
-        self._sends_again, self._steps, self._most_steps = sends_again, steps, most_steps
+        self._sends_again, self._steps, self._timed_steps = sends_again, steps, timed_steps
         self._working: WorkingGrid | None = None
 
     def begin(self, grid: Grid, mail: Mail, config: ConfigRecord) -> None:
@@ -193,7 +193,7 @@ class Dispatcher:
             fields = requests.fields(member.client, version + 1, member.tasks, self._config)
             if steps:
                 fields[messages.STEPS] = steps
-                run.pace.loads.ask(member.client.index, steps / self._most_steps)
+                run.pace.loads.ask(member.client.index, steps / self._timed_steps)
             written.append(requests.request(member.client, fields, arrays, beside))
             size += messages.total_bytes(written[-1]) - messages.num_bytes(arrays)
             requests.note_sent(member.client, written[-1], run.pace.loads.part_of(member.client.index))

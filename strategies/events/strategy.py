@@ -181,7 +181,7 @@ class AsynchronousStrategy(FederatedStrategy):
             choose=self.choose,
             sends_again=self.sends_again,
             steps=self.task_steps,
-            most_steps=self.most_steps,
+            timed_steps=self.timed_steps,
         )
         self._lost_in_a_row = 0
 
@@ -273,13 +273,13 @@ class AsynchronousStrategy(FederatedStrategy):
     def task_steps(self, client: Client) -> int:
         """Return the number of local steps of a client's task that is sent now; 0: the client's usual work.
 
-        Clients read it from the field ``strategies.steps``. In virtual time a task of ``most_steps`` steps takes as
-        long as the time scenario says, and one of fewer steps takes the part.
+        Clients read it from the field ``strategies.steps``. In virtual time a task of ``timed_steps`` steps takes as
+        long as the time scenario says, and one of k times as many k times as long.
         """
         return 0
 
     @property
-    def most_steps(self) -> int:
+    def timed_steps(self) -> int:
         """The number of local steps of a task that takes as long as the time scenario says (``task_steps``)."""
         return 0
 

@@ -14,10 +14,10 @@ counts with the next group. A client's first update, before its speed is known, 
 staleness when an update is aggregated, and s(δ) is 1 by default.
 
 A client's seconds of a step are those of its last tasks, the newest with 9/10 of the weight. In virtual time a task
-of Q steps takes Q/Q_max of the time that the time scenario says. Clients are told the number of steps by the field
-``strategies.steps``. A client counts p_i in each group that it is in, so that who is in more groups counts more; the
-run reports the objective that it minimises. Where a client comes again while its late update still waits, both count;
-APPFL keeps the last.
+of Q steps takes Q/Q_max of the time that the time scenario says, or Q/k with ``timed_local_steps`` = k. Clients are
+told the number of steps by the field ``strategies.steps``. A client counts p_i in each group that it is in, so that
+who is in more groups counts more; the run reports the objective that it minimises. Where a client comes again while
+its late update still waits, both count; APPFL keeps the last.
 
 A client receives the model and sends one back; the server keeps the updates that wait for their groups, 8 D bytes
 each.
@@ -48,6 +48,8 @@ class FedCompassConfig(EventsConfig):
     ----------
     min_local_steps, max_local_steps : int
         Q_min and Q_max, bounds of a task's local steps
+    timed_local_steps : int
+        k: so many local steps take the time that the time scenario says of a task; 0: Q_max
     group_slack : float
         λ: a group waits for late clients λ times its expected time
     staleness_discount : str
@@ -57,6 +59,7 @@ class FedCompassConfig(EventsConfig):
 
     min_local_steps: int = parameter(4, ge=1)
     max_local_steps: int = parameter(20, ge=1)
+    timed_local_steps: int = parameter(0, ge=0)
     group_slack: float = parameter(1.2, ge=1)
     staleness_discount: str = discount_parameter()
 
@@ -91,9 +94,9 @@ class FedCompass(AsynchronousStrategy):
         return 1.0
 
     @property
-    def most_steps(self) -> int:
-        """Q_max."""
-        return self.config.max_local_steps
+    def timed_steps(self) -> int:
+        """Return k, or Q_max."""
+        return self.config.timed_local_steps or self.config.max_local_steps
 
     def task_steps(self, client: Client) -> int:
         """Return the local steps to which a client is assigned."""
@@ -151,7 +154,7 @@ class FedCompass(AsynchronousStrategy):
         def dispatch(clients: Sequence[int], now: float) -> None:
             for client in sorted(clients, key=lambda each: (groups.speeds.get(each, 0.0), each)):
                 groups.assign(client, now)
-                part = groups.tasks[client].steps / self.most_steps
+                part = groups.tasks[client].steps / self.timed_steps
                 queue.push(now + part * float(times[client]), client, client)
 
         dispatch(range(len(times)), 0.0)

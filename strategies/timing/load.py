@@ -38,28 +38,28 @@ class Loads:
     _parts: dict[int, float] = field(default_factory=dict)
 
     def note(self, client: int, down: int, part: float = 1.0) -> None:
-        """Record the bytes of a client's request, and the fraction of its usual work."""
+        """Record the bytes of a client's request, and how many times its usual work the task is."""
         self._beside = max(self._beside, down - self.model)
         self._down[client] = down
         self.ask(client, part)
 
     def ask(self, client: int, part: float) -> None:
-        """Record which fraction of its usual work a client's task is."""
+        """Record how many times its usual work a client's task is."""
         self._parts.pop(client, None)
-        if part < 1:
+        if part != 1:
             self._parts[client] = part
 
     def part_of(self, client: int) -> float:
-        """Return which fraction of its usual work a client's last task is."""
+        """Return how many times its usual work a client's last task is."""
         return self._parts.get(client, 1.0)
 
     def note_all(self, clients: Sequence[int], down: int, parts: Sequence[float]) -> None:
-        """Record the same number of bytes for several clients, and the fraction of each one's usual work."""
+        """Record the same number of bytes for several clients, and how many times its usual work each one does."""
         self._beside = max(self._beside, down - self.model)
         self._down.update(dict.fromkeys(clients, down))
         for client in clients if self._parts else ():
             self._parts.pop(client, None)
-        self._parts.update((client, part) for client, part in zip(clients, parts, strict=True) if part < 1)
+        self._parts.update((client, part) for client, part in zip(clients, parts, strict=True) if part != 1)
 
     def known(self, more_than_the_model: bool) -> bool:
         """Return True if the size of requests is known, which may be larger than the model."""

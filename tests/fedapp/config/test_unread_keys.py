@@ -228,6 +228,7 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("delay-threshold", 1, {"strategy": "ringmaster", "num-server-rounds": 6}),
     ("cache-age", 1, {"strategy": "aced", "num-server-rounds": 9}),
     ("max-local-steps", 5, {"strategy": "fedcompass", "num-server-rounds": 6}),
+    ("timed-local-steps", 5, {"strategy": "fedcompass", "num-server-rounds": 6}),
     ("min-local-steps", 9, {"strategy": "fedcompass", "num-server-rounds": 9}),
     (
         "group-slack",

@@ -43,7 +43,7 @@ class Fixture:
             Timeline(),
             without_messages=False,
             local_rule=dict,
-            most_steps=4,
+            timed_steps=4,
             **(usual | hooks),
         )
         self.part.begin(grid, Mail(grid, 1.0), ConfigRecord({"lr": 0.5}))

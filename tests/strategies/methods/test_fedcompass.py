@@ -230,6 +230,15 @@ def test_with_equal_speeds_it_goes_in_rounds_of_fedavg_bit_for_bit(go):
     assert {steps for _, steps in sent_steps(grid)} == {20}
 
 
+def test_steps_that_take_longer_make_the_same_models_later(go):
+    options = {"time_scenario": "F80", "max_local_steps": 20}
+    models, grid, strategy = go(FedCompass, 60, **options)
+    slower, other, later = go(FedCompass, 60, timed_local_steps=5, **options)
+    assert models.tolist() == slower.tolist()
+    assert sent_steps(grid) == sent_steps(other)
+    assert later.pace.now() == pytest.approx(4 * strategy.pace.now())
+
+
 def test_of_one_client_it_is_local_training_bit_for_bit(go, federation):
     one, _, _ = go(FedCompass, 8, grid=federation([4.0], [3]))
     other, _, _ = go(FedAvg, 8, grid=federation([4.0], [3]), steps=20)
@@ -286,6 +295,7 @@ def test_bounds_that_contradict_each_other():
 def test_how_long_a_run_is_follows_from_its_groups():
     # Equal speeds: C aggregations of one client at 1 s, then one of all in each second.
     assert FedCompass().foreseen_aggregations(np.ones(C), 40.0) == C + 39
+    assert FedCompass(timed_local_steps=5).foreseen_aggregations(np.ones(C), 160.0) == C + 39
 
 
 # ---- The groups by themselves --------------------------------------------------------------------------------------
