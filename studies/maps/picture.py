@@ -1,7 +1,8 @@
 """The map as a picture: a panel for each problem (rows) and measure (columns), a cell for each pair of labels."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import cycle
 from pathlib import Path
 from textwrap import wrap
 
@@ -50,17 +51,17 @@ def draw_map(path: Path, plan: MapPlan, wins: Wins) -> Path:
     grid = figure.subplots(
         len(plan.problems), len(MEASURES), squeeze=False, gridspec_kw={"height_ratios": heights}
     )
-    colors, winners = colors_of(plan), set[str]()
+    winners = {found.best[0] for found in wins.values() if found.outcome == WON}
+    colors = colors_of(plan, winners)
     for problem, panels in zip(plan.problems, grid, strict=True):
         for measure, axes in zip(MEASURES, panels, strict=True):
             across, upwards = plan.sides(problem)
             _frame(axes, plan, problem, panel_title(plan, problem, measure), is_left=measure == MEASURES[0])
             for spot in (each for each in plan.spots if each.problem == problem):
                 found = wins[spot, measure]
-                winners |= {found.best[0]} if found.outcome == WON else set()
                 place = (across.index(spot.across), upwards.index(spot.upwards))
                 _cell(axes, place, found, measure, colors)
-    handles = [Patch(color=colors[name], label=name) for name in plan.methods if name in winners]
+    handles = [Patch(color=color, label=name) for name, color in colors.items()]
     handles.append(Patch(color=_GREY, label=CLOSE))
     figure.legend(
         handles=handles,
@@ -82,15 +83,11 @@ def panel_title(plan: MapPlan, problem: str, measure: Measure) -> str:
     return f"{problem}: {plan.metric}, mean over {plan.budget:g} s"
 
 
-def colors_of(plan: MapPlan) -> dict[str, str]:
-    """Return each method's colour."""
-    waits = [name for name, own in plan.methods.items() if _waits(str(own["strategy"]))]
-    others = [name for name in plan.methods if name not in waits]
-    return {
-        name: palette[at % len(palette)]
-        for names, palette in ((waits, _WARM), (others, _COOL))
-        for at, name in enumerate(names)
-    }
+def colors_of(plan: MapPlan, winners: Collection[str]) -> dict[str, str]:
+    """Return the colours of methods that win somewhere, in the order of the plan."""
+    palettes = {True: cycle(_WARM), False: cycle(_COOL)}
+    waits = {name: _waits(str(own["strategy"])) for name, own in plan.methods.items() if name in winners}
+    return {name: next(palettes[each]) for name, each in waits.items()}
 
 
 def _waits(strategy: str) -> bool:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.sweeps.plan import read_file
 from studies.maps.curves import FILE, read_curves
+from studies.maps.picture import colors_of
 from studies.maps.plan import MapPlan
 from studies.maps.rule import WON, holm_adjusted, wins_of
 from studies.maps.scores import scores_of
@@ -60,7 +61,11 @@ def test_the_page_says_what_has_been_run_of_the_fair_map():
     numbers = {1: "one", 2: "two", 3: "three", 5: "Five", 6: "Six", 7: "Seven"}
     assert f"{numbers[len(judged)]} of its eight cells" in " ".join(page.split())
     assert f"the other {numbers[len(not_run)]} cells" in " ".join(page.split())
-    table = [line for line in page.splitlines() if line.count("|") == 5 and not line.startswith(("|--", "| problem"))]
+    table = [
+        line
+        for line in page.splitlines()
+        if line.count("|") == 5 and not line.startswith(("|--", "| problem"))
+    ]
     assert len(table) == len(judged) == 8 - len(not_run)
     won = [row for row in judged if "**" in row]
     said = [line for line in table if "**" in line]
@@ -73,3 +78,10 @@ def test_the_page_says_what_has_been_run_of_the_fair_map():
     assert level[" each of its own law ", " 5 "].count(",") == 9
     assert level[" each of its own law ", " 1 "].count(",") == 11
     assert level[" unlike, half of the time away ", " 5 "] == " not told apart: fedcompass, feddyn "
+
+
+def test_winners_have_colours_of_their_own():
+    plan = read_file(EXPERIMENTS / "map-fair.toml", MapPlan)
+    colors = colors_of(plan, {"fedcompass", "fadas", "fedbuff", "feddyn", "fedavgm"})
+    assert list(colors) == ["fedavgm", "feddyn", "fedbuff", "fedcompass", "fadas"]
+    assert len(set(colors.values())) == 5
