@@ -77,7 +77,10 @@ def test_the_page_says_what_has_been_run_of_the_fair_map():
     level = {tuple(row.split("|")[1:3]): row.split("|")[4] for row in judged if "**" not in row}
     assert level[" each of its own law ", " 5 "].count(",") == 9
     assert level[" each of its own law ", " 1 "].count(",") == 11
-    assert level[" each of its own law ", " 50 "] == " not told apart: async-spectral, ca2fl, fedavg-over-select "
+    assert (
+        level[" each of its own law ", " 50 "]
+        == " not told apart: async-spectral, ca2fl, fedavg-over-select "
+    )
     assert level[" unlike, half of the time away ", " 5 "] == " not told apart: fedcompass, feddyn "
 
 
