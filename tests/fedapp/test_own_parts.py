@@ -43,7 +43,7 @@ def last(path: Path) -> Mapping[str, Any]:
     ids=lambda config: "-".join(map(str, config.values())),
 )
 def test_sequential_and_vectorized_give_the_same_bits(tmp_path, config):
-    config |= {"client_device": "cpu"}  # a GPU trains many at once, which rounds otherwise
+    config = {**config, "client_device": "cpu"}  # a GPU trains many at once, which rounds otherwise
     one, other = (run(tmp_path, grid.__name__, grid, **config) for grid in (SequentialGrid, VectorizedGrid))
     assert same_files(one, other)
     assert last(one)["failures"] == 0
