@@ -22,7 +22,7 @@ from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
 from fedapp.training.parts import inputs_of
 from fedapp.training.precision import passed
-from fedapp.training.replay import has_replay, repeated
+from fedapp.training.replay import has_replay, replayed
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, Tensors, step
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import (
@@ -137,7 +137,7 @@ def train(
     buffers : dict of str to Tensor, optional
         What ``loss`` keeps up to date beside the parameters.
     replay : bool
-        Whether a GPU may replay steps (``fedapp.training.replay``).
+        Whether steps are replayed, on a GPU (``fedapp.training.replay``).
 
     Returns
     -------
@@ -155,7 +155,7 @@ def train(
         batch = partial(_gradient, loss, _changed(x, rows, change), y[rows], mask)
         state.after(*step(rule, w, anchors, batch, lr * active, state.velocity, move), active)
 
-    with repeated(take, replay=replay) as each:
+    with replayed(take) if replay else nullcontext(take) as each:
         for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
             each(rows, mask, *change)
     return w.named, state.loss
@@ -240,7 +240,7 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
                 move=move,
                 changes=_changes(task),
                 buffers=fixed,
-                replay=has_replay(task),
+                replay=x.is_cuda and has_replay(task),
             )
     return w | fixed, loss
 
@@ -308,7 +308,7 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     anchors = Anchors(sent, stacked("neighbours"), stacked("constant"))
     fixed = Stack.of([dict(task.fixed) for task in tasks]).named
     move = first.optimizer.begin()
-    replay = has_replay(first)
+    replay = first.x.is_cuda and has_replay(first)
     state = _State(w, fixed, torch.zeros(len(tasks), device=device), keep=replay)
     with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
 
@@ -325,7 +325,7 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
             batch = partial(_gradients, loss_of, fixed, x, first.y[rows], mask)
             state.after(*step(first.rule, w, anchors, batch, lr * active, state.velocity, move), active)
 
-        with repeated(take, replay=replay) as each:
+        with replayed(take) if replay else nullcontext(take) as each:
             for inputs in zip(
                 rows.unbind(1), mask.unbind(1), *(drawn.unbind(1) for drawn in changed), strict=True
             ):

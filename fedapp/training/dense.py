@@ -9,7 +9,8 @@ A client's result doesn't depend on the others in its stack, but for the roundin
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from operator import methodcaller
@@ -21,24 +22,12 @@ from torch import Tensor
 
 from fedapp.training.layers import Layer, backward, dense_layers, forward
 from fedapp.training.losses import ErrorsAt, columns
-from fedapp.training.replay import has_replay, repeated
+from fedapp.training.replay import has_replay, replayed
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, step
-from fedapp.training.task import LocalTask, TaskStack
+from fedapp.training.task import TaskStack
 
 
-def train_dense(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
-    """Train a stack of G clients on shared data: see ``train_stack``.
-
-    Parameters
-    ----------
-    tasks : sequence of LocalTask
-        With the same model, rule, loss, optimizer, x and y, and all or none with a ``constant``; a longer one never
-        after a shorter one.
-    """
-    return train_stack(TaskStack.of(tasks))
-
-
-def train_stack(stack: TaskStack) -> tuple[Parameters, Tensor]:
+def train_dense(stack: TaskStack) -> tuple[Parameters, Tensor]:
     """Train a stack of G clients, in place: at each step those that still train are its first.
 
     Returns
@@ -50,7 +39,7 @@ def train_stack(stack: TaskStack) -> tuple[Parameters, Tensor]:
     x, rule, layers = like.x.flatten(1), like.rule, dense_layers(like.model)
     move = like.optimizer.begin()
     assert like.loss.errors is not None
-    errors, replay = like.loss.errors, has_replay(like)
+    errors, replay = like.loss.errors, x.is_cuda and has_replay(like)
     total = torch.zeros(len(stack), device=x.device)
     fused = FusedSteps(rule, w, anchors, lr) if move is None and has_fused(rule) else None
     velocity: Stack | None = None
@@ -75,7 +64,7 @@ def train_stack(stack: TaskStack) -> tuple[Parameters, Tensor]:
                     value.copy_(direction.named[name])
         total[:count].add_(loss)
 
-    with repeated(take, replay=replay) as each:
+    with replayed(take) if replay else nullcontext(take) as each:
         for batch in _steps(stack):
             each(*batch)
     counts = torch.from_numpy(stack.steps).to(x.device)

@@ -61,10 +61,9 @@ Step = Callable[..., None]
 
 
 def has_replay(task: LocalTask) -> bool:
-    """Tell whether a task's steps may be replayed: on a GPU, where each is the same kernels as the one before."""
+    """Tell whether a task's steps may be replayed on a GPU: each is the same kernels as the one before."""
     return (
-        task.x.device.type == "cuda"
-        and task.precision == "fp32"
+        task.precision == "fp32"
         and task.optimizer == SGD
         and not is_own(task.loss.name)
         and all(map(_is_known, task.model.modules()))
@@ -80,20 +79,15 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 @contextmanager
-def repeated(step: Step, *, replay: bool) -> Iterator[Step]:
-    """Yield what takes a step, again and again: the step itself, or with ``replay`` its recordings on a GPU.
+def replayed(step: Step) -> Iterator[Step]:
+    """Yield what takes a step on a GPU, again and again: its recording, once it has one.
 
     Parameters
     ----------
     step : callable
         Of inputs that are tensors, or the same at each step of a kind. All else that it reads and changes must stay
-        where it is in memory, and it must return None.
-    replay : bool
-        Whether the step is recorded: see ``has_replay``.
+        where it is in memory, and it must return None. Which may be recorded: ``has_replay``.
     """
-    if not replay:
-        yield step
-        return
     outside, stream = torch.cuda.current_stream(), _stream()
     stream.wait_stream(outside)
     with torch.cuda.stream(stream):

@@ -140,7 +140,10 @@ class TaskStack:
 
     @classmethod
     def of(cls, tasks: Sequence[LocalTask]) -> "TaskStack":
-        """Stack tasks with the same model, rule, loss, optimizer, x and y, all or none with a ``constant``."""
+        """Stack tasks with the same model, rule, loss, optimizer, x and y, all or none with a ``constant``.
+
+        A longer one never comes after a shorter one.
+        """
         first, rule = tasks[0], tasks[0].rule
         anchors = Anchors(
             Stack.of([task.pulled_to for task in tasks]) if rule.alpha else None,

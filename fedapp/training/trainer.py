@@ -30,11 +30,11 @@ from torch.nn.modules.conv import _ConvNd
 from fedapp.names import Way
 from fedapp.training.autograd import train_single, train_vmapped
 from fedapp.training.chunks import cut, cut_evenly, stack_bytes
-from fedapp.training.dense import train_dense, train_stack
+from fedapp.training.dense import train_dense
 from fedapp.training.dual import has_dual, train_dual
 from fedapp.training.layers import dense_layers
 from fedapp.training.rule import Parameters
-from fedapp.training.task import LocalTask, TaskBlock
+from fedapp.training.task import LocalTask, TaskBlock, TaskStack
 from fedapp.training.vmapped import trains_under_vmap
 
 
@@ -336,7 +336,7 @@ def _stack_or_why(block: TaskBlock, way: Way, places: list[int]) -> TrainedStack
     """Train some of a block together; return what is raised, but for ``OF_ALL_TASKS``."""
     try:
         if way == "stacked":
-            return train_stack(block.stacked(places))
+            return train_dense(block.stacked(places))
         return _TOGETHER[way]([block.one(place) for place in places])
     except OF_ALL_TASKS:
         raise
@@ -375,7 +375,7 @@ _TOGETHER: dict[Way, Callable[[Sequence[LocalTask]], TrainedStack]] = {
 }
 
 _TRAIN: dict[Way, Callable[[Sequence[LocalTask]], list[Trained]]] = {
-    "stacked": lambda tasks: _unstack(*train_dense(tasks)),
+    "stacked": lambda tasks: _unstack(*train_dense(TaskStack.of(tasks))),
     "vmapped": lambda tasks: _unstack(*train_vmapped(tasks)),
     "dual": partial(_each, train_dual),
     "single": partial(_each, train_single),

@@ -15,7 +15,7 @@ from fedapp.training.batches import Batches, plan_batches, task_rng
 from fedapp.training.dense import train_dense
 from fedapp.training.dual import train_dual
 from fedapp.training.rule import LocalRule, Parameters
-from fedapp.training.task import LocalTask
+from fedapp.training.task import LocalTask, TaskStack
 
 CLASSES = 3
 
@@ -136,7 +136,8 @@ def by_way(way: Way, tasks: Sequence[LocalTask]) -> list[tuple[Parameters, float
         one = train_single if way == "single" else train_dual
         return [(w, float(loss)) for w, loss in map(one, tasks)]
     order = sorted(range(len(tasks)), key=lambda k: -len(tasks[k].batches))
-    stack, losses = (train_dense if way == "stacked" else train_vmapped)([tasks[k] for k in order])
+    ordered = [tasks[k] for k in order]
+    stack, losses = train_dense(TaskStack.of(ordered)) if way == "stacked" else train_vmapped(ordered)
     assert losses.shape == (len(tasks),)
     place = {k: number for number, k in enumerate(order)}
     return [

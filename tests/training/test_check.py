@@ -1,7 +1,7 @@
 """What is tried before a run: parts that don't fit are named, models as users write them pass."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from fedapp.training.dense import train_dense
 from fedapp.training.evaluation import METRICS, evaluate
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss
 from fedapp.training.rule import Parameters
-from fedapp.training.task import LocalTask
+from fedapp.training.task import TaskStack
 from fedapp.training.trainee import global_stream
 from fedapp.training.trial import trial
 from tests.training.test_as_pytorch import (
@@ -238,11 +238,10 @@ def test_what_is_trained_as_by_pytorch_passes(make, x, monkeypatch):
 
 
 def test_the_ways_beside_the_single_one_are_compared_too(monkeypatch):
-    def wrong(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
-        found, losses = train_dense(tasks)
-        return {
-            name: tasks[0].start[name] + 2 * (v - tasks[0].start[name]) for name, v in found.items()
-        }, losses
+    def wrong(stack: TaskStack) -> tuple[Parameters, Tensor]:
+        start = {name: value.clone() for name, value in stack.start.named.items()}
+        found, losses = train_dense(stack)
+        return {name: start[name] + 2 * (value - start[name]) for name, value in found.items()}, losses
 
     monkeypatch.setattr("fedapp.training.trainer.train_dense", wrong)
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ from fedapp.training import dense
 from fedapp.training.batches import plan_batches
 from fedapp.training.dense import FusedSteps, has_fused, train_dense
 from fedapp.training.rule import LocalRule, Stack, step
-from fedapp.training.task import LocalTask
+from fedapp.training.task import LocalTask, TaskStack
 from tests.training.cases import RULES, assert_equals_reference, by_way, make_tasks, plan, three_clients
 
 FUSED = [rule for rule in RULES if has_fused(RULES[rule])]
@@ -116,18 +116,18 @@ def task_by_hand(x: list[list[float]], y: list[int], rule: LocalRule, lr: float,
 def test_one_step_of_logistic_regression_by_hand():
     # From zero both classes have p = ½. One example (1, 2) of class 0: δ = p − onehot = (−½, ½), the gradient is δ xᵀ
     # with rows −½ (1, 2) and ½ (1, 2); γ = 0.1 turns it into ±(0.05, 0.1), and δ itself into ±0.05.
-    w, loss = train_dense([task_by_hand([[1.0, 2.0]], [0], LocalRule(), 0.1)])
+    w, loss = train_dense(TaskStack.of([task_by_hand([[1.0, 2.0]], [0], LocalRule(), 0.1)]))
     torch.testing.assert_close(w["1.weight"], torch.tensor([[[0.05, 0.1], [-0.05, -0.1]]]))
     torch.testing.assert_close(w["1.bias"], torch.tensor([[0.05, -0.05]]))
     assert loss.tolist() == pytest.approx([math.log(2)])
     # A second example (3, 0) of class 1: mean gradient of row 0 is ½ [−½ (1, 2) + ½ (3, 0)] = (½, −½); of b: 0.
-    w, loss = train_dense([task_by_hand([[1.0, 2.0], [3.0, 0.0]], [0, 1], LocalRule(), 0.2)])
+    w, loss = train_dense(TaskStack.of([task_by_hand([[1.0, 2.0], [3.0, 0.0]], [0, 1], LocalRule(), 0.2)]))
     torch.testing.assert_close(w["1.weight"], torch.tensor([[[-0.1, 0.1], [0.1, -0.1]]]))
     torch.testing.assert_close(w["1.bias"], torch.zeros(1, 2))
     # β = 0, u = 0 but for b = (ln 3, 0): p = (¾, ¼), δ = (−¼, ¼), loss −ln ¾; λ = 2 adds 2 ln 3 to b's first part.
     u = {"1.weight": torch.zeros(2, 2), "1.bias": torch.tensor([math.log(3), 0.0])}
     rule = LocalRule(beta=0.0, l2=2.0)
-    w, loss = train_dense([task_by_hand([[1.0, 2.0]], [0], rule, 0.1, neighbours=u)])
+    w, loss = train_dense(TaskStack.of([task_by_hand([[1.0, 2.0]], [0], rule, 0.1, neighbours=u)]))
     torch.testing.assert_close(w["1.weight"], torch.tensor([[[0.025, 0.05], [-0.025, -0.05]]]))
     torch.testing.assert_close(w["1.bias"], torch.tensor([[0.025 - 0.2 * math.log(3), -0.025]]))
     assert loss.tolist() == pytest.approx([-math.log(0.75)])

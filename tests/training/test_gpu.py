@@ -235,8 +235,3 @@ def test_which_tasks_are_replayed():
     assert not has_replay(replace(task, precision="bf16"))
     assert not has_replay(replace(task, optimizer=LocalOptimizer("adam")))
     assert not has_replay(replace(task, loss=replace(task.loss, name="custom.losses:focal")))
-
-
-def test_a_cpu_replays_nothing():
-    (task, *_) = three_clients("cnn", RULES["plain"], (3, 16, 16))
-    assert not has_replay(task)

@@ -87,9 +87,9 @@ def test_tasks_that_wait_are_trained_together_whatever_they_were_dispatched_with
     sizes: list[int] = []
     trained = trainer.train_dense
 
-    def counted(tasks: Any) -> Any:
-        sizes.append(len(tasks))
-        return trained(tasks)
+    def counted(stack: Any) -> Any:
+        sizes.append(len(stack))
+        return trained(stack)
 
     monkeypatch.setattr(trainer, "train_dense", counted)
     both(strategy="fedbuff", buffer_size=2, model="mlp", time_scenario="F0")
