@@ -55,7 +55,7 @@ def draw_map(path: Path, plan: MapPlan, wins: Wins) -> Path:
     colors = colors_of(plan, winners)
     for problem, panels in zip(plan.problems, grid, strict=True):
         for measure, axes in zip(MEASURES, panels, strict=True):
-            across, upwards = plan.sides(problem)
+            across, upwards = _sides(plan, problem)
             _frame(axes, plan, problem, panel_title(plan, problem, measure), is_left=measure == MEASURES[0])
             for spot in (each for each in plan.spots if each.problem == problem):
                 found = wins[spot, measure]
@@ -124,8 +124,21 @@ def text_of(found: Win, measure: Measure) -> list[str]:
     return [who, by, f"vs {found.runner_up}"]
 
 
-def _frame(axes: Axes, plan: MapPlan, problem: str, title: str, *, is_left: bool) -> None:
+def _sides(plan: MapPlan, problem: str) -> tuple[list[str], list[str]]:
+    """Return a panel's labels across and upwards: those that are numbers rise, others have the file's order."""
     across, upwards = plan.sides(problem)
+    return _rising(across), _rising(upwards)
+
+
+def _rising(labels: list[str]) -> list[str]:
+    try:
+        return sorted(labels, key=float)
+    except ValueError:
+        return labels
+
+
+def _frame(axes: Axes, plan: MapPlan, problem: str, title: str, *, is_left: bool) -> None:
+    across, upwards = _sides(plan, problem)
     axes.set(xlim=(0, len(across)), ylim=(0, len(upwards)))
     axes.set_xticks(np.arange(len(across)) + 0.5, across)
     axes.set_yticks(np.arange(len(upwards)) + 0.5, upwards if is_left else [""] * len(upwards))

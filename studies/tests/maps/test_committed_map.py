@@ -1,19 +1,18 @@
 """What is committed of a map follows from the curves that are committed with it."""
 
+import re
 import shutil
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.sweeps.plan import read_file
-from studies.maps.curves import FILE, read_curves
-from studies.maps.picture import colors_of
+from studies.maps.curves import FILE
+from studies.maps.picture import _sides, colors_of
 from studies.maps.plan import MapPlan
-from studies.maps.rule import WON, holm_adjusted, wins_of
-from studies.maps.scores import scores_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 FOLDERS = sorted(path.parent for path in EXPERIMENTS.glob("results/*/map.csv"))
@@ -31,61 +30,111 @@ def test_table_and_report_come_from_the_curves(folder: Path, tmp_path: Path):
         assert (tmp_path / name).read_text("utf-8") == (folder / name).read_text("utf-8"), name
 
 
-def test_the_page_says_what_is_left_of_the_wins_of_the_map():
-    plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
-    scores = scores_of(plan, read_curves(EXPERIMENTS / "results" / "map" / FILE)[0])
-    wins = wins_of(plan, scores)
-    won = {place: each for place, each in wins.items() if each.outcome == WON}
-    adjusted = holm_adjusted(np.array([1.0 if np.isnan(each.p) else each.p for each in wins.values()]))
-    left = [place for place, p in zip(wins, adjusted, strict=True) if p <= plan.rule.level and place in won]
-    at_edge = [
-        place
-        for place, each in won.items()
-        if any(rival.method == each.runner_up and rival.at_edge for rival in scores[place[0]])
-    ]
-    assert (len(won), len(wins), len(left), len(at_edge)) == (25, 48, 3, 7)
-    page = " ".join((EXPERIMENTS.parents[1] / "docs" / "map.md").read_text("utf-8").split())
-    assert "seven of the 25 wins are over a runner-up of which that is so" in page
-    assert (
-        "If all 48 comparisons are judged as one family by Holm's method, three of the 25 wins are left"
-        in page
-    )
+NAMED = 4  # methods that a cell of the page's table lists
+NAMES = {
+    "async-spectral": "AsyncSpectral",
+    "ca2fl": "CA²FL",
+    "fadas": "FADAS",
+    "fedadam": "FedAvg with Adam",
+    "fedavg-over-select": "FedAvg with over-selection",
+    "fedbuff": "FedBuff",
+    "fedcompass": "FedCompass",
+    "feddyn": "FedDyn",
+}
+NUMBERS = {7: "Seven", 8: "Eight"}
+ROUNDS = (
+    "fedavg",
+    "fedprox",
+    "spectral",
+    "fednova",
+    "scaffold",
+    "feddyn",
+    "mifa",
+    "fedstale",
+    "fedau",
+    "fedadam",
+)
 
 
-def test_the_page_says_what_has_been_run_of_the_fair_map():
-    report = (EXPERIMENTS / "results" / "map-fair" / "report.md").read_text("utf-8")
-    rows = [line for line in report.splitlines() if line.count("|") == 7]
-    not_run = [row for row in rows if "| not run | not run |" in row]
-    judged = [row for row in rows if "; p = " in row]
-    page = (EXPERIMENTS.parents[1] / "docs" / "map.md").read_text("utf-8")
-    numbers = {1: "one", 2: "two", 3: "three", 5: "Five", 6: "Six", 7: "Seven"}
-    assert f"{numbers[len(judged)]} of its eight cells" in " ".join(page.split())
-    assert f"the other {numbers[len(not_run)]} cells" in " ".join(page.split())
-    table = [
-        line
-        for line in page.splitlines()
-        if line.count("|") == 5 and not line.startswith(("|--", "| problem"))
+@pytest.fixture(scope="module")
+def page() -> str:
+    return (EXPERIMENTS.parents[1] / "docs" / "map.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[pd.DataFrame]:
+    """The methods of each cell that was run."""
+    table = pd.read_csv(EXPERIMENTS / "results" / "map" / "map.csv")
+    table = table[table["mean"].notna()]
+    return [cell for _, cell in table.groupby(["problem", "across", "upwards"], sort=False)]
+
+
+def as_said(found: str) -> str:
+    """Return what a cell of the report is in the page's table."""
+    if found == "not reached":
+        return "no method reaches it on each seed"
+    level = found.removeprefix("not told apart: ").split(", ")
+    if found != ", ".join(level) and len(level) > NAMED:
+        return f"{len(level)} methods"
+    found = found.removeprefix("not told apart: ").replace(", by ", ", ")
+    return re.sub(r"[a-z][a-z0-9-]+", lambda name: NAMES.get(name[0], name[0]), found)
+
+
+def test_the_table_of_the_page_is_the_reports(page: str):
+    report = (EXPERIMENTS / "results" / "map" / "report.md").read_text("utf-8")
+    found = [
+        [cell.strip() for cell in line.split("|")[2:5]] for line in report.splitlines() if "; p = " in line
     ]
-    assert len(table) == len(judged) == 8 - len(not_run)
-    won = [row for row in judged if "**" in row]
-    said = [line for line in table if "**" in line]
-    assert len(won) == len(said) == 2
-    assert "**fedcompass**, 1.25 times as fast as feddyn | **fedcompass**, by 0.0070 over feddyn" in won[0]
-    assert "**FedCompass** | 0.007 over FedDyn, and 1.25 times as fast to 90 %" in said[0]
-    assert "**fadas**, 2.02 times as fast as fedavgm | **fadas**, by 0.0270 over fedavgm" in won[1]
-    assert "**FADAS** | 0.027 over FedAvg with server momentum, and 2.02 times as fast to 90 %" in said[1]
-    level = {tuple(row.split("|")[1:3]): row.split("|")[4] for row in judged if "**" not in row}
-    assert level[" each of its own law ", " 5 "].count(",") == 9
-    assert level[" each of its own law ", " 1 "].count(",") == 11
-    assert (
-        level[" each of its own law ", " 50 "]
-        == " not told apart: async-spectral, ca2fl, fedavg-over-select "
-    )
-    assert level[" unlike, half of the time away ", " 5 "] == " not told apart: fedcompass, feddyn "
+    table = page.partition("| mean accuracy over the time |")[2].partition("\n\n")[0].splitlines()[2:]
+    said = [[cell.strip() for cell in line.split("|")[2:5]] for line in table]
+    assert said == [[speeds, as_said(mean), as_said(time)] for speeds, time, mean in found]
+    assert f"{NUMBERS[len(found)]} of its eight cells have been run" in page
+
+
+def test_the_sentences_of_the_page_follow_from_the_table(page: str, cells: list[pd.DataFrame]):
+    words = " ".join(page.split())
+    means = [cell.set_index("method")["mean"] for cell in cells]
+    ranks = [mean.rank(ascending=False).to_dict() for mean in means]
+    level = [cell.set_index("method")["by-mean"].notna() for cell in cells]
+    problems = [cell["problem"].iloc[0] for cell in cells]
+
+    synthetic = [place for place, name in enumerate(problems) if name.startswith("synthetic")]
+    assert "In the four cells of synthetic data it isn't told apart from the best" in words
+    assert [bool(level[place]["fedadam"]) for place in synthetic] == [True] * 4
+    assert "On MNIST it is second to fourth by mean accuracy" in words
+    assert {ranks[place]["fedadam"] for place, name in enumerate(problems) if name.startswith("mnist")} == {
+        2,
+        3,
+        4,
+    }
+
+    assert "on synthetic(1,1) with equal speeds eleven methods are ahead of it" in words
+    assert ranks[synthetic[1]]["feddyn"] == 12
+
+    assert "the best method of rounds is at most 0.0070 behind the best in mean accuracy" in words
+    waiting = [mean[[name for name in mean.index if name.startswith(ROUNDS)]].max() for mean in means]
+    behind = [mean.max() - best for mean, best in zip(means, waiting, strict=True)]
+    assert f"{max(behind):.4f}" == "0.0070"
+
+    assert "FedAvg, FedStale and FedAU with it are behind FedAvg with all clients in each cell" in words
+    for mean in means:
+        assert mean[["fedavg-drawn", "fedstale", "fedau"]].max() < mean["fedavg"]
+
+    assert "its mean accuracy is 0.10 to 0.11 lower" in words
+    lower = [
+        means[p].max() - means[p]["fedavg-over-select"] for p in synthetic if level[p]["fedavg-over-select"]
+    ]
+    assert (f"{min(lower):.2f}", f"{max(lower):.2f}") == ("0.10", "0.11")
 
 
 def test_winners_have_colours_of_their_own():
-    plan = read_file(EXPERIMENTS / "map-fair.toml", MapPlan)
+    plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
     colors = colors_of(plan, {"fedcompass", "fadas", "fedbuff", "feddyn", "fedavgm"})
     assert list(colors) == ["fedavgm", "feddyn", "fedbuff", "fedcompass", "fadas"]
     assert len(set(colors.values())) == 5
+
+
+def test_rows_of_the_picture_rise_where_they_are_numbers():
+    plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
+    assert plan.sides("synthetic")[1] == ["5", "1", "50"]  # the order of the runs
+    assert _sides(plan, "synthetic") == (["each of its own law"], ["1", "5", "50"])
