@@ -45,8 +45,8 @@ def map_command(
 ) -> None:
     """Which method wins where: over how unlike the clients' data are, and how unlike their speed.
 
-    Says how many runs it makes and, by a pilot, how long they take. A run that came to its end is never repeated: the
-    same command goes on where an earlier one was stopped.
+    Says how many cells are complete and, by the runs so far, how long the others take. A run that came to its end is
+    never repeated: the same command goes on where an earlier one was stopped.
     """
     from studies.maps.report import write_report
 

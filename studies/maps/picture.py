@@ -115,8 +115,7 @@ def text_of(found: Win, measure: Measure) -> list[str]:
         return [*found.best[:_NAMED], *([f"and {more} more"] if more > 0 else [])]
     if found.outcome != WON:
         return [found.outcome]
-    alike = len(found.best) - 1
-    who = found.best[0] + f" (+{alike})" * (alike > 0)
+    (who,) = found.best
     if not found.runner_up:
         return [who, "all others", "diverged"]
     bound = "≥ " * found.at_least

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -13,12 +13,11 @@ from fedapp.sweeps.point import LABEL, Axis, PlannedRun
 from strategies import REGISTRY, AsynchronousStrategy
 
 # What a method's table has beside keys of the run config.
-WHY, SAME_UPWARDS, TUNED, TRIED, SEARCH = "why", "same-upwards", "tuned", "tried", "search"
-NOT_KEYS = (WHY, SAME_UPWARDS, TUNED, TRIED, SEARCH)
-LISTS = (SAME_UPWARDS, TRIED)  # what is no value for each label upwards
+WHY, SAME_UPWARDS, SEARCH = "why", "same-upwards", "search"
+NOT_KEYS = (WHY, SAME_UPWARDS, SEARCH)
 
 Candidate = tuple[tuple[str, float], ...]
-"""Values of the keys that a method tunes, where a map has ``[tuning.search]``."""
+"""Values of the keys that a method tunes."""
 
 
 class Spot(NamedTuple):
@@ -64,10 +63,14 @@ class Side(Strict):
 
 
 class Search(Strict):
-    """How the best values of several keys are searched for (`studies.maps.search`).
+    """How each method's best values are searched for, in each cell, on seeds of their own (`studies.maps.search`).
 
     Attributes
     ----------
+    key : str
+        What every method tunes, beside the keys of its own ``search``.
+    keys : dict
+        Keys of the tuning runs alone, such as ``test-on``: they win over ``base``.
     tries : int
         Candidates of each method that the halving begins with.
     seed : int
@@ -78,27 +81,13 @@ class Search(Strict):
         The largest value of a key that has none in the run config, such as a buffer's size.
     """
 
+    key: str = "lr"
+    seeds: list[int] = Field(min_length=1)
+    keys: dict[str, Value] = Field(default_factory=dict)
     tries: int = Field(ge=2)
     seed: int = 0
     steps: int = Field(8, ge=1)
     most: dict[str, float] = Field(default_factory=dict)
-
-
-class Tuned(Strict):
-    """The key whose value each method gets its best of in each cell, found on seeds of their own.
-
-    Attributes
-    ----------
-    keys : dict
-        Keys of the tuning runs alone, such as ``test-on``: they win over ``base``.
-    search : Search, optional
-        Given where methods have ``search``, a table of values by key, that are tuned together with ``key``.
-    """
-
-    key: str = "lr"
-    seeds: list[int] = Field(min_length=1)
-    keys: dict[str, Value] = Field(default_factory=dict)
-    search: Search | None = None
 
 
 class MapProblem(Strict):
@@ -125,22 +114,11 @@ class MapRule(Strict):
     text : str
         The rule in words.
     level : float
-        Of the two-sided paired t-test over the judged seeds.
-    alike_time : float
-        Methods whose times to the target differ by no more than this part on every seed are one.
-    alike_mean : float
-        The same for the mean of the metric, absolute.
-    family : str
-        ``holm``: wins are those that are left when the p-values of all cells and measures are adjusted together by
-        Holm's method, and no method wins over a rival whose search was still going on, or together with one that is
-        like it; ``none``: each cell is judged by itself.
+        Of the two-sided paired t-tests over the judged seeds, for all cells and measures together.
     """
 
     text: str
     level: float = Field(0.05, gt=0, lt=1)
-    alike_time: float = Field(0.0, ge=0, alias="alike-time")
-    alike_mean: float = Field(0.0, ge=0, alias="alike-mean")
-    family: Literal["none", "holm"] = "none"
 
 
 class Smaller(Strict):
@@ -175,8 +153,7 @@ class MapPlan(Strict):
         Keys of the run config by name, ``strategy`` among them. A list has a value for each label upwards. ``why``
         says where the values are from; ``same-upwards = true``, of a method whose runs are the same for all labels
         upwards, and which so has no list of several values, has them made once; a list of labels across in its place
-        says where they are. ``tuned`` and ``tried`` are a key of its own to tune, and values of its own, as many as
-        the problems'; ``search`` has values of further keys, where the map searches.
+        says where they are. ``search`` has values of further keys, tuned together with the map's.
     seeds : list of int
         Those that are judged.
     """
@@ -188,11 +165,11 @@ class MapPlan(Strict):
     upwards: Side
     problems: dict[str, MapProblem] = Field(min_length=1)
     methods: dict[str, dict[str, Value | list[Value] | dict[str, list[int | float]]]] = Field(min_length=2)
-    tuning: Tuned
+    tuning: Search
     seeds: list[int] = Field(min_length=1)
     rule: MapRule
     quick: Smaller | None = None
-    _runs: dict[tuple[Spot, str, float | Candidate, int], PlannedRun] = PrivateAttr(default_factory=dict)
+    _runs: dict[tuple[Spot, str, Candidate, int], PlannedRun] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_sensible(self) -> Self:
@@ -205,13 +182,6 @@ class MapPlan(Strict):
                 raise ValueError(f"{place}: {twice[0]} is there twice")
         for name, own in self.methods.items():
             _check_method(name, own, self.across.labels, len(self.upwards.labels))
-            if SEARCH in own and not self.is_searched:
-                raise ValueError(f"methods.{name}.{SEARCH}: is read with [tuning.search] only")
-            for problem, each in self.problems.items():
-                if not self.is_searched and len(self.tried(problem, name)) != len(each.tried):
-                    raise ValueError(
-                        f"methods.{name}.{TRIED}: every method tries as many, {len(each.tried)} values"
-                    )
         for name, each in self.problems.items():
             _kept(self.across.labels, each.across, f"problems.{name}.across")
             _kept(self.upwards.labels, each.upwards, f"problems.{name}.upwards")
@@ -243,24 +213,6 @@ class MapPlan(Strict):
             for upwards, across in product(*self.sides(problem)[::-1])
         ]
 
-    @property
-    def is_searched(self) -> bool:
-        """Whether several keys of a method are tuned together."""
-        return self.tuning.search is not None
-
-    @property
-    def search(self) -> Search:
-        """How they are.
-
-        Raises
-        ------
-        ConfigError
-            If the file doesn't say it.
-        """
-        if self.tuning.search is None:
-            raise ConfigError("tuning.search: missing")
-        return self.tuning.search
-
     def sides(self, problem: str) -> tuple[list[str], list[str]]:
         """Return the labels across and upwards that a problem has cells for, in the order of the map."""
         own = self.problems[problem]
@@ -274,8 +226,8 @@ class MapPlan(Strict):
         same: Any = self.methods[method].get(SAME_UPWARDS, False)
         return across in same if isinstance(same, list) else bool(same)
 
-    def run(self, spot: Spot, method: str, value: float | Candidate, seed: int) -> PlannedRun:
-        """Return the run of a method in a cell, with a value of the tuned key, or a candidate, on a seed.
+    def run(self, spot: Spot, method: str, candidate: Candidate, seed: int) -> PlannedRun:
+        """Return the run of a method in a cell, with some values of what it tunes, on a seed.
 
         Raises
         ------
@@ -284,47 +236,30 @@ class MapPlan(Strict):
         """
         if self.is_same_upwards(method, spot.across):
             spot = spot._replace(upwards=self.sides(spot.problem)[1][0])
-        if (place := (spot, method, value, seed)) not in self._runs:
+        if (place := (spot, method, candidate, seed)) not in self._runs:
             self._runs[place] = self._checked_run(*place)
         return self._runs[place]
 
-    def _checked_run(self, spot: Spot, method: str, value: float | Candidate, seed: int) -> PlannedRun:
+    def _checked_run(self, spot: Spot, method: str, candidate: Candidate, seed: int) -> PlannedRun:
         values: dict[str, Value] = {}
         for keys in self._sources(spot, method).values():
             values |= keys
         if seed in self.tuning.seeds:
             values |= self.tuning.keys
-        values |= {**(dict(value) if isinstance(value, tuple) else {self.tuned(method): value}), SEED: seed}
-        shown = value_text(value) if isinstance(value, tuple) else value
-        labels: dict[str, Value] = {**spot._asdict(), "method": method, "tuned": shown, SEED: seed}
+        values |= {**dict(candidate), SEED: seed}
+        labels: dict[str, Value] = {
+            **spot._asdict(),
+            "method": method,
+            "tuned": candidate_text(candidate),
+            SEED: seed,
+        }
         return PlannedRun.of(labels, values)
 
     def grid(self, problem: str, method: str) -> dict[str, list[float]]:
         """Return the values of each key that a method's search begins with, the lowest first."""
         own: Any = self.methods[method].get(SEARCH, {})
-        return {
-            self.tuned(method): self.tried(problem, method),
-            **{key: sorted(values) for key, values in own.items()},
-        }
-
-    def tuned(self, method: str) -> str:
-        """Return the key of which a method gets its best value."""
-        return str(self.methods[method].get(TUNED, self.tuning.key))
-
-    def tried(self, problem: str, method: str) -> list[float]:
-        """Return the values that are tried of it, the lowest first."""
-        own: Any = self.methods[method].get(TRIED, self.problems[problem].tried)
-        return sorted(own)
-
-    def tuning_runs(self, spots: Sequence[Spot]) -> list[PlannedRun]:
-        """Return the runs on tuning seeds in some cells."""
-        return [
-            self.run(spot, method, value, seed)
-            for spot in spots
-            for method in self.methods
-            for value in self.tried(spot.problem, method)
-            for seed in self.tuning.seeds
-        ]
+        values = {self.tuning.key: self.problems[problem].tried, **own}
+        return {key: sorted(each) for key, each in values.items()}
 
     def number_judged(self) -> int:
         """Return how many different runs are judged."""
@@ -352,7 +287,7 @@ class MapPlan(Strict):
         def of_rows(key: str, value: Any) -> Any:
             if key == SAME_UPWARDS and isinstance(value, list):
                 return [label for label in value if label in across]
-            return [value[at] for at in kept] if isinstance(value, list) and key != TRIED else value
+            return [value[at] for at in kept] if isinstance(value, list) else value
 
         methods = {
             name: {key: of_rows(key, value) for key, value in self.methods[name].items()}
@@ -373,7 +308,11 @@ class MapPlan(Strict):
             "problems": problems,
             "methods": methods,
             "seeds": quick.seeds or self.seeds,
-            "tuning": self._quick_tuning(quick),
+            "tuning": {
+                **self.tuning.model_dump(),
+                "seeds": quick.tuning_seeds or self.tuning.seeds,
+                "tries": quick.tries or self.tuning.tries,
+            },
         }
 
     def _quick_sides(self, problem: str) -> dict[str, list[str]]:
@@ -385,14 +324,6 @@ class MapPlan(Strict):
             side: [label for label in labels if not kept[side] or label in kept[side]]
             for side, labels in own.items()
         }
-
-    def _quick_tuning(self, quick: Smaller) -> dict[str, Any]:
-        tuning = self.tuning.model_dump(by_alias=True)
-        if quick.tuning_seeds:
-            tuning["seeds"] = quick.tuning_seeds
-        if quick.tries and self.is_searched:
-            tuning["search"]["tries"] = quick.tries
-        return tuning
 
     def _sources(self, spot: Spot, method: str) -> dict[str, Mapping[str, Value]]:
         """Return the keys that make a run, by the place that has them; later ones win over ``base``."""
@@ -413,11 +344,9 @@ class MapPlan(Strict):
         }
 
 
-def value_text(value: float | Candidate | None) -> str:
-    """Write a tuned value: a number, or each key of a candidate with its value."""
-    if isinstance(value, tuple):
-        return " ".join(f"{key}={own:g}" for key, own in value)
-    return "-" if value is None else f"{value:g}"
+def candidate_text(candidate: Candidate | None) -> str:
+    """Write each key of a candidate with its value."""
+    return "-" if candidate is None else " ".join(f"{key}={value:g}" for key, value in candidate)
 
 
 def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], rows: int) -> None:
@@ -425,7 +354,7 @@ def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], rows
     strategy = own.get("strategy")
     if not isinstance(strategy, str):
         raise ValueError(f"methods.{name}: has no strategy")
-    lists = {key: value for key, value in own.items() if isinstance(value, list) and key not in LISTS}
+    lists = {key: value for key, value in own.items() if isinstance(value, list) and key != SAME_UPWARDS}
     for key, value in lists.items():
         if len(value) != rows:
             raise ValueError(f"methods.{name}.{key}: has {len(value)} values, for {rows} labels upwards")

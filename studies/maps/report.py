@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedapp.report.series import mean_and_spread
 from studies.maps.curves import FILE
-from studies.maps.plan import NOT_KEYS, WHY, MapPlan, Spot, value_text
+from studies.maps.plan import NOT_KEYS, WHY, MapPlan, Spot, candidate_text
 from studies.maps.rule import MEASURES, WON, Measure, Win, Wins, wins_of
 from studies.maps.scores import Curves, MapScore, scores_of
 
@@ -34,10 +34,10 @@ def write_report(plan: MapPlan, curves: Curves, versions: Mapping[str, str], fol
 def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
     """Return a row for each cell and method.
 
-    Columns: the cell, the method, what is tuned, its value and whether that is the last that was tried, judged runs
-    that ended and that diverged, on how many the target was ``reached``, ``time`` and ``time-spread`` (only where all
-    reached it), ``mean`` and ``mean-spread``, and what came of the cell for it by each measure: ``won``, ``close`` or
-    nothing.
+    Columns: the cell, the method, the values that it was tuned to and whether its search was still ahead at its end
+    (``open``), judged runs that ended and that diverged, on how many the target was ``reached``, ``time`` and
+    ``time-spread`` (only where all reached it), ``mean`` and ``mean-spread``, and what came of the cell for it by
+    each measure: ``won``, ``close`` or nothing.
     """
     rows: list[dict[str, Any]] = []
     wins = wins_of(plan, scores)
@@ -51,9 +51,8 @@ def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
                 {
                     **spot._asdict(),
                     "method": each.method,
-                    "tuned": plan.tuned(each.method),
-                    "value": value_text(each.value) if plan.is_searched else each.value,
-                    "at-edge": each.at_edge,
+                    "tuned": candidate_text(each.tuned),
+                    "open": each.is_open,
                     "runs": len(each.means),
                     "diverged": each.diverged,
                     "reached": each.reached,
@@ -75,7 +74,7 @@ def _came(found: Win, method: str) -> str:
 
 def win_text(found: Win, measure: Measure) -> str:
     """Say what came of a cell in words."""
-    who = " = ".join(found.best) if found.outcome == WON else ", ".join(found.best)
+    who = ", ".join(found.best)
     if found.outcome != WON:
         return f"{found.outcome}: {who}" if who else found.outcome
     if not found.runner_up:
@@ -110,9 +109,8 @@ def _lines(
     yield ""
     yield f"**Rule**, fixed before the runs. {plan.rule.text}"
     yield ""
-    has = "the candidate" if plan.is_searched else "the step size"
     yield (
-        f"Each method has in each cell {has} that did best on seeds {_listed(plan.tuning.seeds)}, by "
+        f"Each method has in each cell the candidate that did best on seeds {_listed(plan.tuning.seeds)}, by "
         f"{plan.metric} averaged over the time budget of {plan.budget:g} virtual seconds. Judged on seeds "
         f"{_listed(plan.seeds)}."
     )
@@ -139,17 +137,16 @@ def _listed(numbers: Sequence[float]) -> str:
 def _winners(plan: MapPlan, wins: Wins, problem: str) -> Iterator[str]:
     target = plan.problems[problem].target
     names = (f"time to {plan.metric} {target:g}", f"mean {plan.metric}")
-    has_effects = plan.rule.family != "none"
-    effects = [f"{name}: times, or by how much" for name in names] if has_effects else []
+    effects = [f"{name}: times, or by how much" for name in names]
     heads = [plan.across.name, plan.upwards.name, *names, *effects]
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for spot in plan.spots:
         if spot.problem == problem:
             found = {measure: wins[spot, measure] for measure in MEASURES}
-            cells = [win_text(found[measure], measure) for measure in MEASURES]
-            if has_effects:
-                cells += [effect_text(found[measure], measure) for measure in MEASURES]
+            cells = [
+                text(found[measure], measure) for text in (win_text, effect_text) for measure in MEASURES
+            ]
             yield f"| {' | '.join([spot.across, spot.upwards, *cells])} |"
 
 
@@ -158,20 +155,15 @@ def _methods(plan: MapPlan) -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, own in plan.methods.items():
         keys = ", ".join(f"`{key} = {_values(value)}`" for key, value in own.items() if key not in NOT_KEYS)
-        if plan.is_searched:
-            tried = {problem: _grid_text(plan, problem, name) for problem in plan.problems}
-        else:
-            tried = {problem: _listed(plan.tried(problem, name)) for problem in plan.problems}
         of: dict[str, list[str]] = {}
-        for problem, text in tried.items():
-            of.setdefault(text, []).append(problem)
+        for problem in plan.problems:
+            of.setdefault(_grid_text(plan, problem, name), []).append(problem)
         values = (
             next(iter(of))
             if len(of) == 1
             else "; ".join(f"{', '.join(names)}: {text}" for text, names in of.items())
         )
-        key = "" if plan.is_searched else f"`{plan.tuned(name)}` "
-        yield f"| {name} | {keys} | {key}{values} | {own.get(WHY, '')} |"
+        yield f"| {name} | {keys} | {values} | {own.get(WHY, '')} |"
 
 
 def _grid_text(plan: MapPlan, problem: str, method: str) -> str:
@@ -183,29 +175,20 @@ def _values(value: object) -> str:
 
 
 def _notes(plan: MapPlan, scores: Scores) -> Iterator[str]:
-    """Say where the best value was the last that was tried, and what diverged."""
-    edges: dict[tuple[str, str, float], list[Spot]] = {}  # not of a search, whose best values are inside
+    """Say which search was still ahead at its end, and what diverged."""
     for spot, methods in scores.items():
         for each in methods:
-            if each.at_edge and isinstance(each.value, int | float):
-                edges.setdefault((spot.problem, each.method, each.value), []).append(spot)
             where = f"{spot.problem}, {_where(plan, spot)}: {each.method}"
-            if each.at_edge and isinstance(each.value, tuple):
-                yield f"{where}: the search was still going on after {plan.search.steps} steps"
+            if each.is_open:
+                yield f"{where}: the search was still going on after {plan.tuning.steps} steps"
             if each.diverged:
                 yield f"{where} diverged in {each.diverged} of {len(plan.seeds)}"
-            elif each.is_complete and each.value is None:
+            elif each.is_complete and each.tuned is None:
                 yield f"{where} diverged in tuning, with every value"
-    for (problem, method, value), spots in edges.items():
-        end = "lowest" if value == plan.tried(problem, method)[0] else "highest"
-        yield (
-            f"{problem}, {method}: the {end} {plan.tuned(method)} that was tried, {value:g}, is the best in "
-            f"{len(spots)} of {len(scores) // len(plan.problems)} cells; one beyond may be better"
-        )
 
 
 def _table(plan: MapPlan, spot: Spot, methods: Sequence[MapScore], wins: Wins) -> Iterator[str]:
-    yield f"| method | {'values' if plan.is_searched else 'step size'} | time to the target | mean {plan.metric} |"
+    yield f"| method | values | time to the target | mean {plan.metric} |"
     yield "|---|---|---|---|"
     for each in methods:
         texts = (each.time_text(), each.mean_text())
@@ -213,5 +196,5 @@ def _table(plan: MapPlan, spot: Spot, methods: Sequence[MapScore], wins: Wins) -
             f"**{text}**" if found.outcome == WON and each.method in found.best else text
             for found, text in zip((wins[spot, measure] for measure in MEASURES), texts, strict=True)
         ]
-        value = value_text(each.value) + " (edge)" * (each.at_edge and each.value is not None)
-        yield f"| {each.method} | {value} | {cells[0]} | {cells[1]} |"
+        tuned = candidate_text(each.tuned) + " (open)" * each.is_open
+        yield f"| {each.method} | {tuned} | {cells[0]} | {cells[1]} |"

@@ -2,13 +2,11 @@
 
 A method is told apart from another if a paired t-test over the judged seeds says so, two-sided, at the rule's level.
 It compares logarithms of times to the target, where a seed on which it wasn't reached counts as the whole time
-budget, a bound; or means of the metric. Runs that differ by no more than the rule's tolerance on every seed are
-alike: they win together. The best, by time only of those that reach the target on every seed, wins if it is told
-apart from every other that isn't like it.
+budget, a bound; or means of the metric. The best, by time only of those that reach the target on every seed, wins if
+it is told apart from every other, and none of these was still ahead when its search ended.
 
-With ``family = "holm"`` nobody wins together with another, or over one whose search was still going on; and the
-p-value of a win, the largest of its comparisons, is adjusted for all cells and measures of the map by Holm's method.
-The p-value adjusted by Benjamini and Hochberg's, which bounds the share of false wins, stands beside it.
+The p-value of a win, the largest of its comparisons, is adjusted for all cells and measures of the map by Holm's
+method. The one adjusted by Benjamini and Hochberg's, which bounds the share of false wins, stands beside it.
 """
 
 import math
@@ -40,7 +38,7 @@ class Win:
         ``won``; ``not told apart``; ``not reached``, where no method reaches the target on every seed; ``not run``,
         where runs are missing; ``all diverged``.
     best : tuple of str
-        The methods that win together; or, not told apart, the best and those that may be as good, best first.
+        The winner; or, not told apart, the best and those that may be as good, best first.
     runner_up : str
         The best of the others; empty without one.
     by : float
@@ -48,7 +46,7 @@ class Win:
     at_least : bool
         Whether that is a bound, as the runner-up didn't reach the target on every seed.
     p : float
-        The largest p-value of the best one's comparisons with those that aren't like it; NaN without one.
+        The largest p-value of the best one's comparisons; NaN without one.
     low, high : float
         The interval of ``by``, at one less the rule's level.
     holm, hochberg : float
@@ -71,10 +69,8 @@ Wins = Mapping[tuple[Spot, Measure], Win]
 
 
 def wins_of(plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]]) -> dict[tuple[Spot, Measure], Win]:
-    """Return who wins each cell by each measure, where the rule has a family after its adjustment."""
+    """Return who wins each cell by each measure, after the adjustment for all of them."""
     found = {(spot, measure): win(plan, own, measure) for spot, own in scores.items() for measure in MEASURES}
-    if plan.rule.family == "none":
-        return found
     ps = np.array([1.0 if math.isnan(each.p) else each.p for each in found.values()])
     for place, holm, hochberg in zip(found, holm_adjusted(ps), hochberg_adjusted(ps), strict=True):
         each = found[place]
@@ -103,7 +99,7 @@ def hochberg_adjusted(ps: Array) -> Array:
 
 
 def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
-    """Return who wins a cell by a measure."""
+    """Return who wins a cell by a measure, judged by itself."""
     if not all(each.is_complete for each in scores):
         return Win(INCOMPLETE)
     there = [each for each in scores if each.can_win]
@@ -116,25 +112,14 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     if measure == "time" and not always:
         return Win(UNREACHED)
     best = always[0] if measure == "time" else order[0]
-    tolerance = math.log1p(plan.rule.alike_time) if measure == "time" else plan.rule.alike_mean
-    alike = [
-        method
-        for method in (always if measure == "time" else order)
-        if float(np.abs(merit[best] - merit[method]).max()) <= tolerance + 1e-12
-    ]
-    alone = plan.rule.family != "none"
-    if alone:
-        alike = [best]
-    others = [method for method in order if method not in alike]
+    others = [method for method in order if method != best]
+    if not others:
+        return Win(WON, (best,))
     close = [
         method
         for method in others
-        if (alone and by_name[method].at_edge) or not told_apart(merit[best] - merit[method], plan.rule.level)
+        if by_name[method].is_open or not told_apart(merit[best] - merit[method], plan.rule.level)
     ]
-    # Methods that are alike are named in the order of the plan.
-    together = tuple(method for method in plan.methods if method in alike)
-    if not others:
-        return Win(WON if len(there) < len(scores) else CLOSE, together)
     runner_up = others[0]
     ahead = merit[best] - merit[runner_up]
     rival = by_name[runner_up]
@@ -142,7 +127,7 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     low, high = interval(ahead, plan.rule.level)
     return Win(
         CLOSE if close else WON,
-        (*together, *close),
+        (best, *close),
         runner_up,
         scale(float(ahead.mean())),
         measure == "time" and rival.reached < len(rival.times),

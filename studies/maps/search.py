@@ -1,4 +1,4 @@
-"""How a method is tuned in a cell where a map has ``[tuning.search]``: tries drawn at random, halved, then a walk.
+"""How a method is tuned in a cell: tries drawn at random, halved, then a walk.
 
 Each method has the same number of tries, drawn once from the product of its values. All are run on the first tuning
 seed, the better half of them on the second, a quarter on the third. From the best of those that ran on every seed the
@@ -54,7 +54,7 @@ def tries(grid: Mapping[str, Sequence[float]], number: int, seed: int) -> list[C
 
 def candidates(plan: MapPlan, problem: str, method: str) -> list[Candidate]:
     """Return a method's tries, the same in every cell of a problem."""
-    return tries(plan.grid(problem, method), plan.search.tries, plan.search.seed)
+    return tries(plan.grid(problem, method), plan.tuning.tries, plan.tuning.seed)
 
 
 def tune(plan: MapPlan, spot: Spot, method: str, curves: Mapping[str, MapCurve]) -> Tuning:
@@ -91,7 +91,7 @@ class _Race:
             first = best[0][0]
             drawn = candidates(self.plan, self.spot.problem, self.method)
             best = min(drawn, key=lambda each: dict(each)[first])
-        for _ in range(self.plan.search.steps + 1):
+        for _ in range(self.plan.tuning.steps + 1):
             rivals = self._neighbours(best)
             for number, seed in enumerate(self.seeds):
                 if wanted := self._lacking(rivals, seed):
@@ -138,7 +138,7 @@ class _Race:
         """Return a candidate with one key a value down or up; None where the key's range ends."""
         values = self.plan.grid(self.spot.problem, self.method)[key]
         value = beside(values, dict(candidate)[key], by)
-        if value is None or value > self.plan.search.most.get(key, math.inf):
+        if value is None or value > self.plan.tuning.most.get(key, math.inf):
             return None
         moved = tuple((name, value if name == key else own) for name, own in candidate)
         try:

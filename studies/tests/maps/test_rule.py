@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from fedapp.sweeps.plan import checked
 from studies.maps.curves import MapCurve, read_curves, write_curves
 from studies.maps.picture import strength, text_of
-from studies.maps.plan import MapPlan, Spot
+from studies.maps.plan import Candidate, MapPlan, Spot
 from studies.maps.report import frame, win_text, write_report
 from studies.maps.rule import CLOSE, INCOMPLETE, NONE, UNREACHED, WON, Win, told_apart, win
-from studies.maps.scores import MapScore, mean_over, pick, score, scores_of, time_to
+from studies.maps.scores import MapScore, mean_over, score, scores_of, time_to
+from studies.maps.search import tune
 
 CONTENT: dict[str, Any] = {
     "title": "a map",
@@ -29,10 +31,10 @@ CONTENT: dict[str, Any] = {
     "methods": {
         "avg": {"strategy": "fedavg", "same-upwards": True},
         "buff": {"strategy": "fedbuff", "eval-every": [1, 2]},
-        "async": {"strategy": "async-fedavg", "tuned": "server-lr", "tried": [0.4, 0.1, 0.2]},
+        "async": {"strategy": "async-fedavg", "search": {"server-lr": [0.4, 0.1, 0.2]}},
     },
-    "tuning": {"seeds": [7, 8]},
-    "rule": {"text": "as is", "level": 0.05, "alike-mean": 0.001},
+    "tuning": {"seeds": [7, 8], "tries": 3},
+    "rule": {"text": "as is", "level": 0.05},
 }
 
 
@@ -43,7 +45,7 @@ def plan(**changes: Any) -> MapPlan:
 def scored(
     method: str, times: tuple[float, ...] = (), means: tuple[float, ...] = (), **others: Any
 ) -> MapScore:
-    known: dict[str, Any] = {"value": 0.1, "is_complete": True, **others}
+    known: dict[str, Any] = {"tuned": (("lr", 0.1),), "is_complete": True, **others}
     return MapScore(method, times=times or (1.0,) * len(means), means=means or (0.5,) * len(times), **known)
 
 
@@ -97,40 +99,18 @@ def test_who_does_not_reach_the_target_is_a_bound_and_never_wins():
     )
 
 
-def test_methods_that_are_alike_win_together():
-    scores = [
-        scored("avg", means=(0.8000, 0.9000, 0.85)),
-        scored("buff", means=(0.8004, 0.8995, 0.85)),
-        scored("async", means=(0.7, 0.8, 0.75)),
-    ]
-    found = win(plan(), scores, "mean")
-    assert (found.outcome, found.best, found.runner_up) == (WON, ("avg", "buff"), "async")
-    assert text_of(found, "mean") == ["avg (+1)", "+0.100", "vs async"]
-    apart = [scores[0], replace(scores[1], means=(0.8020, 0.8995, 0.85)), scores[2]]
-    assert win(plan(), apart, "mean").outcome == CLOSE
-    assert win(plan(), scores[:2], "mean") == Win(CLOSE, ("avg", "buff"))  # there is nobody to win over
-
-
-def test_times_are_alike_by_a_share_of_themselves():
-    close = plan(rule={"text": "as is", "alike-time": 0.1})
-    by_a_tenth = [
-        scored("avg", (1.0, 2.0, 4.0)),
-        scored("buff", (1.1, 2.2, 4.4)),
-        scored("async", (3.0, 6.0, 9.0)),
-    ]
-    found = win(close, by_a_tenth, "time")
-    assert (found.outcome, found.best, found.runner_up) == (WON, ("avg", "buff"), "async")
-    assert win(plan(), by_a_tenth, "time").best == ("avg",)
-    by_more = [by_a_tenth[0], replace(by_a_tenth[1], times=(1.1, 2.2, 4.5)), by_a_tenth[2]]
-    assert win(close, by_more, "time").best == ("avg",)
+def test_methods_with_the_same_runs_are_not_told_apart():
+    same = (0.8000, 0.9000, 0.85)
+    scores = [scored("avg", means=same), scored("buff", means=same), scored("async", means=(0.7, 0.8, 0.75))]
+    assert win(plan(), scores, "mean") == Win(CLOSE, ("avg", "buff"), "buff", 0.0)
 
 
 def test_of_a_loss_the_lowest_wins():
     of_loss = plan(metric="loss")
     scores = [scored("avg", means=(0.80, 0.81, 0.82)), scored("buff", means=(0.85, 0.86, 0.875))]
     assert win(of_loss, scores, "mean") == Win(WON, ("avg",), "buff", pytest.approx(0.155 / 3))
-    heights = {("buff", 0.1): 0.9, ("buff", 0.2): 0.4, ("buff", 0.4): 0.8}
-    assert pick(of_loss, SPOT, "buff", early(of_loss, heights)) == 0.2
+    curves = made(of_loss, {("buff", 0.1): 0.9, ("buff", 0.2): 0.4, ("buff", 0.4): 0.8})
+    assert score(of_loss, SPOT, "buff", curves).tuned == (("lr", 0.2),)
 
 
 def test_a_cell_that_lacks_runs_is_not_judged_and_who_diverges_can_not_win():
@@ -171,54 +151,42 @@ SPOT = Spot("small", "even", "5")
 
 
 def made(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, MapCurve]:
-    """Every run of one map as a curve that steps to a height, a little more on each seed."""
-    curves = {}
-    for spot in one.spots:
-        for method in one.methods:
-            for value in one.tried(spot.problem, method):
-                for seed in (*one.tuning.seeds, *one.seeds):
-                    run = one.run(spot, method, value, seed)
-                    height = heights.get((method, value), 0.5) + 0.001 * seed
-                    bad = height > 1
-                    curves[run.key] = curve(
-                        dict(run.labels), [0.0, height], "diverged" if bad else "finished"
-                    )
+    """Every run that a map wants, as a curve that steps at 4 s to a height by its lr, a little more on each seed."""
+    curves: dict[str, MapCurve] = {}
+
+    def run(spot: Spot, method: str, candidate: Candidate, seed: int) -> None:
+        planned = one.run(spot, method, candidate, seed)
+        height = heights.get((method, dict(candidate)["lr"]), heights.get((method, 0.0), 0.5)) + 0.001 * seed
+        status = "diverged" if height > 1 else "finished"
+        values = np.array([0.0, height])
+        curves[planned.key] = MapCurve(dict(planned.labels), status, 1.0, np.array([0.0, 4.0]), values)
+
+    for spot, method in product(one.spots, one.methods):
+        while (tuning := tune(one, spot, method, curves)).wanted:
+            for candidate, seed in tuning.wanted:
+                run(spot, method, candidate, seed)
+        if tuning.best is not None:
+            for seed in one.seeds:
+                run(spot, method, tuning.best, seed)
     return curves
-
-
-def early(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, MapCurve]:
-    """The same, with steps after 4 s of 10, so that what they step to counts in the means."""
-    return {
-        key: MapCurve(each.labels, each.status, 1.0, np.array([0.0, 4.0]), each.values)
-        for key, each in made(one, heights).items()
-    }
 
 
 HEIGHTS = {("avg", 0.1): 0.7, ("avg", 0.2): 0.6, ("buff", 0.2): 0.9, ("buff", 0.4): 2.0, ("async", 0.4): 0.6}
 
 
-def test_what_is_picked_is_the_best_on_tuning_seeds_and_an_edge_is_named():
+def test_a_method_is_judged_with_what_does_best_on_the_tuning_seeds():
     one = plan()
-    curves = early(one, HEIGHTS)
-    assert pick(one, SPOT, "avg", curves) == 0.1
-    assert pick(one, SPOT, "buff", curves) == 0.2  # 0.4 is better, but diverges
-    low, middle, high = (score(one, SPOT, method, curves) for method in ("avg", "buff", "async"))
-    assert (low.at_edge, middle.at_edge, high.at_edge) == (True, False, True)
+    curves = made(one, HEIGHTS)
+    low, middle = (score(one, SPOT, method, curves) for method in ("avg", "buff"))
+    assert low.tuned == (("lr", 0.1),)
+    assert middle.tuned == (("lr", 0.2),)  # 0.4 is better, but diverges
     assert middle.times == (4.0, 4.0, 4.0)
     assert middle.means == pytest.approx((0.54, 0.5406, 0.5412))
     assert low.times == (math.inf,) * 3
     assert low.time_text() == "not reached in 3 of 3"
-    curves.pop(one.run(SPOT, "buff", 0.1, 8).key)
-    assert pick(one, SPOT, "buff", curves) is None  # a run is missing
-    assert not score(one, SPOT, "buff", curves).is_complete
-
-
-def test_of_values_that_do_equally_well_the_lowest_is_picked_and_of_two_none_is_an_edge():
-    one = plan()
-    assert pick(one, SPOT, "buff", early(one, {})) == 0.1  # all of them step to 0.5
-    two = {"small": {**CONTENT["problems"]["small"], "tried": [0.1, 0.2]}}
-    few = plan(problems=two, methods={name: CONTENT["methods"][name] for name in ("avg", "buff")})
-    assert not score(few, SPOT, "buff", early(few, {})).at_edge
+    curves.pop(one.run(SPOT, "buff", (("lr", 0.1),), 7).key)  # a run is missing
+    found = score(one, SPOT, "buff", curves)
+    assert (found.tuned, found.is_complete) == (None, False)
 
 
 def test_the_target_may_be_reached_at_the_end_of_the_budget_and_no_later():
@@ -229,9 +197,9 @@ def test_the_target_may_be_reached_at_the_end_of_the_budget_and_no_later():
 
 def test_a_method_that_only_diverges_is_said_to(tmp_path):
     one = plan()
-    curves = made(one, {**HEIGHTS, **{("buff", value): 2.0 for value in (0.1, 0.2, 0.4)}})
+    curves = made(one, {("buff", 0.0): 2.0})
     found = score(one, SPOT, "buff", curves)
-    assert (found.value, found.is_complete, found.can_win) == (None, True, False)
+    assert (found.tuned, found.is_complete, found.can_win) == (None, True, False)
     write_report(one, curves, {}, tmp_path)
     assert "buff diverged in tuning, with every value" in (tmp_path / "report.md").read_text()
 
@@ -262,11 +230,11 @@ def test_curves_come_back_as_they_were_and_the_report_from_them_is_the_same(tmp_
 
 def test_runs_that_are_the_same_upwards_are_one():
     one = plan()
-    rows = [Spot("small", "even", upwards) for upwards in ("1", "5")]
-    assert len({one.run(spot, "avg", 0.1, 0).key for spot in rows}) == 1
-    assert len({one.run(spot, "buff", 0.1, 0).key for spot in rows}) == 2
-    assert [one.run(spot, "buff", 0.1, 0).config.eval_every for spot in rows] == [1, 2]
-    assert one.run(rows[0], "async", 0.4, 0).config.server_lr == 0.4
+    rows, lr = [Spot("small", "even", upwards) for upwards in ("1", "5")], (("lr", 0.1),)
+    assert len({one.run(spot, "avg", lr, 0).key for spot in rows}) == 1
+    assert len({one.run(spot, "buff", lr, 0).key for spot in rows}) == 2
+    assert [one.run(spot, "buff", lr, 0).config.eval_every for spot in rows] == [1, 2]
+    assert one.run(rows[0], "async", (*lr, ("server-lr", 0.4)), 0).config.server_lr == 0.4
     # 1 × 1 across, 3 seeds: avg once, the others in both rows.
     assert one.number_judged() == 3 * (1 + 2 + 2)
 
@@ -274,7 +242,7 @@ def test_runs_that_are_the_same_upwards_are_one():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tuning": {"seeds": [2]}}, "tuning.seeds: 2 is judged, too"),
+        ({"tuning": {"seeds": [2], "tries": 3}}, "tuning.seeds: 2 is judged, too"),
         ({"base": {"num-clients": 2}}, "base.time-budget: must be above 0"),
         (
             {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "eval-every": [1]}}},
@@ -284,10 +252,7 @@ def test_runs_that_are_the_same_upwards_are_one():
             {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "same-upwards": True}}},
             "methods.buff.same-upwards: fedbuff doesn't wait for the slowest",
         ),
-        (
-            {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "tried": [0.1]}}},
-            "methods.buff.tried: every method tries as many, 3 values",
-        ),
+        ({"tuning": {"seeds": [7]}}, "tuning.tries: Field required"),
         ({"methods": {**CONTENT["methods"], "buff": {"buffer-size": 2}}}, "methods.buff: has no strategy"),
         (
             {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "class-imbalance": 2.0}}},
