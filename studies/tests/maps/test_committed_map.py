@@ -32,18 +32,19 @@ def test_table_and_report_come_from_the_curves(folder: Path, tmp_path: Path):
         assert (tmp_path / name).read_text("utf-8") == (folder / name).read_text("utf-8"), name
 
 
-NAMED = 4  # methods that a cell of the page's table lists
+NAMED = 5  # methods that a cell of the page's table lists
 NAMES = {
     "async-spectral": "AsyncSpectral",
     "ca2fl": "CA²FL",
     "fadas": "FADAS",
     "fedadam": "FedAvg with Adam",
+    "fedavg-deadline": "FedAvg with a deadline",
     "fedavg-over-select": "FedAvg with over-selection",
     "fedbuff": "FedBuff",
     "fedcompass": "FedCompass",
     "feddyn": "FedDyn",
+    "ringmaster": "Ringmaster",
 }
-NUMBERS = {7: "Seven", 8: "Eight"}
 Cell = tuple[str, str]  # problem, label upwards
 
 
@@ -81,7 +82,7 @@ def test_the_table_of_the_page_is_the_reports(page: str):
     table = page.partition("| mean accuracy |")[2].partition("\n\n")[0].splitlines()[2:]
     said = [[cell.strip() for cell in line.split("|")[2:5]] for line in table]
     assert said == [[speeds, as_said(mean), as_said(time)] for speeds, time, mean in found]
-    assert f"{NUMBERS[len(found)]} of its eight cells have been run" in page
+    assert len(found) == 8
 
 
 def test_the_sentences_of_the_page_follow_from_the_table(page: str, cells: dict[Cell, pd.DataFrame]):
@@ -95,9 +96,10 @@ def test_the_sentences_of_the_page_follow_from_the_table(page: str, cells: dict[
     level = {cell: set(table.index[table["by-mean"].notna()]) for cell, table in cells.items()}
     mnist = [cell for cell in cells if cell[0].startswith("mnist")]
     synthetic = [cell for cell in cells if cell[0].startswith("synthetic")]
+    femnist = ("femnist", "5")
     five, alike, fifty = (("synthetic", speeds) for speeds in ("5", "1", "50"))
 
-    says("Two have a winner, both on MNIST")
+    says("Two of the eight cells have a winner, both on MNIST")
     assert [cell for cell, table in cells.items() if (table["by-mean"] == "won").any()] == mnist[:2]
 
     says("On both kinds of synthetic data it isn't told apart from the best")
@@ -105,11 +107,16 @@ def test_the_sentences_of_the_page_follow_from_the_table(page: str, cells: dict[
     says("On MNIST it is second to fourth by mean accuracy, 0.004 to 0.021 behind")
     assert sorted(means[cell].rank(ascending=False)["fedadam"] for cell in mnist) == [2, 3, 4]
     assert sorted(f"{behind[cell]['fedadam']:.3f}" for cell in mnist) == ["0.004", "0.011", "0.021"]
-    says("with speeds that differ by 1 and 5 times, plain FedAvg isn't told apart from the best either")
+    says("on FEMNIST it is 0.014 behind, hardly less than plain FedAvg")
+    assert f"{behind[femnist]['fedadam']:.3f}" == "0.014"
+    assert 0 < behind[femnist]["fedavg"] - behind[femnist]["fedadam"] < 0.002
+    says("on synthetic(1,1), with speeds that differ by 1 and 5 times, isn't told apart from the best either")
     assert ["fedavg" in level[cell] for cell in (alike, five, fifty)] == [True, True, False]
 
     says("on synthetic(1,1) FedAvg with Adam is 0.014 ahead")
     assert means[alike]["fedadam"] - means[alike]["feddyn"] == pytest.approx(0.014, abs=0.0005)
+    says("isn't told apart from the best where clients are away, on FEMNIST and on synthetic(1,1)")
+    assert all("fedcompass" in level[cell] for cell in (("mnist-away", "5"), femnist, five))
     says("on synthetic data that are alike it is 0.032 behind FedAvg with Adam")
     iid = means["synthetic-iid", "5"]
     assert iid["fedadam"] - iid["fedcompass"] == pytest.approx(0.032, abs=0.0005)
@@ -140,15 +147,16 @@ def test_the_sentences_of_the_page_follow_from_the_curves(page: str):
         reached = curve.values >= 0.9
         return not reached[reached.argmax() :].all()
 
-    assert "Six of its ten runs fall below 90 % again after they first reach it; FedDyn's don't" in words
+    assert (
+        "six of its ten runs that win fall below 90 % again after they first reach it; FedDyn's don't"
+        in words
+    )
     assert sum(map(falls, judged(("mnist", "5"), "fedcompass"))) == 6
     assert sum(map(falls, judged(("mnist", "5"), "feddyn"))) == 0
 
     assert "the rounds are at most a quarter shorter" in words
     rounds = [
-        len(judged(cell, "fedavg")[0].times) / len(judged(cell, "fedavg-drawn")[0].times)
-        for cell in scores
-        if scores[cell]["fedavg-drawn"].means
+        len(judged(cell, "fedavg")[0].times) / len(judged(cell, "fedavg-drawn")[0].times) for cell in scores
     ]
     assert 0.75 < min(rounds) < 0.85
 
