@@ -92,6 +92,8 @@ class Problem:
         In rounds: the participants of each. Without rounds: the arrivals between one model and the next.
     task_seconds : sequence of float
         Without rounds: the seconds that each client's tasks take, by which the arrivals came about.
+    task_steps : sequence of sequence of int
+        Where the server sets them, local steps of each arrival's task, in the place of K_i; else empty.
     returns : str
         ``global``, or ``global and personal``: the global model and below it the personal one of each client.
     models : array (T, D) or (T, 1 + C, D)
@@ -113,6 +115,7 @@ class Problem:
     parameters: Mapping[str, float]
     steps: Sequence[Sequence[Any]]
     task_seconds: Sequence[float]
+    task_steps: Sequence[Sequence[int]]
     returns: str
     models: Vector
     tolerance: float
@@ -124,11 +127,16 @@ class Problem:
         return d
 
     def train(
-        self, client: int, start: Vector, direction: Callable[[Vector], Vector] | None = None
+        self,
+        client: int,
+        start: Vector,
+        direction: Callable[[Vector], Vector] | None = None,
+        steps: int | None = None,
     ) -> Vector:
-        """Return a client's local model (D,), from ``start`` along ``direction``; by default along ∇f_i."""
+        """Return a client's local model (D,), from ``start`` along ``direction``; by default K_i steps along ∇f_i."""
         direction = self.clients[client].gradient if direction is None else direction
-        return descend(start, direction, self.lr, self.momentum, self.local_steps[client])
+        steps = self.local_steps[client] if steps is None else steps
+        return descend(start, direction, self.lr, self.momentum, steps)
 
 
 def names() -> list[str]:
@@ -172,6 +180,7 @@ def built(told: Mapping[str, Any], rows: Mapping[str, Any]) -> Problem:
         told["parameters"],
         steps,
         told.get("task-seconds", []),
+        told.get("task-steps", []),
         told["returns"],
         np.array(told["models"]),
         told["tolerance"],

@@ -20,7 +20,7 @@ class Implementation(Protocol):
         ----------
         who : sequence
             In rounds the participants, by index. Without rounds the arrivals since the last model, in their order:
-            ``Arrival(client, staleness)``.
+            ``Arrival(client, staleness)``; `Problem.task_steps` has their steps, where the server sets them.
 
         Returns
         -------

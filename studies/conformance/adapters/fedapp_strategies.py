@@ -64,6 +64,12 @@ KEYWORDS: dict[str, Keywords] = {
     "aced": lambda q: {"cache_age": q["tau"]},
     "ringleader": lambda q: {},
     "area": lambda q: {"buffer_size": q["m"]},
+    "fedcompass": lambda q: {
+        "min_local_steps": q["Q_min"],
+        "max_local_steps": q["Q_max"],
+        "group_slack": q["lambda"],
+        "staleness_discount": "polynomial:0.5",
+    },
 }
 
 # The methods that a keyword makes of another one.

@@ -5,6 +5,7 @@ was sent ``models[-1 - δ]``; Δ_i is its local model less that one, and C is th
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -224,6 +225,19 @@ def fadas(problem: Problem) -> Trajectory:
 # ---- Who arrives when ---------------------------------------------------------------------------------------------
 
 
+def fedcompass(problem: Problem) -> Trajectory:
+    """W ← W + η_g Σ p_i s(δ) Δ_i of what came in a group, s(δ) = (1 + δ)^(−1/2); Δ_i of the steps that were asked."""
+    rate, models = problem.parameters["server_lr"], [problem.initial]
+    for arrived, steps in zip(problem.steps, problem.task_steps, strict=True):
+        W = models[-1]
+        for (i, staleness), number in zip(arrived, steps, strict=True):
+            sent = models[-1 - staleness]
+            delta = problem.train(i, sent, steps=number) - sent
+            W = W + rate * problem.importance[i] / np.sqrt(1 + staleness) * delta
+        models.append(W)
+        yield W
+
+
 def schedule(
     seconds: Sequence[float],
     number: int,
@@ -322,3 +336,69 @@ def in_two_phases(seconds: Sequence[float], number: int) -> list[list[Arrival]]:
                 there, later, stepped = later, set(), set()
         due[client] = (now + seconds[client], began)
     return groups[:number]
+
+
+def in_speed_groups(
+    seconds: Sequence[float], number: int, least: int, most: int, slack: float
+) -> tuple[list[list[Arrival]], list[list[int]]]:
+    """Return the arrivals between one model of FedCompass's and the next, and the local steps of each.
+
+    A task of Q steps takes Q / ``most`` of the client's ``seconds``, always, so that nobody is late.
+
+    Raises
+    ------
+    ValueError
+        If two arrivals are at the same time, or one is after its group's latest time.
+    """
+    speed = [each / most for each in seconds]
+    # When each client's work is due, its steps, the model that it began with, and its group.
+    tasks: dict[int, tuple[float, int, int, Any]] = {
+        i: (each, most, 0, None) for i, each in enumerate(seconds)
+    }
+    groups: list[dict[str, Any]] = []
+    arrivals: list[list[Arrival]] = []
+    steps_of: list[list[int]] = []
+
+    def whole(steps: float) -> int:
+        return int(np.floor(steps + 1e-7))
+
+    def assign(i: int, now: float) -> None:
+        fits = [(whole((group["expected"] - now) / speed[i]), at) for at, group in enumerate(groups)]
+        fits = [(steps, at) for steps, at in fits if least <= steps <= most]
+        if fits:  # the group in which it does the most steps, of equals the last
+            steps, at = max(fits)
+            group = groups[at]
+        else:  # a new one, to meet again those of a group that will have come
+            wanted = [
+                whole((group["latest"] + most * min(speed[j] for j in group["all"]) - now) / speed[i])
+                for group in groups
+                if now < group["latest"]
+            ]
+            wanted = [steps for steps in wanted if steps <= most]
+            steps = max(least, *wanted) if wanted else most
+            group = {"expected": now + steps * speed[i], "all": [], "here": []}
+            group["latest"] = now + slack * steps * speed[i]
+            groups.append(group)
+        group["all"].append(i)
+        tasks[i] = (now + steps * speed[i], steps, len(arrivals), group)
+
+    while len(arrivals) < number:
+        (now, i), *others = sorted((task[0], i) for i, task in tasks.items())
+        if others and others[0][0] - now < 1e-6:
+            raise ValueError(f"clients {i} and {others[0][1]} arrive at the same time, {now} s")
+        _, steps, began, group = tasks.pop(i)
+        if group is None:  # its first work is a model of its own: its speed wasn't known
+            come = [(i, steps, began)]
+        else:
+            if now > group["latest"]:
+                raise ValueError(f"client {i} arrives late, at {now} s")
+            group["here"].append((i, steps, began))
+            come = group["here"] if len(group["here"]) == len(group["all"]) else []
+            if come:
+                groups.remove(group)
+        if come:
+            arrivals.append([Arrival(each, len(arrivals) - model) for each, _, model in come])
+            steps_of.append([done for _, done, _ in come])
+            for each in sorted((each for each, _, _ in come), key=lambda each: (speed[each], each)):
+                assign(each, now)
+    return arrivals, steps_of

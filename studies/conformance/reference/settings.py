@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import arrivals, rounds
-from .arrivals import in_two_phases, schedule
+from .arrivals import in_speed_groups, in_two_phases, schedule
 
 # In five of the ten rounds a client takes part that wasn't in the round before; the third has all.
 PARTICIPANTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4], [4], [0, 3], [1, 4], [0, 1, 2], [2, 3, 4], [1], [0, 4]]
@@ -14,6 +14,7 @@ ALL_FIRST = [[0, 1, 2, 3, 4], *PARTICIPANTS[:2], *PARTICIPANTS[3:]]
 # Seconds of each client's tasks, no two of which end at the same time. The fastest client has five tasks while the
 # slowest has one.
 SECONDS = [1.0, 1.37, 1.73, 2.91, 5.33]
+IN_GROUPS, TASK_STEPS = in_speed_groups(SECONDS, 20, least=2, most=10, slack=1.2)
 
 LOCAL = (
     "client i, from w ← W: v ← ρ v + g_i(w), w ← w − γ v, K_i times; g_i is the gradient over all of its rows"
@@ -35,6 +36,8 @@ class Setting:
         ``samples``, ``uniform`` or ``adjacency``: whose p_i.
     steps : list
         The participants of each round, or the arrivals of each model.
+    task_steps : list
+        Local steps of each arrival, where the server sets them.
     """
 
     rule: Callable[..., Any]
@@ -47,6 +50,7 @@ class Setting:
     momentum: float = 0.5
     local_steps: Sequence[int] = (4, 4, 4, 4, 4)
     personal: bool = False
+    task_steps: Sequence[Sequence[int]] = ()
 
     @property
     def asynchronous(self) -> bool:
@@ -413,5 +417,27 @@ SETTINGS: dict[str, Setting] = {
         schedule(SECONDS, 14, buffer=2),
         "adjacency",
         {"server_lr": 0.5, "m": 2, "beta": 0.6, "a": 0.5},
+    ),
+    "fedcompass": Setting(
+        arrivals.fedcompass,
+        "Z. Li et al., FedCompass: efficient cross-silo federated learning on heterogeneous client devices using a "
+        "computing power-aware scheduler, ICLR 2024, algorithm 1, with the rules of its authors' scheduler in APPFL",
+        [
+            "client i, from w ← W: v ← ρ v + g_i(w), w ← w − γ v, Q times, as the server asks",
+            "server, of a client's first work, and then when all clients of a group have come: "
+            "W ← W + η_g Σ p_i s(δ_i) Δ_i, s(δ) = (1 + δ)^(−1/2); they are assigned again, the fastest first",
+            "client i with σ_i seconds a step, at time t, is assigned to the group with the largest "
+            "Q = ⌊(T − t)/σ_i⌋ in Q_min to Q_max, T its expected time",
+            "without one it founds a group with the largest Q = ⌊(T' + Q_max σ − t)/σ_i⌋ ≤ Q_max, at least Q_min, "
+            "over the groups whose latest time T' is to come and whose fastest client has σ; Q_max without any; "
+            "T = t + Q σ_i, T' = t + λ Q σ_i",
+        ],
+        "All begin with Q_max steps. Of groups with equal Q the one that was founded last is taken. A task of Q "
+        "steps takes Q/Q_max of the client's seconds, so that nobody is late. " + STALENESS,
+        IN_GROUPS,
+        weights="samples",
+        parameters={"server_lr": 1.0, "Q_min": 2, "Q_max": 10, "lambda": 1.2},
+        local_steps=(10, 10, 10, 10, 10),
+        task_steps=TASK_STEPS,
     ),
 }

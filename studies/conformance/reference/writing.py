@@ -68,7 +68,9 @@ def problem_file(method: str) -> dict[str, Any]:
 def _who(setting: Setting) -> dict[str, Any]:
     if not setting.asynchronous:
         return {"participants": [list(each) for each in setting.steps]}
-    return {"task-seconds": SECONDS, "arrivals": [[list(each) for each in group] for group in setting.steps]}
+    arrivals = [[list(each) for each in group] for group in setting.steps]
+    steps = {"task-steps": [list(each) for each in setting.task_steps]} if setting.task_steps else {}
+    return {"task-seconds": SECONDS, "arrivals": arrivals, **steps}
 
 
 def text_of(told: dict[str, Any]) -> str:

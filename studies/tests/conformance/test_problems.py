@@ -118,6 +118,8 @@ ERRORS = [
     ("ringleader", "if i in stepped:", "if False:", "updates of phase 2 count in the same round"),
     ("area", "y[i] = local", "y[i] = models[-1 - staleness]", "y_i is the model before training"),
     ("async_spectral", "number - came[j]", "0", "last models don't age"),
+    ("fedcompass", "steps=number", "steps=None", "clients do as many steps as they like"),
+    ("fedcompass", "np.sqrt(1 + staleness)", "(1 + staleness)", "the discount has another exponent"),
 ]
 
 
@@ -158,6 +160,9 @@ def test_an_error_of_the_local_steps_fails(method, key):
             "local_steps": lambda: [steps + 1 for steps in value],
             "initial": lambda: value + 0.01 * np.eye(len(value))[0],
         }[key]()
-        return Computed(replace(problem, **{key: other}), SETTINGS[method].rule)
+        asked = problem.task_steps
+        if key == "local_steps":
+            asked = [[steps + 1 for steps in each] for each in asked]
+        return Computed(replace(problem, **{key: other}, task_steps=asked), SETTINGS[method].rule)
 
     assert check(make, method, 1e-6).step == 1
