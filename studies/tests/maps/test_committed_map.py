@@ -1,5 +1,6 @@
 """What is committed of a map follows from the curves that are committed with it."""
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -153,6 +154,23 @@ def test_the_sentences_of_the_page_follow_from_the_curves(page: str):
     )
     assert sum(map(falls, judged(("mnist", "5"), "fedcompass"))) == 6
     assert sum(map(falls, judged(("mnist", "5"), "feddyn"))) == 0
+
+    assert "It made 9,164 runs in 16 core-hours" in words
+    assert len(curves) == 9164
+    assert round(sum(each.seconds for each in curves.values()) / 3600) == 16
+
+    assert "drawn from 15 to 135" in words
+    sizes = [math.prod(map(len, plan.grid("mnist", method).values())) for method in plan.methods]
+    assert (min(sizes), max(sizes)) == (15, 135)
+    assert "no value beside it is better: 13 to 40 combinations" in words
+    tuned: dict[tuple[object, ...], set[object]] = {}
+    for each in curves.values():
+        of = each.labels
+        if of["seed"] in plan.tuning.seeds:
+            cell = (of["problem"], of["across"], of["upwards"], of["method"])
+            tuned.setdefault(cell, set()).add(of["tuned"])
+    numbers = [len(each) for each in tuned.values()]
+    assert (min(numbers), max(numbers)) == (13, 40)
 
     assert "the rounds are at most a quarter shorter" in words
     rounds = [
