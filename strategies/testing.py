@@ -8,13 +8,12 @@
 Messages and replies are copied, as a network does, and replies that are there come in random order, fixed by a seed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 
 from strategies import streams
 from strategies.clock import WallClock
@@ -55,8 +54,8 @@ class MemoryGrid(LocalGrid):
 
     Parameters
     ----------
-    app : ClientApp
-        What every node runs.
+    app : callable
+        What every node runs: a ClientApp, or a function that answers for one.
     node_configs : sequence of mapping
         The ``node_config`` of each node's context, such as ``{"partition-id": 0}``.
     node_ids : sequence of int, optional
@@ -74,7 +73,7 @@ class MemoryGrid(LocalGrid):
 
     def __init__(
         self,
-        app: ClientApp,
+        app: Callable[[Message, Context], Message],
         node_configs: Iterable[Mapping[str, Any]],
         node_ids: Iterable[int] | None = None,
         seed: int = 0,

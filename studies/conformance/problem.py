@@ -37,17 +37,28 @@ class Client:
     def __len__(self) -> int:
         return len(self.y)
 
+    def loss(self, w: Vector) -> float:
+        """Return f_i(w)."""
+        scores = self._scores(w)
+        highest = scores.max(axis=1, keepdims=True)
+        logs = scores - highest - np.log(np.exp(scores - highest).sum(axis=1, keepdims=True))
+        return -float(np.mean(logs[np.arange(len(self)), self.y]))
+
     def gradient(self, w: Vector) -> Vector:
         """Return ∇f_i(w), (D,)."""
-        inputs = self.x.shape[1]
-        classes = len(w) // (inputs + 1)
-        matrix, bias = w[: classes * inputs].reshape(classes, inputs), w[classes * inputs :]
-        scores = self.x @ matrix.T + bias
+        scores = self._scores(w)
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         residual = odds / odds.sum(axis=1, keepdims=True)
         residual[np.arange(len(self)), self.y] -= 1
         residual /= len(self)
         return np.concatenate([(residual.T @ self.x).ravel(), residual.sum(axis=0)])
+
+    def _scores(self, w: Vector) -> Vector:
+        inputs = self.x.shape[1]
+        classes = len(w) // (inputs + 1)
+        matrix, bias = w[: classes * inputs].reshape(classes, inputs), w[classes * inputs :]
+        scores: Vector = self.x @ matrix.T + bias
+        return scores
 
 
 def total(vectors: Iterable[Vector]) -> Vector:

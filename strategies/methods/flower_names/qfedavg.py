@@ -5,7 +5,8 @@ With F_i the loss that client i reports, γ the clients' learning rate and L = 1
 
     h_i = q F_i^(q−1) ‖L Δ_i‖² + L F_i^q,   W ← W + Σ_i F_i^q L Δ_i / Σ_i h_i
 
-F_i is the loss plus 1e-10, as in Flower. With q = 0 the model moves by the plain mean of the updates.
+F_i is the loss plus 1e-10, as in Flower. In the paper it is the loss of the global model W on the client's data; here
+it is what the client reports under ``train_loss_key``. With q = 0 the model moves by the plain mean of the updates.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """This repository's strategies: server and clients, in a Grid in memory.
 
 Whole runs of ``strategies`` in virtual time. The clients are the ClientApp of ``fedapp``, in PyTorch and float32,
-each with a file of its own rows. The hook ``select`` lists a round's participants; arrivals follow from the task
-times.
+each with a file of its own rows; to QFedAvg they report the loss of the model that they were sent, beside the mean
+over the local steps. The hook ``select`` lists a round's participants; arrivals follow from the task times.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +17,9 @@ from ..problem import Problem, Vector
 
 NAME, PACKAGES = "fedapp", ("fedapp",)
 TOLERANCE = 1e-6  # float32
+
+# The metric of a reply that has the loss of the model that the client was sent.
+SENT_LOSS = "sent-loss"
 
 Keywords = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -58,6 +61,12 @@ KEYWORDS: dict[str, Keywords] = {
     "fedadagrad": lambda q: {"server_optimizer": "adagrad"},
     "fedadam": lambda q: {"server_optimizer": "adam"},
     "fedyogi": lambda q: {"server_optimizer": "yogi"},
+    "fedexp": lambda q: {"server_optimizer": "fedexp"},
+    "qfedavg": lambda q: {
+        "client_learning_rate": 1 / q["L"],
+        "q": q["q"],
+        "train_loss_key": SENT_LOSS,
+    },
     "fedvarp": lambda q: {"stale_weight": 1.0},
     "fedstale": lambda q: {"stale_weight": q["beta"]},
     "fedau": lambda q: {"participation_cutoff": q["K"]},
@@ -73,7 +82,7 @@ KEYWORDS: dict[str, Keywords] = {
 }
 
 # The methods that a keyword makes of another one.
-BY_KEYWORD = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi"), "fedavg") | {
+BY_KEYWORD = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp"), "fedavg") | {
     "fedvarp": "fedstale"
 }
 
@@ -103,14 +112,15 @@ class Run:
 
 def trajectory(problem: Problem, folder: Path, others: Mapping[str, Any]) -> list[Vector]:
     """Run a problem's method; return its models."""
-    from flwr.app import Array, ArrayRecord
+    from flwr.app import Array, ArrayRecord, Context, Message
 
     from fedapp import client_app
-    from strategies import REGISTRY, VirtualClock
+    from strategies import REGISTRY, QFedAvg, VirtualClock
     from strategies.testing import MemoryGrid
 
     C = len(problem.clients)
-    kind: Any = REGISTRY[BY_KEYWORD.get(problem.method, problem.method)]
+    name = BY_KEYWORD.get(problem.method, problem.method)
+    kind: Any = QFedAvg if name == "qfedavg" else REGISTRY[name]
     keywords = {
         **KEYWORDS[problem.method]({**problem.parameters, "C": C}),
         "server_lr": problem.parameters.get("server_lr", 1.0),
@@ -130,7 +140,15 @@ def trajectory(problem: Problem, folder: Path, others: Mapping[str, Any]) -> lis
     files = [folder / f"{i}.npz" for i in range(C)]
     for file, client in zip(files, problem.clients, strict=True):
         np.savez(file, x_train=client.x.astype(np.float32), y_train=client.y)
-    grid = MemoryGrid(client_app.app, [{"data-path": str(file)} for file in files], range(1, C + 1))
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = client_app.app(message, context)
+        if message.metadata.message_type.startswith("train") and problem.method == "qfedavg":
+            rows = problem.clients[context.node_id - 1]
+            reply.content.metric_records["metrics"][SENT_LOSS] = rows.loss(flat(message.content["arrays"]))
+        return reply
+
+    grid = MemoryGrid(answer, [{"data-path": str(file)} for file in files], range(1, C + 1))
     models: list[Vector] = []
 
     def look(number: int, arrays: ArrayRecord) -> None:

@@ -34,6 +34,7 @@ ALGORITHMS: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[Any]]]] = {
     "fedbuff": ("fedbuff", lambda q: [q["m"] / 5, q["server_lr"]]),
     "fedasync": ("fedasync", lambda q: [q["alpha"], 0.0, "poly", 10, 6, q["a"]]),
     "fedavgm": ("fedavgm", lambda q: [q["beta"]]),
+    "qfedavg": ("qfedavg", lambda q: [q["q"]]),
 }
 
 # The benchmark's configuration, a module of its own that FLGo copies to where it imports it from.

@@ -2,8 +2,9 @@
 
 A round is Flower's: ``configure_train`` makes the messages, from the participants that its grid has, and
 ``aggregate_train`` takes the replies. Of FedProx the server sends ``proximal-mu`` only; what a client makes of it is
-the kit's. FedAdagrad has no keyword for β₁, which is set as its attribute. Outside of a ServerApp no message can be
-made before the process says that it is the server, which ``strategies`` of this repository does.
+the kit's. To QFedAvg a client reports the loss of the model that it was sent. FedAdagrad has no keyword for β₁, which
+is set as its attribute. Outside of a ServerApp no message can be made before the process says that it is the server,
+which ``strategies`` of this repository does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ STRATEGIES: dict[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]]
         "FedAvgM",
         lambda q: {"server_learning_rate": q["server_lr"], "server_momentum": q["beta"]},
     ),
+    "qfedavg": ("QFedAvg", lambda q: {"client_learning_rate": 1 / q["L"], "q": q["q"]}),
     "fedadagrad": ("FedAdagrad", lambda q: {"eta": q["server_lr"], "tau": q["tau"]}),
     "fedadam": ("FedAdam", lambda q: adaptive(q)),
     "fedyogi": ("FedYogi", lambda q: adaptive(q)),
@@ -79,7 +81,8 @@ class FlowerServer:
             client = message.metadata.dst_node_id - 1
             sent = message.content["arrays"]["w"].numpy()
             local = self.trained(client, sent, message.content["config"].get("proximal-mu", 0.0))
-            metrics = MetricRecord({"num-examples": len(self.problem.clients[client])})
+            rows = self.problem.clients[client]
+            metrics = MetricRecord({"num-examples": len(rows), "train_loss": rows.loss(sent)})
             content = RecordDict({"arrays": ArrayRecord({"w": Array(local)}), "metrics": metrics})
             replies.append(Message(content, reply_to=message))
         self.arrays = self.strategy.aggregate_train(number, replies)[0]

@@ -68,6 +68,30 @@ def fedyogi(problem: Problem) -> Trajectory:
     return adaptive(problem, lambda v, square, beta: v - (1 - beta) * square * np.sign(v - square))
 
 
+def fedexp(problem: Problem) -> Trajectory:
+    """W ← W + η_g Δ, Δ = Σ d_i Δ_i, η_g = max(1, Σ d_i ‖Δ_i‖² / (2 (‖Δ‖² + ε))); the result is the mean of two W."""
+    epsilon, W = problem.parameters["epsilon"], problem.initial
+    for S in problem.steps:
+        d, delta = problem.weights(S), [problem.train(i, W) - W for i in S]
+        mean = total(weight * each for weight, each in zip(d, delta, strict=True))
+        square = sum(weight * np.sum(each**2) for weight, each in zip(d, delta, strict=True))
+        before, W = W, W + max(1.0, square / (2 * (np.sum(mean**2) + epsilon))) * mean
+        yield (before + W) / 2
+
+
+def qfedavg(problem: Problem) -> Trajectory:
+    """W ← W + Σ_S F_i^q L Δ_i / Σ_S h_i, h_i = q F_i^(q−1) ‖L Δ_i‖² + L F_i^q, F_i = f_i(W)."""
+    q, L, W = problem.parameters["q"], problem.parameters["L"], problem.initial
+    for S in problem.steps:
+        top, bottom = np.zeros_like(W), 0.0
+        for i in S:
+            F, slope = problem.clients[i].loss(W), L * (problem.train(i, W) - W)
+            top = top + F**q * slope
+            bottom += q * F ** (q - 1) * np.sum(slope**2) + L * F**q
+        W = W + top / bottom
+        yield W
+
+
 def fedprox(problem: Problem) -> Trajectory:
     """w ← w − γ (g_i(w) + α (w − W))."""
     alpha, W = problem.parameters["alpha"], problem.initial

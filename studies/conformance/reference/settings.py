@@ -440,4 +440,30 @@ SETTINGS: dict[str, Setting] = {
         local_steps=(10, 10, 10, 10, 10),
         task_steps=TASK_STEPS,
     ),
+    "fedexp": Setting(
+        rounds.fedexp,
+        "D. Jhunjhunwala, S. Wang and G. Joshi, FedExP: speeding up federated averaging via extrapolation, ICLR "
+        "2023, algorithm 1",
+        [
+            LOCAL,
+            "server: Δ = Σ_S d_i w_i − W, η_g = max(1, Σ_S d_i ‖w_i − W‖² / (2 (‖Δ‖² + ε))), W ← W + η_g Δ",
+            "result: the mean of the last two W",
+        ],
+        "The model of a round is the result after it. " + EQUAL,
+        PARTICIPANTS,
+        parameters={"epsilon": 1e-3},
+    ),
+    "qfedavg": Setting(
+        rounds.qfedavg,
+        "T. Li et al., Fair resource allocation in federated learning, ICLR 2020, algorithm 2",
+        [
+            LOCAL,
+            "h_i = q F_i^(q−1) ‖L Δ_i‖² + L F_i^q, Δ_i = w_i − W",
+            "server: W ← W + Σ_S F_i^q L Δ_i / Σ_S h_i",
+        ],
+        "L = 1/γ, as in the paper. F_i = f_i(W) is the loss of the model that the client was sent. In the paper "
+        "clients are drawn by p_i, which is therefore in no sum.",
+        PARTICIPANTS,
+        parameters={"q": 1.5, "L": 1 / 0.2},
+    ),
 }

@@ -48,6 +48,7 @@ def test_a_gradient_is_that_of_the_mean_cross_entropy():
         scores = client.x @ w[:12].reshape(3, 4).T + w[12:]
         return np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(8), client.y])
 
+    assert client.loss(w) == pytest.approx(loss(w), rel=1e-12)
     slopes = [(loss(w + 1e-6 * each) - loss(w - 1e-6 * each)) / 2e-6 for each in np.eye(15)]
     np.testing.assert_allclose(client.gradient(w), slopes, atol=1e-9)
 
@@ -107,6 +108,12 @@ ERRORS = [
         "beta * v + (1 - beta) * square",
         "it is Adam",
     ),
+    ("fedexp", "/ (2 *", "/ (", "there is no 1/2 in the step size"),
+    ("fedexp", "max(1.0, ", "(", "the step size falls below 1"),
+    ("fedexp", "(before + W) / 2", "W", "the result is the last model"),
+    ("qfedavg", "F**q * slope", "slope", "all updates count alike"),
+    ("qfedavg", "F ** (q - 1)", "F**q", "an exponent of h isn't lowered"),
+    ("qfedavg", "L * F**q", "F**q", "h is without L"),
     ("fedvarp", "+ y.mean(axis=0)", "+ y[S].mean(axis=0)", "who is absent isn't counted"),
     ("fedstale", "beta / C * total(h)", "total(h) / C", "last updates count in full"),
     ("fedstale", "delta[i] - beta * h[i]", "delta[i]", "the last update isn't taken off"),
