@@ -69,7 +69,7 @@ class FedAU(SynchronousStrategy):
     """FedAU (Wang and Ji 2024, algorithms 1 and 2).
 
     Rule: W moves by Σ p_i ω_i Δ_i, ω_i the mean interval, in rounds, between participations of client i.
-    Kept: two numbers for each client.
+    Kept: three numbers for each client.
     Helps: as MIFA, if memory per client is short.
     """
 
