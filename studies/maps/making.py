@@ -85,7 +85,7 @@ class MapRuns:
         return [
             self.plan.run(spot, method, candidate, seed)
             for spot in spots
-            for method in self.plan.methods
+            for method in self.plan.methods_of(spot)
             for candidate, seed in tune(self.plan, spot, method, self.curves).wanted
         ]
 
@@ -94,7 +94,7 @@ class MapRuns:
         return [
             self.plan.run(spot, method, best, seed)
             for spot in spots
-            for method in self.plan.methods
+            for method in self.plan.methods_of(spot)
             if (best := tune(self.plan, spot, method, self.curves).best) is not None
             for seed in self.plan.seeds
         ]
@@ -135,7 +135,7 @@ class MapRuns:
         """Say how many cells are complete, and how long the others take as far as is known."""
         plan, known, minutes, done = self.plan, _usual_seconds(self.curves), 0.0, 0
         for spot in plan.spots:
-            left = {method: self._left_of(spot, method) for method in plan.methods}
+            left = {method: self._left_of(spot, method) for method in plan.methods_of(spot)}
             done += not any(left.values())
             minutes += sum(
                 number * _expected(known, {**spot._asdict(), "method": method}) / 60

@@ -13,8 +13,8 @@ from fedapp.sweeps.point import LABEL, Axis, PlannedRun
 from strategies import REGISTRY, AsynchronousStrategy
 
 # What a method's table has beside keys of the run config.
-WHY, SAME_UPWARDS, SEARCH = "why", "same-upwards", "search"
-NOT_KEYS = (WHY, SAME_UPWARDS, SEARCH)
+WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH = "why", "same-upwards", "only-upwards", "search"
+NOT_KEYS = (WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH)
 
 Candidate = tuple[tuple[str, float], ...]
 """Values of the keys that a method tunes."""
@@ -153,7 +153,8 @@ class MapPlan(Strict):
         Keys of the run config by name, ``strategy`` among them. A list has a value for each label upwards. ``why``
         says where the values are from; ``same-upwards = true``, of a method whose runs are the same for all labels
         upwards, and which so has no list of several values, has them made once; a list of labels across in its place
-        says where they are. ``search`` has values of further keys, tuned together with the map's.
+        says where they are. ``only-upwards`` lists the labels upwards of the cells that a method is in, where it isn't
+        in all. ``search`` has values of further keys, tuned together with the map's.
     seeds : list of int
         Those that are judged.
     """
@@ -181,12 +182,12 @@ class MapPlan(Strict):
             if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
                 raise ValueError(f"{place}: {twice[0]} is there twice")
         for name, own in self.methods.items():
-            _check_method(name, own, self.across.labels, len(self.upwards.labels))
+            _check_method(name, own, self.across.labels, self.upwards.labels)
         for name, each in self.problems.items():
             _kept(self.across.labels, each.across, f"problems.{name}.across")
             _kept(self.upwards.labels, each.upwards, f"problems.{name}.upwards")
         named: dict[Value, None] = {}  # values of the key metrics, in the order of the file
-        for spot, method in product(self.spots, self.methods):
+        for spot, method in self.places:
             seen: dict[str, str] = {}
             sources = self._sources(spot, method)
             for place, keys in sources.items():
@@ -212,6 +213,16 @@ class MapPlan(Strict):
             for problem in self.problems
             for upwards, across in product(*self.sides(problem)[::-1])
         ]
+
+    def methods_of(self, spot: Spot) -> list[str]:
+        """Return the methods that are in a cell."""
+        only: dict[str, Any] = {name: own.get(ONLY_UPWARDS) for name, own in self.methods.items()}
+        return [name for name, labels in only.items() if labels is None or spot.upwards in labels]
+
+    @property
+    def places(self) -> list[tuple[Spot, str]]:
+        """All cells, each with every method that is in it."""
+        return [(spot, method) for spot in self.spots for method in self.methods_of(spot)]
 
     def sides(self, problem: str) -> tuple[list[str], list[str]]:
         """Return the labels across and upwards that a problem has cells for, in the order of the map."""
@@ -265,7 +276,7 @@ class MapPlan(Strict):
         """Return how many different runs are judged."""
         places = {
             (*spot[:2], "" if self.is_same_upwards(method, spot.across) else spot.upwards, method)
-            for spot, method in product(self.spots, self.methods)
+            for spot, method in self.places
         }
         return len(places) * len(self.seeds)
 
@@ -287,6 +298,8 @@ class MapPlan(Strict):
         def of_rows(key: str, value: Any) -> Any:
             if key == SAME_UPWARDS and isinstance(value, list):
                 return [label for label in value if label in across]
+            if key == ONLY_UPWARDS:
+                return [label for label in value if label in upwards]
             return [value[at] for at in kept] if isinstance(value, list) else value
 
         methods = {
@@ -349,17 +362,25 @@ def candidate_text(candidate: Candidate | None) -> str:
     return "-" if candidate is None else " ".join(f"{key}={value:g}" for key, value in candidate)
 
 
-def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], rows: int) -> None:
+def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], upwards: Sequence[str]) -> None:
     """Refuse a method's table that can't be meant."""
     strategy = own.get("strategy")
     if not isinstance(strategy, str):
         raise ValueError(f"methods.{name}: has no strategy")
-    lists = {key: value for key, value in own.items() if isinstance(value, list) and key != SAME_UPWARDS}
+    lists = {
+        key: value
+        for key, value in own.items()
+        if isinstance(value, list) and key not in (SAME_UPWARDS, ONLY_UPWARDS)
+    }
     for key, value in lists.items():
-        if len(value) != rows:
-            raise ValueError(f"methods.{name}.{key}: has {len(value)} values, for {rows} labels upwards")
+        if len(value) != len(upwards):
+            raise ValueError(f"methods.{name}.{key}: has {len(value)} values, for {len(upwards)} labels upwards")
     if tables := [key for key, value in own.items() if isinstance(value, dict) and key != SEARCH]:
         raise ValueError(f"methods.{name}.{tables[0]}: is a table; only {SEARCH} is one")
+    only = own.get(ONLY_UPWARDS, [])
+    if not isinstance(only, list) or (unknown := [label for label in only if label not in upwards]):
+        wrong = unknown[0] if isinstance(only, list) else only
+        raise ValueError(f"methods.{name}.{ONLY_UPWARDS}: {wrong!r} is no list of labels upwards, or not one of them")
     same = own.get(SAME_UPWARDS)
     if same is True:
         for key, value in lists.items():
