@@ -153,8 +153,8 @@ class MapPlan(Strict):
         Keys of the run config by name, ``strategy`` among them. A list has a value for each label upwards. ``why``
         says where the values are from; ``same-upwards = true``, of a method whose runs are the same for all labels
         upwards, and which so has no list of several values, has them made once; a list of labels across in its place
-        says where they are. ``only-upwards`` lists the labels upwards of the cells that a method is in, where it isn't
-        in all. ``search`` has values of further keys, tuned together with the map's.
+        says where they are. ``only-upwards`` lists the labels upwards of the cells that a method is in, if
+        not in all. ``search`` has values of further keys, tuned together with the map's.
     seeds : list of int
         Those that are judged.
     """
@@ -305,6 +305,7 @@ class MapPlan(Strict):
         methods = {
             name: {key: of_rows(key, value) for key, value in self.methods[name].items()}
             for name in _kept(self.methods, quick.methods, "quick.methods")
+            if set(self.methods[name].get(ONLY_UPWARDS, upwards)) & set(upwards)  # type: ignore[arg-type]
         }
         problems = {
             name: self.problems[name].model_dump()
@@ -374,13 +375,16 @@ def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], upwa
     }
     for key, value in lists.items():
         if len(value) != len(upwards):
-            raise ValueError(f"methods.{name}.{key}: has {len(value)} values, for {len(upwards)} labels upwards")
+            raise ValueError(
+                f"methods.{name}.{key}: has {len(value)} values, for {len(upwards)} labels upwards"
+            )
     if tables := [key for key, value in own.items() if isinstance(value, dict) and key != SEARCH]:
         raise ValueError(f"methods.{name}.{tables[0]}: is a table; only {SEARCH} is one")
-    only = own.get(ONLY_UPWARDS, [])
-    if not isinstance(only, list) or (unknown := [label for label in only if label not in upwards]):
-        wrong = unknown[0] if isinstance(only, list) else only
-        raise ValueError(f"methods.{name}.{ONLY_UPWARDS}: {wrong!r} is no list of labels upwards, or not one of them")
+    only = own.get(ONLY_UPWARDS, upwards)
+    if not (isinstance(only, list) and only and set(only) <= set(upwards)):
+        raise ValueError(
+            f"methods.{name}.{ONLY_UPWARDS}: {only!r} must be a list of labels upwards: {', '.join(upwards)}"
+        )
     same = own.get(SAME_UPWARDS)
     if same is True:
         for key, value in lists.items():

@@ -88,4 +88,6 @@ def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
 
 def scores_of(plan: MapPlan, curves: Curves) -> dict[Spot, list[MapScore]]:
     """Return every method's score in every cell."""
-    return {spot: [score(plan, spot, method, curves) for method in plan.methods_of(spot)] for spot in plan.spots}
+    return {
+        spot: [score(plan, spot, method, curves) for method in plan.methods_of(spot)] for spot in plan.spots
+    }

@@ -224,8 +224,7 @@ def test_a_metric_that_no_run_has_is_said_at_once_or_after_the_first(tmp_path):
 def first_tries(plan: MapPlan) -> list[PlannedRun]:
     return [
         plan.run(spot, method, candidate, plan.tuning.seeds[0])
-        for spot in plan.spots
-        for method in plan.methods
+        for spot, method in plan.places
         for candidate in candidates(plan, spot.problem, method)
     ]
 
@@ -289,6 +288,31 @@ def test_a_problem_that_names_its_data_is_given_the_folder(tmp_path):
 def test_what_would_be_read_in_part_is_refused(changes, said):
     with pytest.raises(ConfigError, match=said):
         checked("x", {**TINY, **changes}, MapPlan)
+
+
+def test_a_method_may_be_in_some_rows_alone(tmp_path):
+    steps = {"strategy": "fednova", "step-heterogeneity": "speed", "only-upwards": ["5"]}
+    content = {**TINY, "methods": {**TINY["methods"], "steps": steps}}
+    plan = checked("x", content, MapPlan)
+    assert {spot.upwards: plan.methods_of(spot) for spot in plan.spots} == {
+        "1": ["fedavg", "async-fedavg"],
+        "5": ["fedavg", "async-fedavg", "steps"],
+    }
+    assert plan.number_judged() == JUDGED + 2
+    MapRuns(plan, tmp_path, engine="sequential", jobs=0, console=Console(file=io.StringIO())).make()
+    write_report(plan, *read_curves(tmp_path / FILE), tmp_path)
+    table = pd.read_csv(tmp_path / "map.csv", dtype={"upwards": str})
+    assert table.groupby("upwards")["method"].agg(list).to_dict() == {
+        "1": ["fedavg", "async-fedavg"],
+        "5": ["fedavg", "async-fedavg", "steps"],
+    }
+    for row, methods in (("5", 3), ("1", 2)):
+        quick = {"note": "", "upwards": [row]}
+        assert len(checked("x", {**content, "quick": quick}, MapPlan).quick_content()["methods"]) == methods
+    for wrong in ("5", ["50"], []):
+        methods = {**TINY["methods"], "steps": {**steps, "only-upwards": wrong}}
+        with pytest.raises(ConfigError, match=r"methods.steps.only-upwards: .* of labels upwards: 1, 5"):
+            checked("x", {**TINY, "methods": methods}, MapPlan)
 
 
 def test_what_can_not_be_is_said_before_a_run_begins(plan_file, tmp_path):

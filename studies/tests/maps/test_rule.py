@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +160,7 @@ def made(one: MapPlan, heights: dict[tuple[str, float], float]) -> dict[str, Map
         values = np.array([0.0, height])
         curves[planned.key] = MapCurve(dict(planned.labels), status, 1.0, np.array([0.0, 4.0]), values)
 
-    for spot, method in product(one.spots, one.methods):
+    for spot, method in one.places:
         while (tuning := tune(one, spot, method, curves)).wanted:
             for candidate, seed in tuning.wanted:
                 run(spot, method, candidate, seed)
