@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from typer.testing import CliRunner
 
 from fedapp.cli import app
 from fedapp.sweeps.plan import read_file
+from strategies import REGISTRY, AsynchronousStrategy
 from studies.maps.curves import FILE, MapCurve, read_curves
+from studies.maps.measures import mean_over
 from studies.maps.picture import _sides, colors_of
 from studies.maps.plan import MapPlan
 from studies.maps.scores import scores_of
@@ -39,11 +42,13 @@ NAMES = {
     "ca2fl": "CA²FL",
     "fadas": "FADAS",
     "fedadam": "FedAvg with Adam",
+    "fedadam-steps": "FedAvg with Adam and steps by speed",
     "fedavg-deadline": "FedAvg with a deadline",
     "fedavg-over-select": "FedAvg with over-selection",
     "fedbuff": "FedBuff",
     "fedcompass": "FedCompass",
     "feddyn": "FedDyn",
+    "feddyn-steps": "FedDyn with steps by speed",
     "ringmaster": "Ringmaster",
 }
 Cell = tuple[str, str]  # problem, label upwards
@@ -96,38 +101,68 @@ def test_the_sentences_of_the_page_follow_from_the_table(page: str, cells: dict[
     behind = {cell: (mean.max() - mean).to_dict() for cell, mean in means.items()}
     level = {cell: set(table.index[table["by-mean"].notna()]) for cell, table in cells.items()}
     mnist = [cell for cell in cells if cell[0].startswith("mnist")]
-    synthetic = [cell for cell in cells if cell[0].startswith("synthetic")]
-    femnist = ("femnist", "5")
+    femnist, iid = ("femnist", "5"), ("synthetic-iid", "5")
     five, alike, fifty = (("synthetic", speeds) for speeds in ("5", "1", "50"))
 
-    says("Two of the eight cells have a winner, both on MNIST")
-    assert [cell for cell, table in cells.items() if (table["by-mean"] == "won").any()] == mnist[:2]
+    says("Three of the eight cells have a winner, each on MNIST")
+    assert [cell for cell, table in cells.items() if (table["by-mean"] == "won").any()] == mnist
 
-    says("On both kinds of synthetic data it isn't told apart from the best")
-    assert all("fedadam" in level[cell] for cell in synthetic)
-    says("On MNIST it is second to fourth by mean accuracy, 0.004 to 0.021 behind")
-    assert sorted(means[cell].rank(ascending=False)["fedadam"] for cell in mnist) == [2, 3, 4]
-    assert sorted(f"{behind[cell]['fedadam']:.3f}" for cell in mnist) == ["0.004", "0.011", "0.021"]
-    says("on FEMNIST it is 0.014 behind, hardly less than plain FedAvg")
-    assert f"{behind[femnist]['fedadam']:.3f}" == "0.014"
+    says(
+        "FedDyn wins on MNIST,** by mean accuracy in all three cells, with steps by speed where speeds differ"
+    )
+    best = {cell: mean.idxmax() for cell, mean in means.items()}
+    assert [best[cell] for cell in mnist] == ["feddyn-steps", "feddyn", "feddyn-steps"]
+    says("and with them has the highest mean on FEMNIST")
+    assert best[femnist] == "feddyn-steps"
+    says("on synthetic(1,1) it is 0.007 to 0.017 behind the best, with steps by speed or without")
+    dyns = [behind[cell][name] for cell in (five, alike, fifty) for name in behind[cell] if "feddyn" in name]
+    assert (f"{min(dyns):.3f}", f"{max(dyns):.3f}") == ("0.007", "0.017")
+    says("where data are alike 0.014 to 0.035")
+    assert [f"{behind[iid][name]:.3f}" for name in ("feddyn-steps", "feddyn")] == ["0.014", "0.035"]
+    says("By time it wins only where speeds are equal")
+    assert [cell for cell, table in cells.items() if (table["by-time"] == "won").any()] == [("mnist", "1")]
+
+    says("FedAvg gains 0.020 of mean accuracy by steps by speed, FedAvg with Adam 0.011, FedDyn 0.010")
+    gains = {
+        cell: {name[:-6]: mean[name[:-6]] - mean[name] for name in mean.index if "-steps" in name}
+        for cell, mean in means.items()
+    }
+    assert [f"{-gains['mnist', '5'][name]:.3f}" for name in ("fedavg", "fedadam", "feddyn")] == [
+        "0.020",
+        "0.011",
+        "0.010",
+    ]
+    says("it is 0.0030 behind now")
+    assert f"{behind['mnist', '5']['fedcompass']:.4f}" == "0.0030"
+    says(
+        "on synthetic(1,1) FedAvg, FedAvg with Adam and FedNova lose 0.004 to 0.024 by it, while FedDyn gains 0.007"
+    )
+    lost = [gains[cell][name] for cell in (five, fifty) for name in ("fedavg", "fedadam", "fednova")]
+    assert (f"{min(lost):.3f}", f"{max(lost):.3f}") == ("0.004", "0.024")
+    assert {f"{-gains[cell]['feddyn']:.3f}" for cell in (five, fifty)} == {"0.007"}
+
+    says("On synthetic(1,1) it isn't told apart from the best")
+    assert all("fedadam" in level[cell] for cell in (five, alike, fifty))
+    says("where data are alike it is the best, with steps by speed")
+    assert best[iid] == "fedadam-steps"
+    says(
+        "on MNIST it is 0.004 to 0.030 behind without them, and on FEMNIST 0.024, hardly less than plain FedAvg"
+    )
+    adams = [behind[cell]["fedadam"] for cell in mnist]
+    assert (f"{min(adams):.3f}", f"{max(adams):.3f}") == ("0.004", "0.030")
+    assert f"{behind[femnist]['fedadam']:.3f}" == "0.024"
     assert 0 < behind[femnist]["fedavg"] - behind[femnist]["fedadam"] < 0.002
-    says("on synthetic(1,1), with speeds that differ by 1 and 5 times, isn't told apart from the best either")
-    assert ["fedavg" in level[cell] for cell in (alike, five, fifty)] == [True, True, False]
 
-    says("on synthetic(1,1) FedAvg with Adam is 0.014 ahead")
-    assert means[alike]["fedadam"] - means[alike]["feddyn"] == pytest.approx(0.014, abs=0.0005)
-    says("isn't told apart from the best where clients are away, on FEMNIST and on synthetic(1,1)")
-    assert all("fedcompass" in level[cell] for cell in (("mnist-away", "5"), femnist, five))
-    says("on synthetic data that are alike it is 0.032 behind FedAvg with Adam")
-    iid = means["synthetic-iid", "5"]
-    assert iid["fedadam"] - iid["fedcompass"] == pytest.approx(0.032, abs=0.0005)
     says("FedAvg with Adam, which waits for all clients, is 0.003 behind")
     assert f"{behind[fifty]['fedadam']:.3f}" == "0.003"
+    says("FedCompass and FedDyn without steps by speed are behind plain FedAvg")
+    assert min(behind[fifty][name] for name in ("fedcompass", "feddyn")) > behind[fifty]["fedavg"]
 
-    says("FedDyn or FedAvg with Adam, whichever is better there, is at most 0.0070 behind the best")
-    assert f"{max(min(each['feddyn'], each['fedadam']) for each in behind.values()):.4f}" == "0.0070"
-    says("plain FedAvg with a tuned server's step is up to 0.075 behind")
-    assert f"{max(each['fedavg'] for each in behind.values()):.3f}" == "0.075"
+    says("FedDyn or FedAvg with Adam, with or without steps by speed, is at most 0.003 behind the best")
+    waiting = ("feddyn", "feddyn-steps", "fedadam", "fedadam-steps")
+    assert f"{max(min(each.get(name, 1.0) for name in waiting) for each in behind.values()):.3f}" == "0.003"
+    says("plain FedAvg with a tuned server's step is up to 0.077 behind")
+    assert f"{max(each['fedavg'] for each in behind.values()):.3f}" == "0.077"
     says("FedAvg, FedStale and FedAU with such a draw are behind FedAvg with all clients in each cell")
     assert all(mean[["fedavg-drawn", "fedstale", "fedau"]].max() < mean["fedavg"] for mean in means.values())
 
@@ -144,20 +179,9 @@ def test_the_sentences_of_the_page_follow_from_the_curves(page: str):
         assert tuned is not None
         return [curves[plan.run(spots[cell], method, tuned, seed).key] for seed in plan.seeds]
 
-    def falls(curve: MapCurve) -> bool:
-        reached = curve.values >= 0.9
-        return not reached[reached.argmax() :].all()
-
-    assert (
-        "six of its ten runs that win fall below 90 % again after they first reach it; FedDyn's don't"
-        in words
-    )
-    assert sum(map(falls, judged(("mnist", "5"), "fedcompass"))) == 6
-    assert sum(map(falls, judged(("mnist", "5"), "feddyn"))) == 0
-
-    assert "It made 9,164 runs in 16 core-hours" in words
-    assert len(curves) == 9164
-    assert round(sum(each.seconds for each in curves.values()) / 3600) == 16
+    assert "It made 10,079 runs in 19 core-hours" in words
+    assert len(curves) == 10079
+    assert round(sum(each.seconds for each in curves.values()) / 3600) == 19
 
     assert "drawn from 15 to 135" in words
     sizes = [math.prod(map(len, plan.grid("mnist", method).values())) for method in plan.methods]
@@ -171,6 +195,30 @@ def test_the_sentences_of_the_page_follow_from_the_curves(page: str):
             tuned.setdefault(cell, set()).add(of["tuned"])
     numbers = [len(each) for each in tuned.values()]
     assert (min(numbers), max(numbers)) == (13, 40)
+
+    def gap(curve: MapCurve) -> float:
+        return plan.budget / np.count_nonzero(curve.times > 0)
+
+    def lost(curve: MapCurve) -> float:
+        half = replace(curve, times=curve.times[::2], values=curve.values[::2])
+        return mean_over(curve, plan.budget) - mean_over(half, plan.budget)
+
+    without_rounds = {
+        (cell, method): [gap(curve) for curve in judged(cell, method)]
+        for cell, own in scores.items()
+        for method in own
+        if issubclass(REGISTRY[str(plan.methods[method]["strategy"])], AsynchronousStrategy)
+    }
+    away = without_rounds.pop((("mnist-away", "5"), "ringleader"))
+    assert (
+        f"methods without rounds every 0.1 to 5 s (Ringleader, of clients that are away, every {np.mean(away):.0f})"
+        in words
+    )
+    means = [np.mean(each) for each in without_rounds.values()]
+    assert (round(min(means), 1), round(max(means))) == (0.1, 5)
+    assert "FedAvg, evaluated every second, loses 0.004 to 0.006 of mean accuracy" in words
+    losses = [np.mean([lost(curve) for curve in judged(cell, "fedavg")]) for cell in scores]
+    assert (f"{min(losses):.3f}", f"{max(losses):.3f}") == ("0.004", "0.006")
 
     assert "the rounds are at most a quarter shorter" in words
     rounds = [
