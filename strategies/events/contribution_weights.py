@@ -29,6 +29,7 @@ from strategies.core.reporter import Reporter
 from strategies.core.run_state import RunState
 from strategies.events import observed_periods
 from strategies.events.tasks import TaskLedger
+from strategies.flower.errors import RunError
 from strategies.timing.scheduler import Times
 from strategies.updates.safeguards import Safeguards
 
@@ -157,9 +158,14 @@ class ContributionWeights:
                 d = np.full(len(p), self._identical_weight(len(p)))
             else:
                 periods = self._periods(self.cycles(self._ledger.counting))
-                d = p * np.where(
-                    np.isfinite(periods), periods, 0.0
-                )  # a client that never contributes weighs nothing
+                known = np.isfinite(periods)
+                d = p * np.where(known, periods, 0.0)  # a client that never contributes weighs nothing
+                if known.any() and not d.any():
+                    self._run.warn_once(
+                        "%s.periods gives 0 for each client that contributes: no work counts, and the model stays "
+                        "as it is; allowed are numbers >= 0, and not 0 for all",
+                        self._run.name,
+                    )
             d = self._safeguards.weights([member.client for member in ledger.counting], d)
             self._current = ClientWeights(importance, self._by_index(d))
         return self._current
@@ -218,7 +224,11 @@ class ContributionWeights:
         current = self.current
         if current.weight and not current.periods:
             times = self.cycles(self._ledger.counting)
-            periods = self._periods(times) if self._observes() else self._expected_periods(times)
+            periods = (
+                self._periods(times)
+                if self._observes()
+                else self._checked("expected_periods", self._expected_periods(times))
+            )
             current.periods.update(self._by_index(periods))
         if current.weight and (self._discounts() or not current.expected_share):
             q = np.array(list(self.worth().values())) / np.array(list(current.periods.values()))
@@ -242,7 +252,26 @@ class ContributionWeights:
         return observed_periods.periods(self._ledger.counting, self._run.aggregations)
 
     def _periods(self, times: Times) -> Times:
-        return self.observed_periods() if self._observes() else self._method_periods(times)
+        if self._observes():
+            return self.observed_periods()
+        return self._checked("periods", self._method_periods(times))
+
+    def _checked(self, hook: str, periods: Times) -> Times:
+        """Return what a hook gives for P_i (n,); raise RunError unless it is a number >= 0, or infinite, for each."""
+        clients = [member.client for member in self._ledger.counting]
+        periods = np.asarray(periods, dtype=np.float64)
+        if periods.shape != (len(clients),):
+            raise RunError(
+                f"{self._run.name}.{hook} returns an array {periods.shape}: must be {(len(clients),)}, a number for "
+                f"each of the {len(clients)} clients"
+            )
+        if (wrong := ~(periods >= 0)).any():
+            place = int(wrong.argmax())
+            raise RunError(
+                f"{self._run.name}.{hook} returns {periods[place]:g} for {clients[place]}: must be "
+                ">= 0; infinity is a client that never contributes"
+            )
+        return periods
 
     def cycles(self, members: Iterable[Member]) -> Times:
         """Return the expected cycle times (n,) of clients, seconds per contribution, absences included."""

@@ -310,7 +310,8 @@ class AsynchronousStrategy(FederatedStrategy):
         Where clients come and go, τ_i is the mean time from one contribution of a client that waits for no other to
         the next: its work, what it works for nothing, and when it isn't there; infinite if it is never done.
 
-        By default as observed since the client is there (``strategies.events.observed_periods``).
+        By default as observed since the client is there (``strategies.events.observed_periods``). The run ends with
+        a RunError unless it is a number >= 0, or infinity, for each client.
         """
         return self.contribution_weights.observed_periods()
 

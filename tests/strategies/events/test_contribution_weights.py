@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strategies import RunError
 from strategies.clients.member import Member
 from strategies.events.contribution_weights import ContributionWeights
 from strategies.events.tasks import TaskLedger
@@ -16,7 +17,10 @@ P, PERIODS = [0.125, 0.25, 0.625], [1.0, 2.0, 4.0]
 
 def weights(weighing: str = "time-based", bound: Any = None, discounts: bool = False) -> ContributionWeights:
     run = run_of(
-        pace=SimpleNamespace(real_time=False, cycles=lambda members, everybody, interval: periods_of(members))
+        name="Mine",
+        pace=SimpleNamespace(
+            real_time=False, cycles=lambda members, everybody, interval: periods_of(members)
+        ),
     )
     ledger = TaskLedger(run)
     ledger.members = {index: Member(client(index, size)) for index, size in enumerate((1, 2, 5))}
@@ -88,3 +92,44 @@ def test_where_staleness_discounts_the_mean_of_those_that_came_says_what_a_clien
     part = weights("identical", discounts=True)
     part._ledger.members[0].weight, part._ledger.members[0].contributions = 0.5, 4
     assert part.worth() == pytest.approx({0: 0.125, 1: 1 / 3, 2: 1 / 3})
+
+
+@pytest.mark.parametrize(
+    ("periods", "said"),
+    [
+        (
+            [1.0, np.nan, 4.0],
+            "returns nan for client 1: must be >= 0; infinity is a client that never contributes",
+        ),
+        (
+            [1.0, 2.0, -4.0],
+            "returns -4 for client 2: must be >= 0; infinity is a client that never contributes",
+        ),
+        ([1.0, 2.0], "returns an array (2,): must be (3,), a number for each of the 3 clients"),
+        (2.0, "returns an array (): must be (3,), a number for each of the 3 clients"),
+    ],
+)
+def test_what_a_hook_gives_for_them_must_be_a_number_for_each_client(periods, said):
+    part = weights()
+    part._method_periods = lambda times: periods
+    with pytest.raises(RunError) as error:
+        part.current  # noqa: B018
+    assert str(error.value) == f"Mine.periods {said}"
+    part = weights()
+    part._expected_periods = lambda times: periods
+    with pytest.raises(RunError) as error:
+        part.expected_share()
+    assert str(error.value) == f"Mine.expected_periods {said}"
+
+
+@pytest.mark.parametrize(
+    ("periods", "warns"), [([0.0] * 3, True), ([0.0, np.inf, 0.0], True), ([np.inf] * 3, False)]
+)
+def test_it_is_said_where_nobody_that_contributes_counts(periods, warns):
+    part, said = weights(), []
+    part._run.warn_once = lambda text, *values: said.append(text % values)
+    part._method_periods = lambda times: np.array(periods)
+    assert part.current.weight == dict.fromkeys(range(3), 0.0)
+    assert [text.split(":")[0] for text in said] == [
+        "Mine.periods gives 0 for each client that contributes"
+    ] * warns
