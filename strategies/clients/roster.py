@@ -39,6 +39,8 @@ from strategies.flower.errors import RunError
 from strategies.flower.exchange import exchange, never, wait_for_nodes, wait_while
 from strategies.flower.grids import (
     DEPLOYMENT,
+    MEMORY,
+    RAY,
     DescribingGrid,
     Description,
     addressed,
@@ -187,12 +189,20 @@ class Roster:
         ------
         RunError
             If no client can take part: no node connected within the timeout, or every description is invalid; or if
-            fewer nodes than the required number are connected by then.
+            fewer nodes than the required number are connected by then, or in a simulation that has no more.
         """
         starting = not self._by_node
         grid = addressed(grid, self.participation, self._addressed)
-        self.devices = engine_of(grid) == DEPLOYMENT
+        engine = engine_of(grid)
+        self.devices = engine == DEPLOYMENT
         if starting:
+            # Other Grids have all their nodes from the start.
+            may_come = engine in (DEPLOYMENT, RAY, MEMORY)
+            if not may_come and (number := len(list(grid.get_node_ids()))) < self.min_clients:
+                raise RunError(
+                    f"{self.min_clients} clients are needed (min_available_nodes, min_train_nodes, "
+                    f"min_evaluate_nodes), and the simulation has {number}"
+                )
             wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
         self._see(grid)
         if not starting and len(self._present) < self.min_nodes:

@@ -81,7 +81,7 @@ def simulate(
     ValueError
         If there is no client, or a negative number of workers.
     RunError
-        If no other process can get the app, or the run can't go on.
+        If no other process can get the app, there are fewer clients than the strategy needs, or the run can't go on.
     """
     own_main = isinstance(server, ServerApp)
     if own_main == (initial_arrays is not None):

@@ -59,6 +59,15 @@ def test_the_bits_are_those_of_a_run_in_this_process(kind):
     assert result.evaluate_metrics_clientapp[4] == expected.evaluate_metrics_clientapp[4]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "least"), [(FedAvg(), 2), (FedBuff(buffer_size=1), 2), (FedAvg(min_train_nodes=3), 3)]
+)
+def test_fewer_clients_than_the_strategy_needs_are_refused_at_once(strategy, least):
+    said = rf"^{least} clients are needed \(min_available_nodes, .*\), and the simulation has 1$"
+    with pytest.raises(RunError, match=said):
+        simulate(counting.app, strategy, 1, model(), 1, timeout=3.0)
+
+
 class OwnApp(ClientApp):
     """Handles messages by itself, so that nobody knows which."""
 
