@@ -84,9 +84,12 @@ def _in_virtual_time(
         if scheduler.over(now):
             return
         if length is not None and due > tick + RESOLUTION:
-            clock.wait_until(tick)
+            clock.wait_until(max(tick, scheduler.now()))  # an event within RESOLUTION may have been later
             scheduler.count_interval(length)
-            yield Tick()
+            if ledger.buffer:
+                yield Tick()
+            else:  # nothing can come before the next event
+                scheduler.pass_over(length, due)
             continue
         due, item = queue.pop()
         match item:

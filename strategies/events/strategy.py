@@ -37,6 +37,7 @@ from strategies.clients.accounts import ACCEPTED, MAX_MISSES
 from strategies.clients.client_metrics import beside, of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
+from strategies.clock import RESOLUTION
 from strategies.core.capabilities import hook
 from strategies.core.config import (
     OBSERVED,
@@ -118,7 +119,7 @@ class AsynchronousStrategy(FederatedStrategy):
     Config: ClassVar[type[StrategyConfig]] = AsynchronousConfig
     config: EventsConfig
     has_rounds: ClassVar[bool] = False
-    #: Seconds between two aggregations; None: when ``ready`` says so.
+    #: Seconds between two aggregations, 1e-9 (``strategies.clock.RESOLUTION``) or more; None: when ``ready`` says so.
     interval: float | None = None
     #: How contributions weigh, ``time-based`` or ``identical``, where the config has no ``aggregation_weights``.
     weighing: ClassVar[str] = "time-based"
@@ -161,7 +162,7 @@ class AsynchronousStrategy(FederatedStrategy):
             summed=self.robust is None,
             observes=partial(getattr, self, "observes_periods"),
             discounts=partial(getattr, self, "discounts"),
-            interval=partial(getattr, self, "interval"),
+            interval=self._seconds_between,
             periods=self.periods,
             expected_periods=self.expected_periods,
             identical_weight=self.identical_weight,
@@ -462,7 +463,7 @@ class AsynchronousStrategy(FederatedStrategy):
                     shares=dict,
                     losses=self.contribution_weights.losses,
                 )
-            happening = events(run.pace, ledger, self._mail, partial(getattr, self, "interval"))
+            happening = events(run.pace, ledger, self._mail, self._seconds_between)
             while self._goes_on() and not run.stopped():
                 if ledger.all_spent:
                     log.warning("every client has contributed as often as it may: the run ends")
@@ -667,6 +668,16 @@ class AsynchronousStrategy(FederatedStrategy):
             self._aggregate()  # the others don't wait for it
         elif self._goes_on():
             self.dispatcher.dispatch([])
+
+    def _seconds_between(self) -> float | None:
+        """Return ``interval``; raise RunError if it is none between two different times."""
+        interval = self.interval
+        if interval is not None and not RESOLUTION <= interval < math.inf:
+            raise RunError(
+                f"{type(self).__name__}.interval = {interval:g}: must be seconds >= {RESOLUTION:g}, or None where "
+                "ready says when"
+            )
+        return interval
 
     # ---- Whether the run goes on ------------------------------------------------------------------------------
 

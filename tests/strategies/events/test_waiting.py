@@ -161,3 +161,22 @@ def test_a_scheme_that_never_makes_a_model_is_refused(go, federation):
             go(Neither, grid, clock)
     assert grid.sent == []
     assert go(Often, grid, VirtualClock()).aggregations == go(FedFix, grid, VirtualClock()).aggregations == 3
+
+
+def test_intervals_with_nothing_in_them_cost_nothing(go, federation):
+    strategy = go(FedFix, federation(), VirtualClock(), fedfix_interval=1e-9, rounds=20)
+    assert strategy.aggregations == 20
+    assert strategy.pace.now() == pytest.approx(4.0, abs=1e-7)  # tasks of 0.2, 0.6 and 1 s
+
+
+@pytest.mark.parametrize("interval", [0.0, -1, 1e-10, float("nan"), float("inf")])
+@pytest.mark.parametrize("clock", [VirtualClock, WallClock])
+def test_an_interval_that_is_none_is_refused(go, federation, interval, clock):
+    class Mine(AsynchronousStrategy):
+        pass
+
+    Mine.interval = interval
+    with pytest.raises(
+        RunError, match=rf"^Mine\.interval = {interval:g}: must be seconds >= 1e-09, or None where "
+    ):
+        go(Mine, federation(), clock(), seconds=3.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.clock import VirtualClock
+from strategies.clock import RESOLUTION, VirtualClock
 from strategies.timing.scheduler import NEVER, RealTimeScheduler
 
 
@@ -44,3 +44,20 @@ def test_intervals_that_were_missed_are_not_made_up_for(interval):
     pace.clock.wait_until(30.0)
     pace.count_interval(interval)
     assert pace.tick(interval) == 30.0 + interval
+
+
+@pytest.mark.parametrize("interval", [2.5, 0.3, 0.1, 1 / 3, 7e-4])
+@pytest.mark.parametrize("until", [10.2, 11.0, 12.3, 13.1])
+@pytest.mark.parametrize("budget", [0.0, 2.05])
+def test_passing_over_intervals_counts_as_many_as_one_after_the_other(interval, until, budget):
+    ticks = []
+    for passes in (False, True):
+        pace = scheduler()
+        pace.budget = budget
+        while (end := pace.tick(interval)) + RESOLUTION < until and not pace.over(end):
+            pace.clock.wait_until(end)
+            pace.count_interval(interval)
+            if passes:
+                pace.pass_over(interval, until)
+        ticks.append((pace.ticks, pace.now(), pace.tick(interval)))
+    assert ticks[0] == ticks[1]
