@@ -22,7 +22,14 @@ from strategies.clock import Clock
 from strategies.core.capabilities import Capabilities, hook
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
-from strategies.core.config import AsynchronousConfig, SecureConfig, StrategyConfig, configured
+from strategies.core.config import (
+    AsynchronousConfig,
+    EventsConfig,
+    SecureConfig,
+    StrategyConfig,
+    SynchronousConfig,
+    configured,
+)
 from strategies.core.evaluator import Evaluator
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.last_updates import LastUpdates
@@ -122,6 +129,10 @@ class FederatedStrategy(Strategy):
                     f"{cls.__name__}.{name} would never be called, as a round has its own messages and checks: "
                     "override configure_train or aggregate_train, which may call it"
                 )
+        base = SynchronousConfig if cls.has_rounds else EventsConfig
+        if not (isinstance(cls.Config, type) and issubclass(cls.Config, base)):
+            given = getattr(cls.Config, "__name__", cls.Config)
+            raise TypeError(f"{cls.__name__}.Config = {given}: must be a subclass of {base.__name__}")
         cls.capabilities = Capabilities.of(cls)
 
     fraction_train = FlowerAttribute()

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ArrayRecord
 
 from examples.methods import FedAsync, FedNova, PowerOfChoice, Ringmaster, Scaffold
-from strategies import AsynchronousConfig, AsynchronousStrategy, FedAvg, Progress, streams
+from strategies import AsynchronousConfig, AsynchronousStrategy, FedAvg, FedBuff, Progress, streams
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock
 from strategies.events.tasks import Member
@@ -368,3 +368,19 @@ def test_an_example_takes_no_private_member_and_few_lines():
     for block in source.split("\nclass ")[1:]:
         body = block.split("\n\n\n")[0]
         assert len(body.splitlines()) <= 33, body.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "base"),
+    [
+        (AsynchronousStrategy, object, "EventsConfig"),
+        (FedBuff, FedAvg.Config, "EventsConfig"),
+        (FedAvg, FedBuff.Config, "SynchronousConfig"),
+        (FedAvg, FedAvg.Config(), "SynchronousConfig"),
+    ],
+)
+def test_a_config_that_lacks_what_the_loop_reads_is_refused(kind, config, base):
+    with pytest.raises(TypeError, match=rf"^Mine\.Config = .*: must be a subclass of {base}$"):
+
+        class Mine(kind):
+            Config = config
