@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -264,6 +265,7 @@ class RunState:
             "evaluated": self.evaluated,
             "run-id": self.run_id,
             "model": flat(self.result.arrays),
+            "layout": _named_shapes(self.layout),
             **self.pace.state(),
             **self.memory.state(),
             **({} if self.kept is None else self.kept.state()),
@@ -298,7 +300,7 @@ class RunState:
         ArraysMismatchError
             If the arrays are no model to train.
         ValueError
-            If the state holds a model of another size.
+            If the state holds a model of another size, or of other arrays.
         """
         self.result = Result(arrays=arrays)
         self.aggregations = self.evaluated = 0
@@ -310,6 +312,12 @@ class RunState:
                 raise ValueError(
                     f"the state is that of a model of {len(state['model'])} values, this one has {self.layout.size}"
                 )
+            ours = _named_shapes(self.layout)
+            for before, now in zip_longest(state.get("layout", ours), ours):  # older states don't have it
+                if before != now:
+                    raise ValueError(
+                        f"the state is that of a model with {_in_words(before)} where this one has {_in_words(now)}"
+                    )
             self.result.arrays = self.layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self.evaluated = state["aggregations"], state["evaluated"]
             self.pace.restore(state)
@@ -394,6 +402,15 @@ class RunState:
         if NOT_FINITE in self.last_reason or OVERFLOWS in self.last_reason:
             return DivergedError(f"{reason}: the clients' steps are too large (lr)")
         return RunError(reason)
+
+
+def _named_shapes(layout: Layout) -> list[list[Any]]:
+    """Return name and shape of each array, in the order of the model's vector, as JSON gives them back."""
+    return [[name, list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
+
+
+def _in_words(named: list[Any] | None) -> str:
+    return "no array" if named is None else f"the array {named[0]} {tuple(named[1])}"
 
 
 def _no_fields(client: Client) -> dict[str, int]:

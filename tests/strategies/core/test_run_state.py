@@ -45,12 +45,21 @@ def test_a_state_gives_model_counts_memory_and_time_back_once():
         ({"strategy": "FedProx"}, "the state is that of FedProx, this is FedAvg"),
         ({"model": np.array([1.0, np.nan])}, "the model of its state isn't finite"),
         ({"model": np.zeros(3)}, "a model of 3 values, this one has 2"),
+        ({"layout": [["v", [2]]]}, r"a model with the array v \(2,\) where this one has the array w \(2,\)$"),
+        ({"layout": [["w", [2, 1]]]}, r"with the array w \(2, 1\) where this one has the array w \(2,\)$"),
+        ({"layout": [["w", [2]], ["v", [0]]]}, r"with the array v \(0,\) where this one has no array$"),
     ],
 )
 def test_a_state_of_something_else_is_refused(change, said):
     state = {**moved_on().state(), **change}
     with pytest.raises(ValueError, match=said):
         _resumed(state)
+
+
+def test_a_state_of_before_that_names_no_arrays_is_taken():
+    state = moved_on().state()
+    assert state.pop("layout") == [["w", [2]]]
+    assert _resumed(state).model.tolist() == [3.0, 5.0]
 
 
 def _resumed(state: Any) -> Any:
