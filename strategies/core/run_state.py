@@ -380,7 +380,7 @@ class RunState:
         self.any_missed, self.last_reason = True, reason
 
     def check_worked(self, initial_arrays: ArrayRecord) -> None:
-        """Raise RunError if no client's work was ever accepted; warn if all of it still waits for others'."""
+        """Raise RunError if no client's work was ever accepted; warn if the model is the initial one all the same."""
         tried = self.aggregations or self.any_missed
         if self.keeps_model and tried and not self.stopped():
             log.warning(
@@ -392,6 +392,24 @@ class RunState:
         if tried and self.result.arrays is initial_arrays and not self.stopped():
             raise self.given_up(
                 f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"
+            )
+        if self.keeps_model or self.stopped():  # said already, or no wonder
+            return
+        if not self.aggregations:
+            if self.pace.budget and isinstance(
+                self.config, SynchronousConfig
+            ):  # without rounds it is said already
+                log.warning(
+                    "time_budget = %g s is shorter than the first round: the model is the initial one",
+                    self.pace.budget,
+                )
+        elif self.layout.size and (flat(self.result.arrays) == flat(initial_arrays)).all():
+            log.warning(
+                "after %d aggregations the model is the initial one: %s",
+                self.aggregations,
+                "the moves were 0, or too short for its numbers (lr, server_lr, update_norm_bound)"
+                if self.any_moved
+                else "no client took part, or every update was 0",
             )
 
     def given_up(self, what: str) -> RunError:

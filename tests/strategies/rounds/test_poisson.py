@@ -40,6 +40,11 @@ def test_an_empty_round_keeps_the_model_and_says_so(federation, model, values_of
     assert values_of(result.arrays) == [1.0]
     said = [record for record in caplog.records if "no client was drawn, the model stays" in record.message]
     assert [record.levelname for record in said] == ["INFO", "INFO"]
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert (
+        warning
+        == "after 2 aggregations the model is the initial one: no client took part, or every update was 0"
+    )
     assert not grid.asked()
 
 

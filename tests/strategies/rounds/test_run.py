@@ -1,5 +1,7 @@
 """The round loop: evaluation, observer, time, reproducibility."""
 
+import logging
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
@@ -237,3 +239,29 @@ def test_a_value_that_makes_no_sense_is_named_before_any_client_trains(federatio
     with pytest.raises(ValueError, match=key):
         FedAvg(config(**options)).start(grid, model(1.0), num_rounds=1)
     assert grid.requests() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"time_budget": 0.5},
+            ["time_budget = 0.5 s is shorter than the first round: the model is the initial one"],
+        ),
+        (
+            {"update_norm_bound": 1e-12},
+            [
+                "after 2 aggregations the model is the initial one: the moves were 0, or too short for its numbers "
+                "(lr, server_lr, update_norm_bound)"
+            ],
+        ),
+        ({"time_budget": 1.5}, []),
+        ({"stopped": lambda: True}, []),
+    ],
+)
+def test_a_run_that_leaves_the_initial_model_says_so(federation, model, train_config, options, said, caplog):
+    with caplog.at_level(logging.WARNING, "flwr.strategies"):
+        FedAvg(**options).start(
+            federation(), model(1.0, dtype="float32"), num_rounds=2, train_config=train_config()
+        )
+    assert [record.message for record in caplog.records] == said
