@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.strategies")
 
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
-LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done
+LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done, or none will count
 NOBODY = "no client is left: each was lost or failed"
 NO_MODEL = "the run is over, at %g s, before its first model was made: %d contributions wait for it"
 STUCK = (
@@ -184,7 +184,7 @@ class AsynchronousStrategy(FederatedStrategy):
             steps=self.task_steps,
             timed_steps=self.timed_steps,
         )
-        self._lost_in_a_row = 0
+        self._lost_in_a_row = self._refused_in_a_row = 0
 
     def _new_rule(self, weighing: str) -> ArrivalRule | None:
         """Return the robust rule over arrivals, None for the weighted sum; refuse one where they aren't equals."""
@@ -435,7 +435,7 @@ class AsynchronousStrategy(FederatedStrategy):
         self._evaluate_fn = evaluate_fn
         with self._running(grid, timeout):
             state = self._begin(initial_arrays)
-            self._check, self._lost_in_a_row = self.receiver.check(), 0
+            self._check, self._lost_in_a_row, self._refused_in_a_row = self.receiver.check(), 0, 0
             self._evaluation = RealTimeEvaluation(
                 run, self.evaluator, self.pending, self._mail, self.aggregate_evaluate
             )
@@ -603,8 +603,15 @@ class AsynchronousStrategy(FederatedStrategy):
             self.timeline.end(member.client.index, run.pace.now(), outcome)
         if not accepted:
             ledger.since.discard(contribution)
+            self._refused_in_a_row += 1
+            if self._refused_in_a_row > LOST_IN_A_ROW * len(ledger.members):
+                raise RunError(
+                    f"the last {self._refused_in_a_row} contributions didn't count, one after the other: "
+                    f"{type(self).__name__}'s accept, or fresh, must be True of some"
+                )
             self.dispatcher.dispatch([member])
             return
+        self._refused_in_a_row = 0
         if run.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
             ledger.since.keep(reply.content)
         ledger.keep(contribution)

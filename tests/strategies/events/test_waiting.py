@@ -180,3 +180,14 @@ def test_an_interval_that_is_none_is_refused(go, federation, interval, clock):
         RunError, match=rf"^Mine\.interval = {interval:g}: must be seconds >= 1e-09, or None where "
     ):
         go(Mine, federation(), clock(), seconds=3.0)
+
+
+def test_a_run_in_which_no_work_ever_counts_ends(go, federation):
+    class Fastidious(Many):
+        def fresh(self, staleness: int) -> bool:
+            return False
+
+    with pytest.raises(
+        RunError, match=r"^the last 601 contributions didn't count, .*: Fastidious's accept, or fresh"
+    ):
+        go(Fastidious, federation(), VirtualClock())
