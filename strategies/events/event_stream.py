@@ -6,6 +6,7 @@ whose deadline has passed is given up.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -45,6 +46,15 @@ class Look(NamedTuple):
 
 
 Event = Arrival | Retry | Turn | Wake | PatienceOver | Tick | Look
+
+
+def checked_interval(name: str, interval: float | None) -> float | None:
+    """Return seconds between two aggregations; raise RunError, with their name, unless they tell two times apart."""
+    if interval is not None and not RESOLUTION <= interval < math.inf:
+        raise RunError(
+            f"{name} = {interval:g}: must be seconds >= {RESOLUTION:g}, or None where ready says when"
+        )
+    return interval
 
 
 def events(

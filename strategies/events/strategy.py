@@ -37,7 +37,6 @@ from strategies.clients.accounts import ACCEPTED, MAX_MISSES
 from strategies.clients.client_metrics import beside, of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
-from strategies.clock import RESOLUTION
 from strategies.core.capabilities import hook
 from strategies.core.config import (
     OBSERVED,
@@ -54,7 +53,7 @@ from strategies.events.arrival_rule import ArrivalRule, check_arrivals
 from strategies.events.contribution_weights import ContributionWeights
 from strategies.events.dispatcher import FIRST, Dispatcher
 from strategies.events.evaluation import RealTimeEvaluation
-from strategies.events.event_stream import Arrival, Event, Look, PatienceOver, Tick, events
+from strategies.events.event_stream import Arrival, Event, Look, PatienceOver, Tick, checked_interval, events
 from strategies.events.statistics import Tally
 from strategies.events.tasks import Held, Retry, Task, TaskLedger, Turn, Wake
 from strategies.flower import messages
@@ -678,13 +677,7 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _seconds_between(self) -> float | None:
         """Return ``interval``; raise RunError if it is none between two different times."""
-        interval = self.interval
-        if interval is not None and not RESOLUTION <= interval < math.inf:
-            raise RunError(
-                f"{type(self).__name__}.interval = {interval:g}: must be seconds >= {RESOLUTION:g}, or None where "
-                "ready says when"
-            )
-        return interval
+        return checked_interval(f"{type(self).__name__}.interval", self.interval)
 
     # ---- Whether the run goes on ------------------------------------------------------------------------------
 
