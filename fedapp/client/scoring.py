@@ -44,7 +44,9 @@ def scored_reply(
 
     def metrics_of(state: dict[str, Tensor]) -> dict[str, float]:
         found: Score = score(model, state, x, y, loss, measured)
-        return {"loss": found.loss, **found.values()}
+        # Of rows without a position that counts there is nothing to tell.
+        told, rows = {"loss": found.loss, **found.values()}, np.array([0, len(x)])
+        return {name: value for name, value in told.items() if not found.uncounted(name, rows)}
 
     metrics = MetricRecord({messages.NUM_EXAMPLES: len(data.rows), **metrics_of(sent)})
     own = _own_state(message, context, record, sent, device)

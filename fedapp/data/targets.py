@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedapp.data.dataset import Array, IntArray, RawData, Targets
+from fedapp.data.dataset import Array, Dataset, IntArray, RawData, Targets
 from fedapp.data.errors import DataError
+from fedapp.data.partition import Partition
 from fedapp.names import IGNORED
 
 Problem = Callable[[str], DataError]
@@ -68,6 +69,24 @@ def number_of_classes(y: IntArray, problem: Problem) -> int:
             f"has the label {count - 1}, but {seen} different ones; labels are whole numbers from 0, or names"
         )
     return count
+
+
+def check_counted(dataset: Dataset, partition: Partition) -> None:
+    """Refuse training or test rows of whose positions none counts: nothing can be learnt or measured there.
+
+    Raises
+    ------
+    DataError
+        Naming the dataset.
+    """
+    if dataset.targets != "classes" or dataset.y.ndim < 2:
+        return
+    for what, rows in (("training", partition.client_indices), ("test", partition.test_indices)):
+        if bool((dataset.y[rows] == IGNORED).all()):
+            raise DataError(
+                f"dataset = {dataset.name!r}: its {what} rows have no label but {IGNORED}, which doesn't count; at "
+                "least one is needed"
+            )
 
 
 def as_numbers(raw: RawData, name: str) -> RawData:

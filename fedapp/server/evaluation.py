@@ -5,6 +5,8 @@ losses that they train on are then told where the strategy needs them, without r
 """
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
@@ -13,7 +15,7 @@ from torch import Tensor
 from fedapp import federation
 from fedapp.data.partition import OWN
 from fedapp.server.experiment import Experiment
-from fedapp.training.evaluation import Metric, chosen_metrics, evaluate
+from fedapp.training.evaluation import Metric, Score, chosen_metrics, evaluate
 from fedapp.training.losses import loss_of
 from strategies.flower import messages
 
@@ -87,20 +89,31 @@ class Evaluation:
         last = self.by_client == "last" and server_round == config.num_server_rounds
         if self.by_client == "always" or last:
             own = config.test_on == OWN
-            trained = self._of_clients(arrays) if self.objective or not own else {}
-            for name, values in trained.items():
-                key = messages.CLIENT_LOSSES if name == "loss" else f"{messages.PER_CLIENT}{name}"
-                metrics[key] = values.tolist()
+            each = {
+                name: f"{messages.PER_CLIENT}{name}" for name in ("loss", *(m.name for m in self._metrics))
+            }
+            losses = {"loss": messages.CLIENT_LOSSES}
+            if self.objective or not own:
+                called = losses if own else each | losses
+                metrics.update(_told(self._of_training(arrays), partition.client_offsets, called))
             if own:
-                for name, values in score.by_client(partition.test_offsets).items():
-                    metrics[f"{messages.PER_CLIENT}{name}"] = values.tolist()
+                metrics.update(_told(score, partition.test_offsets, each))
         return metrics
 
-    def _of_clients(self, arrays: ArrayRecord) -> dict[str, np.ndarray]:
-        experiment, partition = self.experiment, self.experiment.partition
+    def _of_training(self, arrays: ArrayRecord) -> Score:
+        experiment = self.experiment
         training = federation.training_tensors(
             experiment.config, experiment.num_clients, experiment.device, experiment.dataset.moments
         )
         state = federation.to_state(arrays, experiment.device)
-        score = evaluate(experiment.scored_model, state, *training, self.loss, self._metrics)
-        return score.by_client(partition.client_offsets)
+        return evaluate(experiment.scored_model, state, *training, self.loss, self._metrics)
+
+
+def _told(score: Score, offsets: np.ndarray, called: Mapping[str, str]) -> dict[str, Any]:
+    """Return a score of every client in lists, by what they are ``called``, and which clients have none."""
+    values = score.by_client(offsets)
+    without = {f"{messages.WITHOUT}{key}": score.uncounted(name, offsets) for name, key in called.items()}
+    return {
+        **{key: values[name].tolist() for name, key in called.items()},
+        **{key: clients for key, clients in without.items() if clients},
+    }

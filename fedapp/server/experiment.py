@@ -33,6 +33,7 @@ from fedapp.data.extremes import extreme_rows
 from fedapp.data.partition import BY_CLASS, OWN
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
+from fedapp.data.targets import check_counted
 from fedapp.federation.records import OWN_ARRAYS
 from fedapp.models import ModelError
 from fedapp.names import MODELS
@@ -181,6 +182,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     config = config.model_copy(update=federation.local_folders(config))
     dataset = federation.dataset_of(config, num_clients)
     partition = federation.partition_of(config, num_clients)
+    check_counted(dataset, partition)
     if config.augment != "none" and dataset.kind != "image":
         raise ConfigError(
             f"augment = {config.augment!r}: the inputs of '{config.dataset}' are {dataset.kind}; only images can be "

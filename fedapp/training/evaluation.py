@@ -340,7 +340,10 @@ class Score:
         return {metric.name: self._value(metric, among) for metric in self.metrics}
 
     def by_client(self, offsets: np.ndarray) -> dict[str, np.ndarray]:
-        """Return loss and metrics of every client (C,), NaN for one without examples; i owns ``offsets[i:i+2]``."""
+        """Return loss and metrics of every client (C,); i owns ``offsets[i:i+2]``.
+
+        NaN for one without examples, or without a position that counts.
+        """
         sizes = np.diff(offsets)
         owned = sizes > 0
         found = {
@@ -349,8 +352,9 @@ class Score:
         starts = offsets[:-1][owned]
         for name, values in {"loss": self.losses, **self.rows}.items():
             counts = self.counts.get(name)
-            number = sizes[owned] if counts is None else np.maximum(np.add.reduceat(counts, starts), 1)
-            found[name][owned] = np.add.reduceat(values.astype(np.float64), starts) / number
+            number = sizes[owned] if counts is None else np.add.reduceat(counts, starts)
+            with np.errstate(invalid="ignore"):  # 0 of 0
+                found[name][owned] = np.add.reduceat(values.astype(np.float64), starts) / number
         for metric in self.metrics:
             if metric.name in self.rows:
                 found[metric.name] = np.array([metric.of_mean(mean) for mean in found[metric.name].tolist()])
@@ -358,6 +362,16 @@ class Score:
                 for client in np.flatnonzero(owned):
                     found[metric.name][client] = self._value(metric, slice(*offsets[client : client + 2]))
         return found
+
+    def uncounted(self, name: str, offsets: np.ndarray) -> list[int]:
+        """Return the clients of whose positions none counts in the loss or a metric, whatever the model."""
+        counts = (
+            self.counts.get(name) if name in ("loss", *self.rows) else next(iter(self.counts.values()), None)
+        )
+        if counts is None:
+            return []
+        sums = np.concatenate([[0], np.cumsum(counts)])[offsets]
+        return np.flatnonzero((np.diff(sums) == 0) & (np.diff(offsets) > 0)).tolist()
 
     def _value(self, metric: Metric, among: slice) -> float:
         if metric.name in self.rows:
@@ -372,7 +386,8 @@ class Score:
         counts = self.counts.get(name)
         if counts is None:
             return float(values[among].mean())
-        return float(values[among].sum() / max(counts[among].sum(), 1))
+        counted = counts[among].sum()
+        return float(values[among].sum() / counted) if counted else float("nan")
 
 
 def evaluate(

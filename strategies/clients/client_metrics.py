@@ -179,10 +179,19 @@ def from_evaluation(collected: dict[str, Any]) -> dict[str, ByClient]:
         for name in collected
         if name.startswith(messages.PER_CLIENT)
     }
-    lists = {metric: collected.pop(name, None) for name, metric in names.items()}
-    return {
-        metric: dict(enumerate(map(float, each))) for metric, each in lists.items() if isinstance(each, list)
-    }
+    found = {metric: by_index(collected, name) for name, metric in names.items()}
+    for name in names:
+        collected.pop(name, None)
+        collected.pop(f"{messages.WITHOUT}{name}", None)
+    return {metric: each for metric, each in found.items() if each is not None}
+
+
+def by_index(collected: Mapping[str, Any], name: str) -> ByClient | None:
+    """Return what an evaluation on the server tells of clients in a list, for those that have a value."""
+    told, without = collected.get(name), collected.get(f"{messages.WITHOUT}{name}", [])
+    if not isinstance(told, list):
+        return None
+    return {index: float(value) for index, value in enumerate(told) if index not in without}
 
 
 def from_replies(

@@ -14,9 +14,9 @@ def among(importances: Sequence[float], counting: NDArray[np.bool_]) -> Weights:
     return np.asarray(shares / (shares.sum() or 1.0))
 
 
-def mean_and_spread(name: str, weights: Mapping[int, float], values: list[float]) -> dict[str, float]:
+def mean_and_spread(name: str, weights: Mapping[int, float], values: Mapping[int, float]) -> dict[str, float]:
     """Return the weighted mean and standard deviation over clients; ``weights`` and ``values`` by client index."""
-    known = {index: weight for index, weight in weights.items() if index < len(values)}
+    known = {index: weight for index, weight in weights.items() if index in values}
     total = sum(known.values())
     if total <= 0:
         return {}

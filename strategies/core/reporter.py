@@ -108,7 +108,7 @@ class Reporter:
         *,
         evaluate_fn: EvaluateFn | None = None,
         shares: Callable[[], Mapping[str, list[float]]] | None = None,
-        losses: Callable[[list[float]], Mapping[str, float]] | None = None,
+        losses: Callable[[Mapping[int, float]], Mapping[str, float]] | None = None,
     ) -> None:
         """Report an aggregation.
 
@@ -121,7 +121,7 @@ class Reporter:
         shares : callable, optional
             Returns the per-client statistics for the observer; given where the model is evaluated now.
         losses : callable, optional
-            Returns metrics of the loop from the losses f_i of all clients, by index.
+            Returns metrics of the loop from the losses f_i of clients, by index.
         """
         collected: dict[str, Any] = {**metrics, **self._accounts.costs()}
         if kept := self._bytes_kept():
@@ -135,7 +135,8 @@ class Reporter:
                 result.evaluate_metrics_serverapp[aggregation] = evaluated
                 collected.update(evaluated)
                 by_server = evaluated
-                if losses is not None and isinstance(told := collected.get(messages.CLIENT_LOSSES), list):
+                told = client_metrics.by_index(collected, messages.CLIENT_LOSSES)
+                if losses is not None and told is not None:
                     collected.update(losses(told))
                 self.by_client |= client_metrics.from_evaluation(collected)
             known = shares() if aggregation and self.observer is not None else {}

@@ -288,7 +288,7 @@ class ContributionWeights:
         p, q = self.current.importance, self.expected_share()
         return 0.5 * sum(abs(p[index] - q[index]) for index in p)
 
-    def losses(self, losses: list[float]) -> Mapping[str, float]:
+    def losses(self, losses: Mapping[int, float]) -> Mapping[str, float]:
         """Return the federated loss Σ p_i f_i and, if known, the surrogate loss Σ q̃_i f_i that the run minimises.
 
         Each with its spread; f_i come by client index.

@@ -104,6 +104,9 @@ NAME: Final = "name"
 # Results that an evaluation may return beside its metrics: f_i(w) of all clients, by index.
 CLIENT_LOSSES: Final = "client-losses"
 PER_CLIENT: Final = "per-client."  # and the name of another metric of theirs, by index too
+WITHOUT: Final = (
+    "without."  # and one of these names: indices of the clients that have none, and count in no mean
+)
 
 # Prefix of the names of metrics of clients' personal models.
 OF_PERSONAL: Final = direction.PERSONAL

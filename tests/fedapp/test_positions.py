@@ -103,6 +103,41 @@ def test_what_does_not_fit_is_one_line(changes, said):
     assert "\n" not in str(error.value)
 
 
+def test_a_client_without_a_position_that_counts_has_no_score_and_counts_in_no_mean(tmp_path):
+    x, y = own_models.texts()
+    y, groups = y.copy(), np.arange(len(x)) % 3
+    y[groups == 0] = -100
+    data = {"x_train": x, "y_train": y, "group_train": groups}
+    for strategy in ("fedavg", "fedasync"):
+        run = fedapp.run(
+            **{**TEXTS, "dataset": data},
+            strategy=strategy,
+            partitioner="natural",
+            client_evaluation=True,
+            num_server_rounds=2,
+            num_clients=3,
+            results_dir=tmp_path,
+            run_name=strategy,
+        )
+        last = lines_of(run.path)[-1]
+        assert last["client-loss-best"] > 0.1
+        assert last["client-accuracy-mean"] > 0
+
+
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_data_of_whose_positions_none_counts_are_refused(side, tmp_path):
+    x, y = own_models.texts()
+    half = len(x) // 2
+    data = {"x_train": x[:half], "y_train": y[:half], "x_test": x[half:], "y_test": y[half:]}
+    data[f"y_{side}"] = np.full_like(data[f"y_{side}"], -100)
+    what = {"train": "training", "test": "test"}[side]
+    with pytest.raises(
+        ValueError, match=f"^dataset = .*: its {what} rows have no label but -100.*; at least one is"
+    ):
+        fedapp.run(**{**TEXTS, "dataset": data}, num_server_rounds=1, num_clients=3, results_dir=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def summed(outputs: Any, targets: Any) -> Any:
     """A loss that forgets reduction='none'."""
     return own_models.per_token(outputs, targets).sum()

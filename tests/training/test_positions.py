@@ -138,6 +138,17 @@ def test_scores_of_all_and_of_clients_weigh_positions():
     assert by_client["perplexity"] == pytest.approx([2**1.5, np.nan, 2], nan_ok=True)
 
 
+def test_rows_without_a_position_that_counts_have_no_score():
+    measured = tuple(METRICS[name] for name in ("accuracy", "perplexity", "iou"))
+    model, offsets = Table(), np.array([0, 1, 2, 3])
+    score = evaluate(model, model.state_dict(), X, LABELS, CROSS_ENTROPY, measured)
+    by_client = score.by_client(offsets)
+    for name, values in by_client.items():
+        assert np.isnan(values).tolist() == [False, False, True]
+        assert score.uncounted(name, offsets) == [2]
+    assert math.isnan(evaluate(model, model.state_dict(), X[2:], LABELS[2:], CROSS_ENTROPY, measured).loss)
+
+
 def test_a_padded_batch_has_the_gradient_of_the_batch():
     trainee, state = Trainee(Table()), {"logits": torch.tensor([UP, DOWN])}
     of = batch_loss(trainee, CROSS_ENTROPY, {})

@@ -1,6 +1,7 @@
 """The reporter alone: what an observer is given and what is logged, with per-client statistics by hand."""
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_
         {},
         evaluate_fn=lambda number, arrays: told,
         shares=lambda: OF_CLIENTS,
-        losses=lambda losses: {"federated-loss": sum(losses)},
+        losses=lambda losses: {"federated-loss": sum(losses.values())},
     )
     assert part.stability.state() == {"losses-before": [4.0, 4.0]}
     metrics = seen[0].metrics
@@ -67,6 +68,29 @@ def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_
     assert (clients["weight"], clients["loss"]) == ([0.25, 0.75], [1.0, 3.0])
     assert clients["acc"] == pytest.approx([float("nan"), 0.5], nan_ok=True)
     assert part.by_client == {}  # told once
+
+
+def test_a_client_without_a_value_counts_in_no_mean():
+    part, seen = reporter(None), []
+    part.observer = seen.append
+    without = {
+        f"{messages.WITHOUT}{messages.CLIENT_LOSSES}": [0],
+        f"{messages.WITHOUT}{messages.PER_CLIENT}acc": [0],
+    }
+    nan = float("nan")
+    told = {messages.CLIENT_LOSSES: [nan, 3.0, nan], f"{messages.PER_CLIENT}acc": [nan, 0.5, 0.25], **without}
+    part.report(
+        3,
+        part._run.result,
+        {},
+        evaluate_fn=lambda number, arrays: MetricRecord(told),
+        shares=lambda: OF_CLIENTS,
+        losses=lambda losses: {"federated-loss": float(len(losses))},
+    )
+    metrics = seen[0].metrics
+    assert (metrics["client-acc-mean"], metrics["federated-loss"]) == (0.375, 2)
+    assert math.isnan(metrics["client-loss-mean"])  # client 2's is one that diverged
+    assert not any(name.startswith(messages.WITHOUT) for name in (*metrics, *seen[0].clients))
 
 
 def test_lost_tasks_of_each_client_are_told_where_clients_come_and_go_and_joules_are_summed():

@@ -62,7 +62,7 @@ def test_with_the_same_weight_for_all_the_frequent_count_more():
     # q ∝ 1/1, 1/2, 1/4: 4/7, 2/7, 1/7
     assert part.expected_share() == pytest.approx({0: 4 / 7, 1: 2 / 7, 2: 1 / 7})
     assert part.distance() == pytest.approx(0.5 * (4 / 7 - 1 / 8 + 2 / 7 - 1 / 4 + 5 / 8 - 1 / 7))
-    losses = part.losses([7.0, 14.0, 0.0])
+    losses = part.losses({0: 7.0, 1: 14.0, 2: 0.0})
     assert losses["federated-loss"] == pytest.approx(7 / 8 + 14 / 4)
     assert losses["surrogate-loss"] == pytest.approx(4 + 4)
 
