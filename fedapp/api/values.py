@@ -13,6 +13,7 @@ import numpy as np
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.config.key import CLIENTS_BY
 from fedapp.data import DataError
+from fedapp.data.arrays import check_unmasked
 from fedapp.data.errors import handed_over_dir
 from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
 from fedapp.data.parts import all_separated, whole_name
@@ -222,6 +223,7 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
 
 def _array(name: str, value: Any) -> np.ndarray:
     """Return an array, or a tensor or a table's column as one; float64 as float32, in which models are trained."""
+    check_unmasked(name, value, lambda reason: DataError(f"dataset: {reason}"))
     try:
         if hasattr(value, "toarray"):  # sparse rows, of scipy
             value = value.toarray()

@@ -145,6 +145,12 @@ def check_whole(key: str, x: Array, problem: Problem) -> None:
         )
 
 
+def check_unmasked(key: str, value: Any, problem: Problem) -> None:
+    """Refuse masked entries of NumPy's masked arrays: their values, which are still there, aren't meant."""
+    if masked := int(np.ma.getmaskarray(value).sum()) if isinstance(value, np.ma.MaskedArray) else 0:
+        raise problem(f"{key} has {masked} masked entries; none are allowed, as all must be finite")
+
+
 def _ranked(labels: Mapping[str, Array], problem: Problem) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Return the ranks of names among those of all parts, (N,) each, and the names, sorted."""
     for name, values in labels.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedapp.data.arrays import NAMES, array_data, array_splits
+from fedapp.data.arrays import NAMES, array_data, array_splits, check_unmasked
 from fedapp.data.dataset import Array, DataColumns, RawData, Targets
 from fedapp.data.errors import DataError
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
@@ -337,6 +337,7 @@ def _array(value: Any, key: str, problem: Problem) -> Array:
             found = found.astype(str)  # a table's column of texts
     except (TypeError, ValueError, RuntimeError):
         found = np.empty(0, object)
+    check_unmasked(key, value, problem)
     if found.dtype.kind not in "biufUcM":
         raise problem(f"has {key} of type {type(value).__name__}, which can't be an array of numbers")
     return found

@@ -145,6 +145,8 @@ def pair(): return load(), load()
         (f"({X} * np.nan, {Y})", "x_train has values that are not finite in float32; all must be finite"),
         (f"({X}, -{Y})", "y_train has a label below 0; whole numbers from 0 are needed"),
         (f"({X}, [None] * 4)", "has y_train of type list, which can't be an array of numbers"),
+        (f"(np.ma.masked_greater({X}, 2), {Y})", "x_train has 9 masked entries; none are allowed"),
+        (f"({X}, np.ma.masked_equal({Y}, 1))", "y_train has 2 masked entries; none are allowed"),
         ("iter([1])", "is a list_iterator; allowed are (x, y), "),
     ],
 )

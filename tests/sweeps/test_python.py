@@ -229,6 +229,11 @@ def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
             ConfigError,
             "dataset: y_train holds objects; numbers or texts are needed",
         ),
+        (
+            {"dataset": (np.ma.masked_equal([[1.0], [2.0]], 2), [0, 1])},
+            DataError,
+            "dataset: x_train has 1 masked entries; none are allowed",
+        ),
         ({"dataset": ([[1], [1, 2]], [0, 1])}, ConfigError, "dataset: x_train is no array (setting an array"),
         ({"engine": "rya"}, ConfigError, "engine = 'rya': allowed are auto, sequential, vectorized, ray"),
         ({"way": "single", "engine": "sequential"}, ConfigError, "is a way of engine vectorized"),
