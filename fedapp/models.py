@@ -180,6 +180,18 @@ def _initialise_lazy(name: str, model: nn.Module, kind: str, form: Form) -> None
             model.eval()(**inputs) if isinstance(inputs, dict) else model.eval()(*inputs)
         except Exception as error:  # whatever a user's code raises, the cause is told
             raise ModelError(f"model = {name!r}: {described(error)}") from error
+        if left := next(
+            (
+                each
+                for each, value in model.named_parameters()
+                if isinstance(value, nn.UninitializedParameter)
+            ),
+            None,
+        ):
+            raise ModelError(
+                f"model = {name!r}: its parameter {left} is of a lazy layer that forward doesn't use, and so has no "
+                "shape; a layer that isn't lazy is needed there, or none"
+            )
 
 
 def _copy_frozen(model: nn.Module) -> None:

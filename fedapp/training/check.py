@@ -71,7 +71,7 @@ def check_parts(
     names = names_of(model)
     if not names.trained:
         raise OwnPartError(f"model = {model_name!r}: has no parameter that takes a gradient")
-    _check_hooks(model_name, model)
+    _check_parameters(model_name, model)
     state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
     with global_stream(0, x.device):
         outputs = _tried(
@@ -183,8 +183,13 @@ def _check_finite(model_name: str, outputs: Any) -> None:
         )
 
 
-def _check_hooks(model_name: str, model: nn.Module) -> None:
+def _check_parameters(model_name: str, model: nn.Module) -> None:
     for name, value in model.named_parameters():
+        if value.requires_grad and value.is_complex():
+            raise OwnPartError(
+                f"model = {model_name!r}: its parameter {name} is complex; real ones can be trained, as "
+                "torch.view_as_real makes them"
+            )
         if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):
             raise OwnPartError(
                 f"model = {model_name!r}: its parameter {name} has a hook, which local training wouldn't call; what "

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+import fedapp
 from fedapp.models import PERCEPTRON_SLOPE, ModelError, build_model, check_model
 from fedapp.names import INITS, MODELS
 
@@ -214,3 +215,42 @@ def test_resnet18_has_no_batch_statistics(name):
     x = inputs(DATA[name], 4)
     # A row's logits don't depend on the other rows.
     torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-4, atol=1e-5)
+
+
+class HalfLazy(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.used, self.unused = nn.LazyLinear(num_classes), nn.LazyLinear(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.used(x.flatten(1))
+        return outputs
+
+
+class Complex(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(64, num_classes, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1).to(torch.complex64) @ self.turn).abs()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            HalfLazy,
+            "its parameter unused.weight is of a lazy layer that forward doesn't use, and so has no shape",
+        ),
+        (
+            Complex,
+            "its parameter turn is complex; real ones can be trained, as torch.view_as_real makes them",
+        ),
+    ],
+)
+def test_a_parameter_that_can_not_be_sent_is_named_before_a_run(model, said, tmp_path):
+    with pytest.raises(ValueError, match=said) as error:
+        fedapp.run(dataset="digits", model=model, num_server_rounds=1, num_clients=2, results_dir=tmp_path)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
