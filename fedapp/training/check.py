@@ -20,7 +20,7 @@ from fedapp.training.parts import inputs_of
 from fedapp.training.precision import passed
 from fedapp.training.state import for_one_call, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
-from fedapp.training.trial import trial
+from fedapp.training.trial import Carried, carried, trial
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -301,12 +301,27 @@ def _check_learning(
             "so that the result stays the same",
             model_name,
         )
-    if (
-        model_name not in MODELS
-        and is_own(model_name)
-        and (found := _tried(what, lambda: trial(model, loss, x, y)))
-    ):
-        raise OwnPartError(f"model = {model_name!r}: {found}")
+    if model_name not in MODELS and is_own(model_name):
+        if found := _tried(what, lambda: trial(model, loss, x, y)):
+            raise OwnPartError(f"model = {model_name!r}: {found}")
+        _check_attributes(model_name, _tried(what, lambda: carried(model, x)))
+
+
+def _check_attributes(model_name: str, found: Carried) -> None:
+    """Refuse outputs that depend on what earlier passes have left in an attribute; name what is counted there."""
+    if found.read:
+        raise OwnPartError(
+            f"model = {model_name!r}: its outputs depend on its attribute {', '.join(found.read)}, which each "
+            "forward pass changes and which would pass from client to client; what it keeps must be a buffer "
+            "(register_buffer)"
+        )
+    if found.counted:
+        log.warning(
+            "model = %r: each forward pass changes its attribute %s, which passes from client to client; if outputs "
+            "come to depend on it, it must be a buffer (register_buffer)",
+            model_name,
+            ", ".join(found.counted),
+        )
 
 
 def _judged(model: nn.Module, state: dict[str, Tensor], x: Tensor) -> Any:

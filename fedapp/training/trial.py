@@ -2,25 +2,28 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedapp.training.autograd import train_single
 from fedapp.training.batches import Batches
 from fedapp.training.losses import Loss
 from fedapp.training.parts import inputs_of
 from fedapp.training.rule import LocalRule
-from fedapp.training.state import names_of
+from fedapp.training.state import names_of, same_values
 from fedapp.training.task import LocalTask
-from fedapp.training.trainee import Trainee, draws_globally
+from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trainer import train_one, way_of
 
 State = Mapping[str, np.ndarray]
 
 STEPS, ROWS = 2, 4
+PASSES = 3  # after which a model's attributes are looked at
 # The first step's length beside the model's, short enough that no second step differs by rounding.
 LENGTH = 1e-3
 # What may differ: of what a tensor has moved by, of what all have, and of the tensor.
@@ -73,6 +76,70 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
         if other := _different(found, expected, start, names.trained):
             return f"local training gives another {other} than PyTorch's SGD does on {len(x)} rows"
     return None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Attributes that a model's forward passes change, by the names of module and attribute.
+
+    Attributes
+    ----------
+    read : tuple of str
+        What was changed, where the outputs are then others: it would pass from client to client.
+    counted : tuple of str
+        Whole numbers that the outputs of a few passes don't depend on.
+    """
+
+    read: tuple[str, ...] = ()
+    counted: tuple[str, ...] = ()
+
+
+def carried(model: nn.Module, x: Tensor) -> Carried:
+    """Return what a model keeps from one forward pass to the next and that is no buffer, however small its effect.
+
+    What a pass writes before it reads it, such as activations to look at, isn't carried: the outputs stay the same.
+    """
+    used, fresh = copy.deepcopy(model).train(), copy.deepcopy(model).train()
+    seen = [_attributes(used)]
+    for _ in range(PASSES):
+        used(x)
+        seen.append(_attributes(used))
+    first, second, *_, last = seen
+    counted = tuple(name for name in _changed(second, last) if type(last[name]) is int)
+    names = tuple(dict.fromkeys((*_changed(first, second), *_changed(second, last))))
+    if not names:
+        return Carried()
+    with torch.no_grad():
+        for values in (nn.Module.named_parameters, nn.Module.named_buffers):
+            start = dict(values(fresh))
+            for name, value in values(used):
+                value.copy_(start.get(name, value))
+        outputs = []
+        for one in (fresh, used):
+            with global_stream(0, x.device):
+                outputs.append(tree_leaves(one(x)))
+    pairs = zip(*outputs, strict=True)
+    same = all(not isinstance(each, Tensor) or same_values(each, other) for each, other in pairs)
+    return Carried(counted=counted) if same else Carried(names)
+
+
+def _attributes(model: nn.Module) -> dict[str, bool | int | float | Tensor]:
+    """Return the numbers and tensors that a model's modules have as attributes of their own."""
+    return {
+        f"{name}.{key}".lstrip("."): value.detach().clone() if isinstance(value, Tensor) else value
+        for name, layer in model.named_modules()
+        for key, value in vars(layer).items()
+        if key != "training" and isinstance(value, bool | int | float | Tensor)
+    }
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            return same_values(one, other)
+        return type(one) is not type(other) or one == other or (one != one and other != other)
+
+    return [name for name, value in after.items() if name in before and not same(before[name], value)]
 
 
 def _steps(count: int, rows: int) -> Batches:

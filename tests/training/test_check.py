@@ -20,7 +20,7 @@ from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss
 from fedapp.training.rule import Parameters
 from fedapp.training.task import TaskStack
 from fedapp.training.trainee import global_stream
-from fedapp.training.trial import trial
+from fedapp.training.trial import Carried, carried, trial
 from tests.training.test_as_pytorch import (
     Afterwards,
     Checkpointed,
@@ -273,6 +273,77 @@ def test_what_comes_again_after_some_forward_passes_is_found(period):
     found = trial(Turns(6, 3).eval(), CROSS_ENTROPY, X, Y)
     assert found is not None
     assert found.startswith("the same training gives another ")
+
+
+class Grows(nn.Module):
+    """Changes with each forward pass by so little that a few steps hardly differ."""
+
+    def __init__(self, by: float = 1e-3, kind: str = "number") -> None:
+        super().__init__()
+        self.output, self.by, self.kind = nn.Linear(6, 3), by, kind
+        self._k = 0 if kind == "number" else torch.zeros(())
+        self.last = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._k = self._k + 1
+        outputs: Tensor = self.output(x) * (1 + self.by * self._k)
+        self.last = outputs.detach().mean(0)
+        return outputs
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_what_slowly_changes_in_an_attribute_is_refused(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), Grows(kind=kind)).eval()
+    assert trial(model, CROSS_ENTROPY, X, Y) is None
+    with pytest.raises(
+        OwnPartError, match=r"^model = 'm:m': its outputs depend on its attribute 1\._k, 1\.last"
+    ):
+        check_parts("m:m", model, CROSS_ENTROPY, (), X, Y)
+
+
+def test_a_number_that_outputs_do_not_depend_on_is_named(caplog):
+    torch.manual_seed(0)
+    check_parts("m:m", Grows(0.0).eval(), CROSS_ENTROPY, (), X, Y)
+    assert "each forward pass changes its attribute _k, which passes from client to client" in caplog.text
+
+
+class LastOf(nn.Module):
+    """The last output of a recurrent layer."""
+
+    def __init__(self, layer: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.layer, self.output = layer(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(self.layer(x.unsqueeze(-1))[0][:, -1])
+        return outputs
+
+
+NORMED = nn.utils.parametrizations
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)),
+        lambda: nn.Sequential(NORMED.spectral_norm(nn.Linear(6, 8)), nn.Linear(8, 3)),
+        lambda: NORMED.weight_norm(nn.Linear(6, 3)),
+        lambda: NORMED.orthogonal(nn.Linear(6, 3)),
+        lambda: LastOf(nn.LSTM),
+        lambda: LastOf(nn.GRU),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 3)), nn.TransformerEncoderLayer(3, 1, 8), nn.Flatten(), nn.Linear(6, 3)
+        ),
+    ],
+)
+def test_layers_of_pytorch_carry_nothing(make, caplog):
+    torch.manual_seed(0)
+    model = make().eval()
+    with global_stream(0, X.device):
+        assert carried(model, X) == Carried()
+    check_parts("m:m", model, CROSS_ENTROPY, (), X, Y)
+    assert "attribute" not in caplog.text
 
 
 def test_an_embedding_without_long_is_told_of_it():
