@@ -26,6 +26,7 @@ from fedapp.config.strategy_keys import (
     strategy_class,
 )
 from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys
+from fedapp.data.loading import is_generated
 from strategies import FederatedStrategy
 from strategies.clients.registered import NodeRecord, addressed_nodes
 from strategies.core.parameters import Parameter, Range
@@ -101,6 +102,13 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
                 addressed_nodes(self.participation, NodeRecord(self.registered_nodes), self.min_clients)
         except ValueError as error:
             raise ConfigError(in_keys(error)) from None
+        generated = is_generated(self.dataset) and not self.data_path
+        if generated and self.partitioner == "natural" and self.test_on == "unseen-clients":
+            raise ConfigError(
+                f"test-on = 'unseen-clients', partitioner = 'natural': dataset = {self.dataset!r} is generated for "
+                "as many clients as train, so that there are no others to test on; allowed is another test-on or "
+                "partitioner"
+            )
         if self.missing == "mean" and self.dataset == "files" and self.normalize != "standardize":
             raise ConfigError(
                 f"missing = 'mean', normalize = {self.normalize!r}: the mean of all clients' training rows is known "

@@ -75,7 +75,8 @@ def _weights_count(setting: Setting) -> bool:
 def _can_straggle(setting: Setting) -> bool:
     """Tell whether a task has work of which a part can be missing."""
     config = setting.config
-    alone = max(config.local_epochs, config.local_steps) == 1 and config.step_heterogeneity == "none"
+    alike = config.step_heterogeneity in ("none", "speed")  # with speed nobody does more than the fastest
+    alone = max(config.local_epochs, config.local_steps) == 1 and alike
     return config.drop_stragglers or not alone
 
 

@@ -33,6 +33,12 @@ def _epochs_are_counted(setting: Setting) -> bool:
     return setting.config.local_epochs == 0 or kind not in ("list", "range", "uniform")
 
 
+def _work_differs(setting: Setting) -> bool:
+    """Tell whether clients can do different work: of one epoch or step nobody does less."""
+    config = setting.config
+    return bool(config.step_heterogeneity != "speed" or max(config.local_epochs, config.local_steps) > 1)
+
+
 # Of fedcompass the server sets the number of steps of each task.
 _CLIENTS_SET_STEPS = if_("all but fedcompass", lambda setting: not setting.strategy.capabilities.sets_steps)
 
@@ -73,7 +79,10 @@ class TrainingKeys(Keys):
     step_heterogeneity: Annotated[
         str,
         pattern(STEP_HETEROGENEITIES, STEP_HETEROGENEITY),
-        key("how many local epochs (or local-steps) each client does", _CLIENTS_SET_STEPS),
+        key(
+            "how many local epochs (or local-steps) each client does",
+            _CLIENTS_SET_STEPS & if_("with speed more than one local epoch or step", _work_differs),
+        ),
     ]
     fine_tune_epochs: Annotated[
         Thousands,

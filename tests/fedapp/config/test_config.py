@@ -428,3 +428,13 @@ def test_errors_of_the_strategies_are_said_in_keys() -> None:
     assert in_keys(error) == (
         "time-scenario = 'trace:/a/time_scenario.csv': no; server-lr = 0, client-weights, lr, x_server_lr"
     )
+
+
+def test_generated_data_have_no_natural_clients_beside_those_that_train() -> None:
+    values = {"partitioner": "natural", "test-on": "unseen-clients"}
+    for dataset in ("synthetic:1,1", "synthetic-iid"):
+        with pytest.raises(
+            ConfigError, match="there are no others to test on; allowed is another test-on or part"
+        ):
+            RunConfig.load({"dataset": dataset, **values})
+    RunConfig.load({"dataset": "synthetic", "data-path": "/there", **values})

@@ -169,6 +169,7 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"partitioner": "iid", "similarity": 0.5}, ["similarity"]),
     ({"strategy": "fedavg", "drop-stragglers": True}, ["drop-stragglers"]),
     ({"strategy": "fedavg", "stragglers": 0.7}, ["stragglers"]),  # of a single epoch nothing is missing
+    ({"step-heterogeneity": "speed", "time-scenario": "half-normal"}, ["step-heterogeneity"]),
     (
         {"strategy": "fedbuff", "buffer-size": 2, "stragglers": 0.5, "drop-stragglers": True},
         ["stragglers", "drop-stragglers"],
