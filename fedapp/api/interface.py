@@ -133,7 +133,7 @@ def _simulation(
     """Return the federation config."""
     if num_clients is None and config.resume:
         num_clients = read_run(config.resume)[1]
-    clients = {} if num_clients is None else {"num-supernodes": num_clients}
+    clients = {} if num_clients is None else {"num-supernodes": as_value(NUM_CLIENTS, num_clients)}
     return SimulationConfig.read({**federation_config, **clients})
 
 
@@ -177,6 +177,8 @@ def sweep(
     RunError
         If a worker process was killed; the same call goes on.
     """
+    if jobs < 1:
+        raise ConfigError(f"jobs = {jobs!r}: must be a whole number >= 1")
     tuned = [axis.replace("_", "-") for axis in ([tune] if isinstance(tune, str) else tune)]
     content: dict[str, Any] = {"title": title, "tune": tuned, "by": by, "tuning-seeds": tuning_seeds}
     plan = checked("fedapp.sweep", content | _base_and_grid(keys, num_clients), SweepPlan)
@@ -195,7 +197,7 @@ def _base_and_grid(keys: Mapping[str, Any], num_clients: int | None) -> dict[str
     axes = {name.replace("_", "-"): each for name, each in keys.items() if isinstance(each, list | range)}
     base = as_values({name: each for name, each in keys.items() if not isinstance(each, list | range)})
     return {
-        "base": base | ({} if num_clients is None else {NUM_CLIENTS: num_clients}),
+        "base": base | ({} if num_clients is None else {NUM_CLIENTS: as_value(NUM_CLIENTS, num_clients)}),
         "grid": {key: [_choice(key, each) for each in values] for key, values in axes.items()},
     }
 

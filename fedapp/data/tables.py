@@ -134,6 +134,12 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> tupl
             raise problem(f"needs a column {missing[0]!r} and others, each name once (found: {found}){which}")
     if not labels or not inputs or len(set(names)) < len(names):
         raise problem(f"needs a column {columns.label!r} and others, each name once (found: {found})")
+    for key, text, listed in (
+        ("label-column", columns.label, labels),
+        ("input-column", columns.inputs, inputs),
+    ):
+        if len(set(listed)) < len(listed):
+            raise problem(f"needs each column once; {key} = {text!r} names one twice")
     if both := [name for name in inputs if name in (*labels, *group)] or [
         name for name in labels if name in group
     ]:

@@ -76,8 +76,10 @@ def draw_timeline(
     Raises
     ------
     ValueError
-        If the run has nothing between them.
+        If the run has nothing between them, or the figure's file isn't called .png.
     """
+    if out is not None and out.suffix != ".png":
+        raise ValueError(f"--out = {str(out)!r}: the figure is a PNG; the file's name must end in .png")
     activity = read_activity(run_dir)
     if activity is None:
         return None

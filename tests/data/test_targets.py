@@ -100,6 +100,13 @@ def test_columns_of_a_table(tmp_path):
     )
     assert message("files", path, columns=DataColumns("", "sick", "who")).endswith("; group-column names it")
     assert message("files", path, columns=DataColumns("w", "sick")).endswith("; input-column names it")
+    for columns, which in (
+        (DataColumns("", "cost,cost"), "label-column = 'cost"),
+        (DataColumns("u,v,u", "sick"), "input"),
+    ):
+        said = message("files", path, columns=columns)
+        assert f"needs each column once; {which}" in said
+        assert said.endswith("' names one twice")
     assert "column 'u' is to be two things" in message("files", path, columns=DataColumns("u", "u"))
     assert "column 'ward' has type string; numbers are needed" in message(
         "files", path, columns=DataColumns("", "sick")

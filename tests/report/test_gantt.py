@@ -116,6 +116,8 @@ def test_a_stretch_of_time_is_drawn_where_all_would_be_too_narrow_or_if_it_is_as
     assert long is not None
     assert seen(long)["away"] > 5000  # in the rows: above, the last round is too narrow to be seen
     command = ["timeline", str(tmp_path / "long"), "--since", "100", "--until", "120", "-o"]
+    refused = CliRunner().invoke(app, [*command, "part.pdf"])
+    assert "--out = 'part.pdf': the figure is a PNG; the file's name must end in .png" in refused.output
     done = CliRunner().invoke(app, [*command, str(tmp_path / "part.png")])
     assert done.exit_code == 0, done.output
     assert done.output.strip() == str(tmp_path / "part.png")

@@ -295,6 +295,13 @@ def test_a_sweep_is_a_table_and_is_read_back(tmp_path):
     assert compared.table["equal-time"][0] == pytest.approx(swept.table["accuracy"][0])
 
 
+def test_numbers_of_numpy_count_clients_and_jobs_are_one_at_least(tmp_path):
+    run = fedapp.run(**{**SMALL, "num_clients": np.int64(3)}, results_dir=tmp_path)
+    assert run.num_clients == 3
+    with pytest.raises(ConfigError, match=r"^jobs = -1: must be a whole number >= 1$"):
+        fedapp.sweep(**SMALL, lr=[0.1, 0.2], jobs=-1, out=tmp_path / "sweep")
+
+
 def test_a_sweep_tunes(tmp_path):
     swept = fedapp.sweep(**SMALL, lr=[0.001, 0.5], seed=[0, 1], tune="lr", tuning_seeds=1, out=tmp_path)
     assert swept.tuning["seed"].tolist() == [2, 2]
