@@ -196,7 +196,7 @@ def _read(name: str, text: str) -> dict[str, Value]:
     except (click.ClickException, ValueError) as error:
         message = error.message if isinstance(error, click.ClickException) else str(error)
         raise ConfigError(f"{name} {text!r}: {message}") from None
-    return values
+    return {_key(key): value for key, value in values.items()}
 
 
 def _key(name: str) -> str:
@@ -224,7 +224,8 @@ def repeated_key(lines: Iterable[str]) -> str:
         if line.lstrip().startswith("["):
             given = {}  # another table, with keys of its own
         with suppress(ValueError):  # no line of its own, or what Flower refuses with a message of its own
-            for key, value in flatten_dict(tomllib.loads(line)).items():
+            for written, value in flatten_dict(tomllib.loads(line)).items():
+                key = _key(written)
                 if key in given:
                     return f"{key} is given twice, as {given[key]!r} and {value!r}"
                 given[key] = value

@@ -26,7 +26,9 @@ from fedapp.config.strategy_keys import (
     strategy_class,
 )
 from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys
+from fedapp.data.errors import DataError
 from fedapp.data.loading import is_generated
+from fedapp.own import OwnPartError
 from strategies import FederatedStrategy
 from strategies.clients.registered import NodeRecord, addressed_nodes
 from strategies.core.parameters import Parameter, Range
@@ -135,7 +137,11 @@ def _is_schedule(schedule: str) -> bool:
 
 
 def in_keys(error: Exception, schema: type[RunConfig] = RunConfig) -> str:
-    """Return the text of an error of the strategies, which name Python fields, with the keys of the run config."""
+    """Return an error's text; that of the strategies, which name Python fields, with the keys of the run config."""
+    if isinstance(
+        error, ConfigError | DataError | OwnPartError
+    ):  # these have keys, and names of the user's own
+        return str(error)
     fields = "|".join(name for name in schema.model_fields if "_" in name)
     # Not in a path that is called like a field.
     return re.sub(rf"(?<![\w./-])({fields})(?![\w./-])", lambda field: field[1].replace("_", "-"), str(error))

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedapp.config import ConfigError, RunConfig, defaults, in_keys
-from fedapp.data import DATASETS, PARTITIONERS
+from fedapp.data import DATASETS, PARTITIONERS, DataError
 from fedapp.names import INITS, MODELS
+from fedapp.own import OwnPartError
 from strategies import REGISTRY
 from strategies.rounds.participation import SCHEMES
 
@@ -428,6 +429,11 @@ def test_errors_of_the_strategies_are_said_in_keys() -> None:
     assert in_keys(error) == (
         "time-scenario = 'trace:/a/time_scenario.csv': no; server-lr = 0, client-weights, lr, x_server_lr"
     )
+
+
+def test_names_of_the_users_own_stay_as_they_are() -> None:
+    for kind in (ConfigError, DataError, OwnPartError):
+        assert in_keys(kind("the function needs data_path")) == "the function needs data_path"
 
 
 def test_generated_data_have_no_natural_clients_beside_those_that_train() -> None:

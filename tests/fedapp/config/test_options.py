@@ -106,6 +106,11 @@ def test_what_comes_later_takes_the_place_of_what_a_file_has(tmp_path, name):
     assert read_options(name, ["batch-size=8", path]) == {"lr": 0.5, "seed": 3, "batch-size": 8}
 
 
+def test_keys_of_a_file_may_have_underscores_as_in_python(tmp_path):
+    path = write(tmp_path / "run.toml", "num_server_rounds = 3\nbatch-size = 8\n")
+    assert read_options("--run-config", [path]) == {"num-server-rounds": 3, "batch-size": 8}
+
+
 def test_a_file_does_not_take_the_place_of_what_stands_before_it(tmp_path):
     path = write(tmp_path / "run.toml", "lr = 0.5\n")
     said = refusal(["lr=0.3", path])
@@ -146,6 +151,7 @@ def test_in_one_text_or_in_several(texts, said):
             "strategy = \"fedavg\"\nstrategy = 'fedprox'\n",
             "strategy is given twice, as 'fedavg' and 'fedprox'",
         ),
+        ("batch-size = 1\nbatch_size = 2\n", "batch-size is given twice, as 1 and 2"),
         ("seed = 1\n[versions]\nseed = 2\nseed = 3\n", "seed is given twice, as 2 and 3"),
     ],
 )
