@@ -78,6 +78,8 @@ def describe(message: Message, context: Context) -> Message:
     number, device = node_number(context, "num-partitions"), device_of(config)
     if not is_simulated(context):
         say_slow(config.precision, device)
+        for remark in data.dataset.remarks:
+            log.warning("data: %s", remark)
     metrics = MetricRecord(description(len(data.rows), device, data.partition_id, number))
     content = RecordDict({messages.METRICS: metrics})
     if (name := context.node_config.get("name")) is not None:

@@ -1,6 +1,5 @@
 """Arrays x_train, y_train and, optionally, x_test, y_test and natural ids, from wherever they come, as a dataset."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from fedapp.data.targets import Problem, number_of_classes, read_targets
 NAMES = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "writer_train", "writer_test")
 
 _WHOLE = 2**24  # up to which float32 has every whole number
-
-log = logging.getLogger("fedapp.data")
 
 
 def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Problem) -> list[Split]:
@@ -80,25 +77,22 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
         raise problem(f"x_train has shape {shape}; allowed: (N, D), (N, H, W), (N, C, H, W), (N, H, W, C)")
     y, groups, num_train = join_rows(splits)
     kind: Kind = "parts" if parts else "vector" if len(shape) == 2 else "image"
+    remarks: list[str] = []
     if len(shape) == 4 and shape[3] < min(shape[1:3]) and not _channels_are_last(shape):
-        log.warning(
-            "data: x_train has rows of shape %s, taken for %d channels of %dx%d; channels may be last where "
-            "they are 1 or 3",
-            shape[1:],
-            *shape[1:],
+        remarks.append(
+            "x_train has rows of shape {}, taken for {} channels of {}x{}; channels may be last where they are 1 or "
+            "3".format(shape[1:], *shape[1:])
         )
     if len(shape) == 3 and splits[0].x.dtype != np.uint8:
-        log.warning(
-            "data: x_train has rows of shape %s, taken for grey images (1, %d, %d), which normalize = 'standardize' "
-            "moves by a single mean; (N, D) has one for each value",
-            shape[1:],
-            *shape[1:],
+        remarks.append(
+            "x_train has rows of shape {}, taken for grey images (1, {}, {}), which normalize = 'standardize' moves "
+            "by a single mean; (N, D) has one for each value".format(shape[1:], *shape[1:])
         )
     blocks = [channels_first(split.x) if kind == "image" else split.x for split in splits]
     scale = 1 / 255 if blocks[0].dtype == np.uint8 else 1.0
     classes = splits[0].classes
     count = len(classes) or number_of_classes(y, problem)
-    return RawData(blocks, y, groups, num_train, count, kind, scale, classes, parts=parts)
+    return RawData(blocks, y, groups, num_train, count, kind, scale, classes, (), parts, tuple(remarks))
 
 
 def join_rows(splits: list[Split]) -> tuple[Array, IntArray | None, int]:

@@ -121,6 +121,7 @@ class RawData:
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value: compare and hash by identity
@@ -161,6 +162,8 @@ class Dataset:
         What `normalize = "standardize"` subtracts and divides by: known once clients are.
     parts : tuple of Part
         What a row's several inputs are; () where there is one.
+    remarks : tuple of str
+        What was taken for something when the data were read, a line each.
     """
 
     name: str
@@ -178,6 +181,7 @@ class Dataset:
     targets: Targets = "classes"
     moments: Moments | None = None
     parts: tuple[Part, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def form(self) -> Form:

@@ -90,7 +90,7 @@ def hugging_face_data(
     splits = _splits(found, problem)
     features = splits[0].features
     names = list(features)
-    inputs, labels = columns_of(names, _chosen(features, columns), problem)
+    inputs, labels, remarks = columns_of(names, _chosen(features, columns), problem)
     x = [_inputs(split, inputs, problem) for split in splits]
     y, classes = _labels(splits, labels, targets, problem)
     groups = _group_ids(splits, columns.group, problem) if columns.group else [None] * len(splits)
@@ -101,8 +101,9 @@ def hugging_face_data(
     if x[0].dtype == np.uint8 and x[0].ndim == 4:
         all_y, ids, num_train = join_rows(rows)
         count = len(classes) or number_of_classes(all_y, problem)
-        return RawData(x, all_y, ids, num_train, count, "image", 1 / 255, classes, named)
-    return replace(array_data(rows, problem), columns=named)
+        return RawData(x, all_y, ids, num_train, count, "image", 1 / 255, classes, named, (), remarks)
+    raw = array_data(rows, problem)
+    return replace(raw, columns=named, remarks=(*remarks, *raw.remarks))
 
 
 def _splits(found: Any, problem: Problem) -> "list[HFDataset]":

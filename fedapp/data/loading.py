@@ -56,7 +56,7 @@ FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 """What module:function looks like."""
 
 # Raised when something else is made of a user's own files, so that they are read again; in the keys of these alone.
-_OWN_READERS = {"readers": 3}
+_OWN_READERS = {"readers": 4}
 
 _SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
 _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -396,6 +396,7 @@ def _open(name: str, folder: Path) -> Dataset | None:
         facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale", "targets")}
         facts |= {key: tuple(meta[key]) for key in ("classes", "columns")}
         facts["parts"] = tuple(map(Part.read, meta["parts"]))
+        facts["remarks"] = tuple(meta.get("remarks", ()))  # data prepared before have none
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     published = PUBLISHED.get(name)
@@ -443,6 +444,7 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         "classes": raw.classes,
         "columns": raw.columns,
         "parts": list(map(str, raw.parts)),
+        "remarks": raw.remarks,
         "targets": "numbers" if is_numbers else "classes",
     }
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

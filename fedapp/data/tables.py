@@ -42,7 +42,7 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
     """
     table, owners = _table_of_clients(path) if path.is_dir() else (read_table(path), None)
     problem = partial(path_error, path)
-    inputs, labels = columns_of(table.column_names, columns, problem)
+    inputs, labels, remarks = columns_of(table.column_names, columns, problem)
     if table.num_rows == 0:
         raise path_error(path, "has no rows; at least one is needed")
     if columns.missing == "drop":
@@ -62,7 +62,7 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
     groups = table_groups(path, columns.group, table.column(columns.group)) if columns.group else owners
     count = len(classes) if classes else number_of_classes(y, problem)
     named = tuple(name for _, names in found for name in names)
-    return RawData([x], y, groups, len(y), count, "vector", 1.0, classes, named)
+    return RawData([x], y, groups, len(y), count, "vector", 1.0, classes, named, (), remarks)
 
 
 def tables_in(folder: Path) -> list[Path]:
@@ -121,11 +121,15 @@ def _inputs(
     )
 
 
-def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> tuple[list[str], list[str]]:
-    """Return the columns of inputs and of labels; DataError if one that is asked for isn't there."""
+def columns_of(
+    names: list[str], columns: DataColumns, problem: Problem
+) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Return the columns of inputs and of labels, and remarks on them; DataError if one asked for isn't there."""
     labels = _listed(columns.label, names)
     group = [columns.group] if columns.group else []
-    inputs = _listed(columns.inputs, names) or _unnamed_left_out(names, (*labels, *group))
+    left = [name for name in names if name not in (*labels, *group)]
+    numbers = [] if columns.inputs else [name for name in left if _ROW_NUMBERS.fullmatch(name)]
+    inputs = _listed(columns.inputs, names) or [name for name in left if name not in numbers]
     shown = [name if name.isprintable() else repr(name) for name in names[:8]]
     found = ", ".join(shown) + (f", … ({len(names)})" if len(names) > 8 else "")
     for key, wanted in (("label-column", labels), ("group-column", group), ("input-column", inputs)):
@@ -147,18 +151,9 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> tupl
             f"column {both[0]!r} is to be two things; input-column = {columns.inputs!r}, label-column = "
             f"{columns.label!r} and group-column = {columns.group!r} must differ"
         )
-    return inputs, labels
-
-
-def _unnamed_left_out(names: list[str], taken: tuple[str, ...]) -> list[str]:
-    """Return the columns that can be inputs where none are named: row numbers are none."""
-    left = [name for name in names if name not in taken]
-    if numbers := [name for name in left if _ROW_NUMBERS.fullmatch(name)]:
-        shown = ", ".join(name or "without a name" for name in numbers)
-        log.warning(
-            "data: the column %s is taken for row numbers and is no input; input-column says what is", shown
-        )
-    return [name for name in left if name not in numbers]
+    shown_numbers = ", ".join(name or "without a name" for name in numbers)
+    said = f"the column {shown_numbers} is taken for row numbers and is no input; input-column says what is"
+    return inputs, labels, (said,) if numbers else ()
 
 
 def _listed(text: str, names: list[str]) -> list[str]:

@@ -114,6 +114,8 @@ def _run(
         observers = [layers, *observers]
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
+    for remark in experiment.dataset.remarks:
+        log.warning("data: %s", remark)
     arrays = experiment.initial_arrays()
     if (frozen := frozen_arrays(experiment)) is not None:
         federation.offer(frozen.digest, partial(frozen_bytes, experiment.model, experiment.travelling))

@@ -80,11 +80,13 @@ def test_a_table_with_names_as_labels(suffix, tmp_path):
 
 @FORMATS
 @pytest.mark.parametrize("name", ["__index_level_0__", "", "Unnamed: 0"])
-def test_row_numbers_of_pandas_are_no_input(suffix, name, tmp_path, caplog):
+def test_row_numbers_of_pandas_are_no_input(suffix, name, tmp_path):
     path = write(tmp_path, suffix, {name: [7, 8], "a": [0.5, 2.5], "label": [1, 0]})
     data = load_dataset("files", path)
     assert (data.columns, data.x.tolist()) == (("a",), [[0.5], [2.5]])
-    assert f"column {name or 'without a name'} is taken for row numbers" in caplog.text
+    again = load_dataset("files", path)  # from the cache
+    assert data.remarks == again.remarks
+    assert f"column {name or 'without a name'} is taken for row numbers" in "".join(data.remarks)
     if name:
         named = load_dataset("files", path, columns=DataColumns(f"{name},a"))
         assert named.x.tolist() == [[7, 0.5], [8, 2.5]]

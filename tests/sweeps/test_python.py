@@ -114,6 +114,16 @@ def test_a_table_of_pandas_is_a_dataset(digits, tmp_path):
         fedapp.run(**keys, dataset=table, label_column="digit")
 
 
+def test_what_is_taken_for_something_else_when_data_are_read_is_in_each_runs_log(digits, tmp_path):
+    x, y = digits
+    table = pd.DataFrame(x[:300, :5]).assign(digit=y[:300]).rename(columns={0: "Unnamed: 0"})
+    table.columns = table.columns.astype(str)
+    for _ in range(2):
+        made = fedapp.run(**SMALL, dataset=table, label_column="digit", results_dir=tmp_path)
+        said = "data: the column Unnamed: 0 is taken for row numbers and is no input"
+        assert (made.path / "log.txt").read_text("utf-8").count(said) == 1
+
+
 def test_the_division_of_a_list_is_taken(digits, tmp_path):
     """Three clients with 40, 50 and 60 rows, sparse ones: a fifth of all rows tests, as many of each as are drawn."""
     x, y = digits
