@@ -127,7 +127,7 @@ class Saving:
         were reported is ever lost; the log's line of progress (``Heartbeat``) may be ahead of the checkpoint.
         In virtual time what is lost comes again: checkpoints may take a
         twentieth of the run's time, and an evaluation that there is only because the run ends here isn't part of what
-        is resumed.
+        is resumed, unless the run came to its end there (``is_lacking``).
         """
         config, aggregation = self.config, progress.aggregation
         if config.checkpoint_every == 0 or aggregation == 0:
@@ -137,6 +137,10 @@ class Saving:
             return due or progress.evaluated or self.announces(aggregation)
         on_schedule = not progress.evaluated or aggregation % config.eval_every == 0
         return due and on_schedule and self.watch.now() >= self._rest
+
+    def is_lacking(self, aggregations: int) -> bool:
+        """Tell whether the end of a run, after so many aggregations, isn't saved yet."""
+        return self.config.checkpoint_every > 0 and aggregations > self.last
 
     def save(self, made: Callable[[], Checkpoint]) -> None:
         """Make a checkpoint, which may take asking clients, and write it."""
@@ -194,12 +198,20 @@ class Record:
         for observer in self.observers:
             observer.measure(entry)
         if self.saving.is_due(progress):
-            line = entry.kept(self.clock) if progress.evaluated else None
-            kept = {"line": line}  # not in metrics.jsonl yet
-            for observer in self.observers:
-                kept |= observer.state()
-            self.saving.save(lambda: Checkpoint(self.strategy.state(), kept))
+            self._save(entry.kept(self.clock) if progress.evaluated else None)
         self._note(entry)
+
+    def save_end(self) -> None:
+        """Save a run that came to its end, where its last aggregation isn't saved yet: a longer one goes on there."""
+        if self.saving.is_lacking(self.strategy.aggregations):
+            self._save(None)
+
+    def _save(self, line: Mapping[str, Any] | None) -> None:
+        """Save the run with the line of an evaluation that isn't in metrics.jsonl yet, if there is one."""
+        kept: dict[str, Any] = {"line": line}
+        for observer in self.observers:
+            kept |= observer.state()
+        self.saving.save(lambda: Checkpoint(self.strategy.state(), kept))
 
     def _note(self, entry: Entry) -> None:
         for observer in self.observers:

@@ -150,6 +150,7 @@ def _run(
                 complete = True
                 judge(read_metrics(directory.path), experiment.dataset.num_classes, config)
                 reason = record.ended()
+                record.save_end()
         status = "interrupted" if stopped() else "finished"
         if strategy.run.best is not None and not stopped():
             reason = strategy.run.best.over

@@ -300,6 +300,11 @@ class RunDirectory:
             raise refused(f"its checkpoint can't be read ({error})") from None
         if checkpoint is None and earlier.checkpoint_every == 0:
             raise refused("that run was made with checkpoint-every = 0")
+        if checkpoint is None and finished:  # of an earlier version, or the disk was full
+            raise refused(
+                "that run is finished, and has no checkpoint to go on from; a new run: "
+                f"-c {self.path / 'config.toml'}, with what is another"
+            )
         if checkpoint is None:
             log.warning("%s has no checkpoint yet: the run starts over", self.path)
         elif self.config.num_server_rounds != earlier.num_server_rounds and _weighs_by_length(earlier):

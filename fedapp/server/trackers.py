@@ -143,8 +143,10 @@ def make_tracker(config: RunConfig, directory: RunDirectory) -> Observer:
     """Return the tracker of a run whose config has one; it writes under the run directory."""
     if config.tracker == "tensorboard":
         checkpoint = directory.checkpoint
-        done = 0 if checkpoint is None else int(checkpoint.strategy["aggregations"])
-        return TensorBoard(directory.path, done if config.resume else None)
+        first = 0
+        if checkpoint is not None:  # which has the line of an evaluation that is told once more
+            first = int(checkpoint.strategy["aggregations"]) + (checkpoint.observers["line"] is None)
+        return TensorBoard(directory.path, first if config.resume else None)
     return {"wandb": WeightsAndBiases, "mlflow": MLflow}[config.tracker](config, directory.path)
 
 

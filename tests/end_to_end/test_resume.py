@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +136,46 @@ def test_a_finished_run_says_so_and_goes_on_when_rounds_are_added(run, tmp_path)
     assert same_files(path, tmp_path / "whole", "model.safetensors")
     assert summary_of(path)["aggregations"] == 12
     assert "num-server-rounds = 12\n" in (path / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "first", "more"),
+    [
+        ("fedavg", {"num-server-rounds": 5}, {"num-server-rounds": 8}),
+        ("fedavg", {"num-server-rounds": 8, "stop-at": "loss<=2.29"}, {"stop-at": ""}),
+        ("fedavg", {"num-server-rounds": 8, "time-budget": 5.5}, {"time-budget": 0.0}),
+        ("async-fedavg", {"num-server-rounds": 5}, {"num-server-rounds": 8}),
+        ("async-fedavg", {"num-server-rounds": 8, "time-budget": 0.9}, {"time-budget": 0.0}),
+    ],
+)
+def test_a_run_goes_on_from_its_end_though_no_checkpoint_was_due(run, tmp_path, strategy, first, more):
+    own = {"strategy": strategy, "checkpoint-every": 100, "server-lr": 0.2, "eval-every": 1}
+    run(**own, **{"run-name": "whole", "num-server-rounds": 8})
+    path = tmp_path / "run"
+    assert run(**own, **first, **{"run-name": "run"})[0] == 0
+    before = (path / "metrics.jsonl").read_bytes()
+    assert 1 < before.count(b"\n") < 9
+    assert run(resume=str(path), **more)[0] == 0
+    assert (path / "metrics.jsonl").read_bytes().startswith(before)
+    assert same_files(path, tmp_path / "whole", "model.safetensors")
+    # What tasks at the end of the first run would have been sent counts a line later.
+    apart = {"bytes-down": 0} if strategy == "async-fedavg" and "num-server-rounds" in more else {}
+    ended, whole = ([{**line, **apart} for line in lines_of(each)] for each in (path, tmp_path / "whole"))
+    assert ended == whole
+
+
+def test_a_finished_run_without_a_checkpoint_stays_as_it_is(run, tmp_path):
+    run(strategy="fedavg", **{"run-name": "run", "num-server-rounds": 3})
+    path = tmp_path / "run"
+    shutil.rmtree(path / "checkpoint")  # as of an earlier version
+    before = (path / "metrics.jsonl").read_bytes()
+    code, error = run(resume=str(path), **{"num-server-rounds": 5})
+    assert (code, error) == (
+        1,
+        f"error: resume = {str(path)!r}: that run is finished, and has no checkpoint to go on from; a new run: "
+        f"-c {path}/config.toml, with what is another\n",
+    )
+    assert (path / "metrics.jsonl").read_bytes() == before
 
 
 def test_another_config_is_refused_with_the_keys_named(run, tmp_path):
