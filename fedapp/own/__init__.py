@@ -18,6 +18,7 @@ from fedapp.own.parts import (
     register,
     source_digest,
     source_files,
+    sources_of,
 )
 from fedapp.own.sources import file_digest
 
@@ -36,4 +37,5 @@ __all__ = [
     "register",
     "source_digest",
     "source_files",
+    "sources_of",
 ]

@@ -117,6 +117,11 @@ def source_digest(name: str) -> str:
     return hashlib.sha256(repr(sorted(digests)).encode()).hexdigest()[:10]
 
 
+def sources_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return by key the digests of the user-defined parts in a config's values, separated by commas."""
+    return {key: ",".join(map(source_digest, names)) for key, names in own_parts(values).items()}
+
+
 def raised_by(error: BaseException, values: Mapping[str, Any]) -> str:
     """Return a line that names the user-defined part that raised an error, and where; "" if none of a config's did.
 

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from fedapp import federation
+from fedapp.config import ConfigError
 from fedapp.data.partition import OWN
+from fedapp.own import PARTS, sources_of
 from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
 from fedapp.report.files import RUNNING, this_process
 from fedapp.server.experiment import Experiment
@@ -48,9 +50,19 @@ class Journal(Observer):
         self._clients, self._tasks = ClientsFile(directory.path), TasksFile(directory.path)
         self._watch = strategy.timeline.watch = watch or WallClock()
         self._publish_at = 0.0
+        values = experiment.config.flat()
+        # A run without parts of the user's own doesn't enter what reads them.
+        self._sources = sources_of(values) if any(":" in str(values[key]) for key in PARTS) else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Drop the evaluations after the checkpoint, which come again."""
+        """Drop the evaluations after the checkpoint, which come again.
+
+        Raises
+        ------
+        ConfigError
+            If the data or the source of a part of the user's own aren't what they were.
+        """
+        self._check_unchanged(state.get("sources", {}))  # a checkpoint of an earlier version has none
         self.directory.cut_metrics(state["metrics-size"])
         # A checkpoint of an earlier version has no rows of clients.
         self._clients.cut(state.get("clients-rows", 0))
@@ -65,6 +77,22 @@ class Journal(Observer):
             self.directory.cut_metrics(0)
             self._clients.cut(0)
             self._tasks.cut(0)
+
+    def _check_unchanged(self, before: Mapping[str, str]) -> None:
+        """Refuse other data, and other sources by key: what went before would be another run's."""
+        config, dataset = self.experiment.config, self.experiment.dataset
+        changed = [
+            f"the source of {key} = {config.flat()[key]!r}"
+            for key, digests in self._sources.items()
+            if before.get(key, digests) != digests
+        ]
+        if not self.directory.has_partition(self.experiment.partition, dataset.strata, dataset.num_strata):
+            changed.append(f"the rows of dataset = {config.dataset!r}")
+        if changed:
+            raise ConfigError(
+                f"resume = {config.resume!r}: {' and '.join(changed)} changed since; allowed is what the run began "
+                f"with, and a new run: -c {self.directory.path / 'config.toml'}"
+            )
 
     def note(self, entry: Entry) -> None:
         """Write what an evaluation changes."""
@@ -87,9 +115,10 @@ class Journal(Observer):
             self._write_graph()
 
     def state(self) -> dict[str, Any]:
-        """Return how long metrics.jsonl is, how many rows there are of clients, and how many tasks have ended."""
+        """Return what there is on the disk of metrics.jsonl, clients and tasks, and digests of the user's sources."""
         self._tasks.add(self.strategy.timeline.take())
         return {
+            "sources": self._sources,
             "metrics-size": self.directory.metrics_size(),
             "clients-rows": self._clients.sync(),
             "tasks-ended": self._tasks.sync(),

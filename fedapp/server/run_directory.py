@@ -26,6 +26,7 @@ from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import safetensors.torch
@@ -146,7 +147,7 @@ log = logging.getLogger("flwr.fedapp")
 
 LOCK_TRIES, LOCK_PAUSE = 5, 0.1  # how often, and every how many seconds, a folder's lock is tried again
 
-STANDARDIZATION = "standardization.json"
+STANDARDIZATION, PARTITION = "standardization.json", "partition.npz"
 
 PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
 
@@ -220,12 +221,25 @@ class RunDirectory:
 
     def write_partition(self, partition: Partition, labels: np.ndarray, num_classes: int) -> None:
         """Write partition.npz: row numbers into the dataset, and how many examples of each class a client has."""
-        names = ("client_indices", "client_offsets", "test_indices", "test_offsets")
-        owners = np.repeat(np.arange(len(partition.sizes)), partition.sizes)
-        counts = np.zeros((len(partition.sizes), num_classes), np.int64)
-        np.add.at(counts, (owners, np.asarray(labels)[partition.client_indices].astype(np.int64)), 1)
-        arrays = {name: getattr(partition, name) for name in names}
-        self._write_arrays("partition.npz", {**arrays, "class_counts": counts})
+        self._write_arrays(PARTITION, _division(partition, labels, num_classes))
+
+    def has_partition(self, partition: Partition, labels: np.ndarray, num_classes: int) -> bool:
+        """Tell whether partition.npz, where there is one, is of the same rows and classes.
+
+        Raises
+        ------
+        ConfigError
+            If it can't be read.
+        """
+        path = self.path / PARTITION
+        if not path.is_file():
+            return True
+        try:
+            with np.load(path) as written:
+                found = _division(partition, labels, num_classes)
+                return all(np.array_equal(written[name], array) for name, array in found.items())
+        except (OSError, ValueError, KeyError, BadZipFile) as error:
+            raise ConfigError(f"resume = {self.config.resume!r}: {path} can't be read ({error})") from None
 
     def write_graph(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Write graph.npz: directions (``messages``), misalignment, adjacency, eigenvalues, and whose they are."""
@@ -330,6 +344,15 @@ class RunDirectory:
     def _replace(self, name: str, content: bytes) -> None:
         with replacing(self.path / name) as new:
             new.write_bytes(content)
+
+
+def _division(partition: Partition, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
+    """Return the arrays of partition.npz."""
+    names = ("client_indices", "client_offsets", "test_indices", "test_offsets")
+    owners = np.repeat(np.arange(len(partition.sizes)), partition.sizes)
+    counts = np.zeros((len(partition.sizes), num_classes), np.int64)
+    np.add.at(counts, (owners, np.asarray(labels)[partition.client_indices].astype(np.int64)), 1)
+    return {**{name: getattr(partition, name) for name in names}, "class_counts": counts}
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
 from fedapp.federation import local_folders
-from fedapp.own import own_parts, source_digest
+from fedapp.own import sources_of
 from fedapp.report.differences import DATA_PATH, PLACES, described, has_own_data
 from fedapp.report.files import read_summary
 
@@ -77,15 +77,12 @@ class PlannedRun:
 
     def _own_parts(self) -> dict[str, str]:
         """Return what of the user's own makes a run's result beside the config: where the data are, and sources."""
-        own = own_parts(self.config.flat())
         places = local_folders(self.config) if has_own_data(self.config.dataset) else {}
         found = {key.replace("_", "-"): place for key, place in places.items() if place}
         if self.config.dataset == SYNTHETIC and not self.config.data_path:
             found[DATA_PATH] = ""  # generated: other data than the authors' files
-        return {
-            **found,
-            **{f"source of {key}": ",".join(map(source_digest, names)) for key, names in own.items()},
-        }
+        sources = sources_of(self.config.flat())
+        return {**found, **{f"source of {key}": digests for key, digests in sources.items()}}
 
     @property
     def title(self) -> str:

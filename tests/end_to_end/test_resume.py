@@ -194,6 +194,58 @@ def test_another_config_is_refused_with_the_keys_named(run, tmp_path):
     assert (code, error.startswith(f"error: resume = {str(tmp_path)!r}: no run is there")) == (1, True)
 
 
+OWN = """
+import numpy as np
+from torch import nn
+
+def rows(data_path):
+    table = np.loadtxt(data_path, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(int)
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layer = nn.Linear(2, num_classes)
+
+    def forward(self, x):
+        return self.layer(x) * 1.0
+"""
+
+
+def test_other_data_and_sources_of_own_parts_are_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    table, module = tmp_path / "rows.csv", tmp_path / "own_of_resume.py"
+    rows = "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(80))
+    table.write_text(rows)
+    module.write_text(OWN)
+    own = {"dataset": "own_of_resume:rows", "model": "own_of_resume:Net", "data-path": str(table)}
+    assert run(strategy="fedavg", **own, **{"run-name": "run", "num-server-rounds": 2})[0] == 0
+    path = tmp_path / "run"
+    before = {file.name: file.read_bytes() for file in path.glob("*.npz")}
+
+    def refused(what: str) -> bool:
+        sys.modules.pop("own_of_resume", None)
+        code, error = run(resume=str(path), **{"num-server-rounds": 4})
+        assert {file.name: file.read_bytes() for file in path.glob("*.npz")} == before
+        return (code, error) == (
+            1,
+            f"error: resume = {str(path)!r}: {what} changed since; allowed is what the run began with, and a new "
+            f"run: -c {path}/config.toml\n",
+        )
+
+    table.write_text(rows * 3)
+    assert refused("the rows of dataset = 'own_of_resume:rows'")
+    table.write_text(rows)
+    module.write_text(OWN.replace("* 1.0", "* 2.0"))
+    sources = "the source of model = 'own_of_resume:Net' and the source of dataset = 'own_of_resume:rows'"
+    assert refused(sources)
+    module.write_text(OWN)
+    sys.modules.pop("own_of_resume", None)
+    assert run(resume=str(path), **{"num-server-rounds": 4})[0] == 0
+
+
 def test_another_number_of_clients_is_refused(run, tmp_path, capsys):
     run(strategy="fedavg", **{"run-name": "run", "num-server-rounds": 3})
     arguments = ["--engine", "sequential", "--run-config", f'resume="{tmp_path / "run"}" num-server-rounds=5']
