@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 import torch
@@ -92,7 +92,7 @@ def run_missing(
         raise ConfigError(f"--only {only}: no run has such a name; they are called like {planned[0].name}")
     folder.mkdir(parents=True, exist_ok=True)
     missing, failures = _missing(wanted, folder, have)
-    with _only_one(folder), _bar(console or Console(), len(wanted)) as advance:
+    with _only_one(folder), _sigterm_as_interrupt(), _bar(console or Console(), len(wanted)) as advance:
         advance(len(wanted) - len(missing), "")
         end = time.monotonic() + 60 * minutes
         here = _made_here(missing, folder, engine, end)
@@ -151,7 +151,7 @@ def _missing(
 
 EVERY = 60.0  # seconds between two lines of progress where there is no bar
 
-# Set in a worker when Ctrl-C is pressed.
+# Set in a worker when Ctrl-C is pressed, or it is told to end.
 _INTERRUPTED = threading.Event()
 
 
@@ -287,12 +287,13 @@ _WORKER = contextlib.ExitStack()  # what holds as long as the worker process
 def _begin_worker() -> None:
     torch.set_num_threads(1)
     _WORKER.enter_context(shown_from(logging.ERROR))
-    signal.signal(signal.SIGINT, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """End the worker's run in good order, which goes on next time; a second Ctrl-C ends the worker at once."""
+    """End the worker's run in good order, which goes on next time; the same signal again ends the worker at once."""
     _INTERRUPTED.set()
     signal.signal(number, signal.SIG_DFL)
 
@@ -301,6 +302,28 @@ def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM, which reaches this process alone, do what Ctrl-C in a terminal does to it and its workers."""
+    if threading.current_thread() is not threading.main_thread():  # which alone has signals
+        yield
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(number, previous)  # a second one isn't waited for
+        for worker in active_children():
+            if worker.pid is not None:
+                os.kill(worker.pid, signal.SIGINT)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager

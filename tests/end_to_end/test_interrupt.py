@@ -117,3 +117,24 @@ def test_a_sweep_is_interrupted_and_the_same_command_goes_on(begin, home, tmp_pa
     assert {path: (path / "metrics.jsonl").stat().st_mtime_ns for path in kept} == kept
     assert (sweep / "report.md").is_file()
     assert processes_of(home) == []
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_sweep_that_is_told_to_end_leaves_its_runs_interrupted(begin, home, tmp_path, jobs):
+    sweep = tmp_path / "sweep"
+    config = "model=logistic num-clients=4 num-server-rounds=1000000"
+    command = ("sweep", "seed=0-2", "-c", config, "--jobs", jobs, "-o", str(sweep))
+    process = begin("-m", "fedapp.cli", *command)
+    deadline = time.monotonic() + 300
+    while sum(lines(path) > 2 for path in sweep.glob("runs/*")) < int(jobs):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()  # its workers aren't told
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 130, said
+    assert "interrupted: the same command goes on from here" in said
+    assert "Traceback" not in said
+    ended = [summary(path.parent)["status"] for path in sweep.glob("runs/*/summary.json")]
+    assert ended == ["interrupted"] * int(jobs)
+    assert processes_of(home) == []
