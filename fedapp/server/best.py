@@ -33,9 +33,22 @@ def check_metrics(config: RunConfig, best: BestModel, measured: Sequence[str]) -
         own = metric.removeprefix("client-").removeprefix(PERSONAL)
         for ending in _OVER_CLIENTS:
             own = own.removesuffix(ending)
+        key = f"best-of = {metric!r}" if metric == best.by else f"stop-at = {config.stop_at!r}"
         if metric not in LOSSES and own not in known:
-            key = f"best-of = {metric!r}" if metric == best.by else f"stop-at = {config.stop_at!r}"
             raise ConfigError(
                 f"{key}: this run measures no {metric!r}; allowed are {', '.join((*known, *LOSSES))}, and of clients "
                 f"such as client-{known[-1]}-mean"
             )
+        if metric.startswith("client-") and _by_server(config) and config.client_records in ("last", "never"):
+            raise ConfigError(
+                f"{key}: needs the clients' numbers of every evaluation, and client-records = "
+                f"{config.client_records!r}; allowed are auto, always"
+            )
+
+
+def _by_server(config: RunConfig) -> bool:
+    """Tell whether the server evaluates clients one by one, and not they themselves."""
+    personal = (
+        strategy_class(config.strategy).capabilities.personal or config.fine_tune_epochs or config.personal
+    )
+    return not (personal or config.client_evaluation)

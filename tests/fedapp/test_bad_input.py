@@ -102,6 +102,16 @@ def refusal(tmp_path, capsys):
             'stop-at="rmse<=2"',
             "stop-at = 'rmse<=2': this run measures no 'rmse'; allowed are loss, accuracy, ",
         ),
+        (
+            'stop-at="client-accuracy-mean>=0.9" client-records="never"',
+            "stop-at = 'client-accuracy-mean>=0.9': needs the clients' numbers of every evaluation, and "
+            "client-records = 'never'; allowed are auto, always",
+        ),
+        (
+            'patience=2 best-of="client-loss-worst-tenth" client-records="last"',
+            "best-of = 'client-loss-worst-tenth': needs the clients' numbers of every evaluation, and "
+            "client-records = 'last'; allowed are auto, always",
+        ),
         ('time-scenario="trace:/dev/zero"', "time-scenario = 'trace:/dev/zero': is no file"),
         ('time-scenario="trace:~nouser/x"', "time-scenario = 'trace:~nouser/x': can't be found"),
         ('dataset="npz" data-path="~nouser/x.npz"', "data-path = '~nouser/x.npz': can't be found"),
