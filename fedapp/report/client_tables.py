@@ -89,13 +89,27 @@ class GrowingTable:
 
 
 def read_growing(run_dir: Path, name: str) -> pa.Table | None:
-    """Return a run's table, oldest rows first; None if there is none."""
+    """Return a run's table, oldest rows first; None if there is none.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged; the text names the file.
+    """
     if (growing := run_dir / f"{name}.arrows").is_file():
         pieces = list(_pieces(growing))
         if pieces:
             return pa.concat_tables(pieces, promote_options="default")
     path = run_dir / f"{name}.parquet"
-    return parquet.read_table(path) if path.is_file() else None
+    return _read(path) if path.is_file() else None
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} can't be read ({reason})") from None
 
 
 def _write(table: pa.Table, file: BinaryIO) -> None:
@@ -423,7 +437,7 @@ def read_away(run_dir: Path) -> Away | None:
     path = run_dir / AWAY
     if not path.is_file():
         return None
-    table = parquet.read_table(path)
+    table = _read(path)
     told = table.schema.metadata
     client, began, ended = (table[name].to_numpy() for name in _AWAY_COLUMNS)
     return Away(client, began, ended, float(told[b"since"]), float(told[b"until"]))

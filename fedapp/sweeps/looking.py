@@ -40,8 +40,11 @@ def list_command(
         console.print(reason, style="yellow", markup=False, highlight=False)
     for sweep in sweeps:
         print(f"{len(runs_in(sweep))} runs of a sweep: fedapp list {sweep}")
-    if runs == [folder] and (devices := devices_of(folder)) is not None:
-        console.print(devices)
+    try:
+        if runs == [folder] and (devices := devices_of(folder)) is not None:
+            console.print(devices)
+    except ValueError as error:  # its table of clients is damaged
+        console.print(str(error), style="yellow", markup=False, highlight=False)
 
 
 def compare_command(

@@ -141,6 +141,21 @@ def test_what_is_too_much_is_thinned_out_and_said(tmp_path):
     assert many["left_out"] == ["2 of 62 runs: the first 60 are shown"]
 
 
+@pytest.mark.parametrize(
+    ("name", "part"), [("clients.parquet", "clients"), ("tasks.parquet", "tasks")], ids=["clients", "tasks"]
+)
+def test_a_damaged_table_is_named_and_all_else_is_shown(tmp_path, name, part):
+    runs = [write_run(tmp_path / each) for each in ("whole", "damaged")]
+    (runs[1] / name).write_bytes((runs[1] / name).read_bytes()[:100])
+    whole, damaged = page_content(runs)["runs"]
+    assert whole[part]
+    assert not damaged[part]
+    (said,) = damaged["left_out"]
+    assert said.startswith(f"{runs[1] / name} can't be read (")
+    assert "\n" not in said
+    assert damaged["curves"]["columns"]["loss"] == whole["curves"]["columns"]["loss"]
+
+
 def test_a_run_that_has_only_begun_is_shown(tmp_path):
     (tmp_path / "young").mkdir()
     (tmp_path / "young" / "config.toml").write_text("seed = 1\n")

@@ -157,3 +157,11 @@ def test_runs_of_a_sweep_are_called_by_what_tells_them_apart(tmp_path):
     assert [line[0] for line in lines if "finished" in line or "failed" in line] == ["lr=0.03", "lr=0.1"]
     assert ["lr=0.1:", "no", "luck"] in lines
     assert not any("5d41402abc" in word for line in lines for word in line)
+
+
+def test_a_damaged_table_of_clients_is_one_line(results):
+    damaged = results / "done" / "clients.parquet"
+    damaged.write_bytes(b"nothing of the kind")
+    lines = shown(str(results / "done"))
+    assert ["done", "finished"] in [line[:2] for line in lines]
+    assert " ".join(" ".join(line) for line in lines).count(f"{damaged} can't be read (") == 1

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ from fedapp.report.series import mean_and_spread
 from strategies.flower.higher_is_better import less_is_better
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 # What a browser draws without freezing, of all runs together; a run gets its part of it, and no less than the second.
 RUNS = 60
@@ -128,7 +130,8 @@ def _run(path: Path, name: str, runs: int) -> dict[str, Any]:
     summary = read_summary(path)
     if warnings := read_warnings(path):
         summary["warnings"] = f"{len(warnings)}: {warnings[0]}"
-    table = read_clients(path)
+    table = _read(partial(read_clients, path), left_out)
+    bars = partial(timeline, path, max(BARS // runs, FEWEST_BARS), _side(runs), left_out)
     return {
         "name": name,
         "summary": {key: _plain(value) for key, value in summary.items() if key != "process"},
@@ -137,10 +140,19 @@ def _run(path: Path, name: str, runs: int) -> dict[str, Any]:
         "clients": _clients(table, min(max(CLIENTS // runs, FEWEST_CLIENTS), MOST_CLIENTS), left_out),
         "partition": _partition(path, min(max(CLIENTS // runs, FEWEST_CLIENTS), 500), left_out),
         "graph": _graph(path, _side(runs), left_out),
-        "tasks": timeline(path, max(BARS // runs, FEWEST_BARS), _side(runs), left_out),
+        "tasks": _read(bars, left_out) or {},
         "log": _log(path, left_out),
         "left_out": left_out,
     }
+
+
+def _read(read: Callable[[], T], left_out: list[str]) -> T | None:
+    """Return what is read; None, and the reason among what is left out, where a file of the run is damaged."""
+    try:
+        return read()
+    except ValueError as error:
+        left_out.append(str(error))
+        return None
 
 
 def _side(runs: int) -> int:
@@ -172,8 +184,10 @@ def _curves(path: Path, table: Any, most: int, left_out: list[str]) -> dict[str,
         left_out.append(f"{len(keys) - METRICS} of {len(keys)} metrics")
     kept = [records[index] for index in at]
     curves = {key: _rounded([as_number(record.get(key)) for record in kept]) for key in keys[:METRICS]}
-    numbers, first = np.unique(column(table, "aggregation"), return_index=True)
-    wall = dict(zip(numbers.tolist(), column(table, WALL)[first].tolist(), strict=True))
+    wall: dict[float, float] = {}
+    if table is not None:
+        numbers, first = np.unique(column(table, "aggregation"), return_index=True)
+        wall = dict(zip(numbers.tolist(), column(table, WALL)[first].tolist(), strict=True))
     clock = str(records[-1].get("clock", "")) if records else ""
     if clock == "wall":
         curves["wall-seconds"] = curves.get("time", [])
@@ -184,7 +198,7 @@ def _curves(path: Path, table: Any, most: int, left_out: list[str]) -> dict[str,
 
 def _clients(table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
     """Return the last rows of every client, and of each metric the last evaluation that has it."""
-    if not len(table):
+    if table is None or not len(table):
         return {}
     numbers = column(table, "aggregation")
     metrics = [name for name in table.column_names if name not in (*_COUNTS, "importance")]
