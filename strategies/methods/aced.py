@@ -51,7 +51,7 @@ class ACEDConfig(EventsConfig):
 
 
 class ACED(EveryArrival):
-    """ACED (after Chang et al. 2025, of which the abstract alone was read).
+    """ACED (Chang et al. 2025, section on a delay-aware ACE, of which the abstract alone was read).
 
     New model: at every arrival, once all have answered.
     Rule: ACE's, over the clients whose last update is at most `cache-age` aggregations old.

@@ -111,7 +111,7 @@ def as_flower_does(logger: logging.Logger, block: Any) -> None:
 def test_what_a_user_can_mend_is_one_line_and_the_run_fails(flower_log, caplog):
     def fails() -> None:
         with one_line_errors():
-            raise ConfigError("num_server_rounds = 0: must be a whole number >= 1")
+            raise ConfigError("num-server-rounds = 0: must be a whole number >= 1")
 
     with caplog.at_level(logging.INFO, "flwr"), pytest.raises(RunError, match=r"^num-server-rounds = 0: "):
         as_flower_does(flower_log, fails)

@@ -103,7 +103,7 @@ def test_without_a_valid_direction_a_client_takes_no_part_and_the_others_go_on(
     break_direction(grid, broken, fault)
     strategy = FedAvg(FedAvg.Config(client_weights="adjacency"))
     with caplog.at_level(logging.WARNING, LOGGER):
-        result = strategy.start(grid, model(1.0), num_rounds=2, timeout=0.1, train_config=train_config())
+        result = strategy.start(grid, model(3.0), num_rounds=2, timeout=0.1, train_config=train_config())
     others = [i for i in range(3) if i != broken]
     assert [grid.asked("train", r) for r in (1, 2)] == [others, others]
     assert grid.asked(messages.ASK_DIRECTION).count(broken) <= 1  # and isn't asked again
