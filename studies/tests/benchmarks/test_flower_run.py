@@ -51,6 +51,7 @@ def test_the_pages_marks_are_filled():
     texts = [page.read_text("utf-8") for page in PAGES]
     marks = sum(text.count(f"<!-- {MARKS}") for text in texts)
     made = "".join(filled(text, {**REPORT, "rows": rows}, MARKS) for text in texts)
-    assert marks == 13
+    assert marks == 14
     assert made.count("-->11 to 13<!-- end -->") == 12
+    assert made.count("-->1<!-- end -->") == 1  # the ratio, in README
     assert f"<!-- {MARKS}circumstances -->a processor" in made
