@@ -74,13 +74,13 @@ def number_of_classes(y: IntArray, problem: Problem) -> int:
 def check_counted(dataset: Dataset, partition: Partition) -> None:
     """Refuse training or test rows of whose positions none counts: nothing can be learnt or measured there.
 
+    The dataset has a label for each position, y (N, T).
+
     Raises
     ------
     DataError
         Naming the dataset.
     """
-    if dataset.targets != "classes" or dataset.y.ndim < 2:
-        return
     for what, rows in (("training", partition.client_indices), ("test", partition.test_indices)):
         if bool((dataset.y[rows] == IGNORED).all()):
             raise DataError(
