@@ -158,6 +158,7 @@ class FederatedStrategy(Strategy):
         stopped: Callable[[], bool] = never,
         **options: Any,
     ) -> None:
+        _check_given(type(self).__name__, clock, observer=observer, witness=witness, stopped=stopped)
         own, flower = configured(type(self).__name__, self.Config, arguments, options)
         self.config = config = self.adapted(own)
         _check(type(self).__name__, own, config, given="client_weights" in options)
@@ -540,6 +541,16 @@ def _pace(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:
         config.availability,
         config.task_failure,
     )
+
+
+def _check_given(name: str, clock: Clock | None, **called: object) -> None:
+    """Refuse what is no clock, such as its name or its class, and what can't be called."""
+    of_clock = (getattr(clock, each, None) for each in ("now", "wait_until", "resume"))
+    if clock is not None and (isinstance(clock, type) or not all(map(callable, of_clock))):
+        raise TypeError(f"{name}(clock = {clock!r}): must be VirtualClock() or WallClock()")
+    for keyword, each in called.items():
+        if not (callable(each) or (each is None and keyword != "stopped")):
+            raise TypeError(f"{name}({keyword} = {each!r}): must be callable")
 
 
 def _check(name: str, own: StrategyConfig, config: StrategyConfig, *, given: bool) -> None:

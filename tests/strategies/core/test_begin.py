@@ -99,3 +99,21 @@ def test_a_copy_keeps_its_own_books(kind):
     copied.start(grid(), arrays(w=np.zeros(1)), num_rounds=2)
     assert copied.accounts.costs()["device-seconds"] > 0
     assert made.accounts.costs() == {}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"clock": "virtual"}, r"FedFix\(clock = 'virtual'\): must be VirtualClock\(\) or WallClock\(\)"),
+        (
+            {"clock": WallClock},
+            r"FedFix\(clock = <class .*WallClock'>\): must be VirtualClock\(\) or WallClock\(\)",
+        ),
+        ({"observer": 3}, r"FedFix\(observer = 3\): must be callable"),
+        ({"witness": "x"}, r"FedFix\(witness = 'x'\): must be callable"),
+        ({"stopped": None}, r"FedFix\(stopped = None\): must be callable"),
+    ],
+)
+def test_what_is_no_clock_or_cant_be_called_is_refused(keywords: dict[str, Any], said: str):
+    with pytest.raises(TypeError, match=f"^{said}$"):
+        FedFix(**keywords)
