@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,19 +109,58 @@ class _Copy(logging.FileHandler):
         self.setLevel(logging.CRITICAL + 1)
 
 
-@contextmanager
-def copied_to(folder: Path, in_one_line: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Copy what Flower and the app log into ``log.txt`` of a folder, at its end the error that ended the block.
+class _Kept(logging.Handler):
+    """Keeps lines in memory."""
 
-    Errors are recorded with their traceback, but for those of some types, which one line says all of.
-    """
-    handler = _Copy(folder / NAME)
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self.lines.append(record)
+
+
+@contextmanager
+def _handled_by(handler: logging.Handler) -> Iterator[None]:
+    """Give a handler what Flower and the app log within the block."""
     flower = logging.getLogger("flwr")
     loggers = [flower, *(each for name in LOGGERS if not (each := logging.getLogger(name)).propagate)]
     for logger in loggers:
         logger.addHandler(handler)
     try:
         yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+@contextmanager
+def kept_lines() -> Iterator[list[logging.LogRecord]]:
+    """Yield the lines that Flower and the app log within the block, before there is a folder for them."""
+    handler = _Kept()
+    with _handled_by(handler):
+        yield handler.lines
+
+
+@contextmanager
+def copied_to(
+    folder: Path,
+    in_one_line: tuple[type[Exception], ...] = (),
+    *,
+    before: Iterable[logging.LogRecord] = (),
+) -> Iterator[None]:
+    """Copy what Flower and the app log into ``log.txt`` of a folder, at its end the error that ended the block.
+
+    Errors are recorded with their traceback, but for those of some types, which one line says all of. The file begins
+    with the lines of ``before``.
+    """
+    handler = _Copy(folder / NAME)
+    for earlier in before:
+        handler.handle(earlier)
+    try:
+        with _handled_by(handler):
+            yield
     except Exception as error:
         text = clean(str(error) or type(error).__name__, LONGEST_LINE)
         line: dict[str, Any] = {"levelno": logging.ERROR, "levelname": "ERROR", "msg": "%s", "args": (text,)}
@@ -130,8 +169,6 @@ def copied_to(folder: Path, in_one_line: tuple[type[Exception], ...] = ()) -> It
         handler.handle(logging.makeLogRecord(line))
         raise
     finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
         with suppress(OSError):
             handler.close()
 

@@ -35,6 +35,7 @@ from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
 from fedapp.data.targets import check_counted
 from fedapp.federation.records import OWN_ARRAYS
+from fedapp.logs import kept_lines
 from fedapp.models import ModelError
 from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
@@ -90,6 +91,8 @@ class Experiment:
         Names of the model's arrays that are sent to clients and back; the others are each side's.
     own : tuple of str
         Of the others, those that training changes: each client keeps its own.
+    said : tuple of LogRecord
+        The lines that were logged while it was prepared: the run's log begins with them.
     """
 
     config: RunConfig
@@ -102,6 +105,7 @@ class Experiment:
     unread: Mapping[str, Value] = field(default_factory=dict)
     travelling: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
+    said: tuple[logging.LogRecord, ...] = field(default=(), repr=False, compare=False)
 
     def initial_arrays(self) -> ArrayRecord:
         """Return the arrays of the initial model that travel."""
@@ -136,6 +140,12 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
     ConfigError, DataError, ModelError
         With one clear message, before any client is started.
     """
+    with kept_lines() as lines:
+        experiment = _prepared(config, num_clients, on_devices=on_devices)
+    return replace(experiment, said=tuple(lines))
+
+
+def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Experiment:
     config = _with_clock(config, on_devices=on_devices)
     given = config
     try:

@@ -85,7 +85,7 @@ def run(
         if lines is not None:
             lines.run, lines.aggregation = directory.path.name, lambda: strategy.aggregations
         try:
-            with copied_to(directory.path, USER_ERRORS):
+            with copied_to(directory.path, USER_ERRORS, before=experiment.said):
                 _run(grid, experiment, strategy, directory, observers)
         finally:
             directory.close()

@@ -8,12 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Message
 
 from fedapp.api.command import parser_of, run
 from fedapp.config import RunConfig
 from fedapp.logs import LOGGERS, copied_to, logging_as, plain_where_piped
+from fedapp.report.files import read_warnings
 from fedapp.server import build_strategy
 from strategies import FedAvg
 from strategies.clients.roster import Client
@@ -136,6 +138,21 @@ def test_a_run_leaves_its_log_behind(log_format, tmp_path):
         for handler in logging.getLogger(name).handlers
         if isinstance(handler, logging.FileHandler)
     ]
+
+
+def test_the_log_begins_with_what_is_odd_about_the_data(tmp_path):
+    """Data are looked at before the run has a folder."""
+    rows = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    labels = np.arange(30) % 2
+    np.savez(tmp_path / "own.npz", x_train=rows, y_train=labels, x_test=rows[:1], y_test=labels[:1])
+    config = f"num-server-rounds=1 dataset=npz data-path={tmp_path / 'own.npz'} results-dir={tmp_path} run-name=run"
+    arguments = ["--engine", "sequential", "--federation-config", "num-supernodes=3", "-c", config]
+    assert run(parser_of(None, "").parse_args(arguments)) == 0
+    lines = copy(tmp_path / "run")
+    said = "WARNING data: there is a single test row: accuracy is 0 or 1"
+    assert lines.count(said) == 1
+    assert lines.index(said) < lines.index("INFO    FedAvg: default settings")
+    assert said.partition("WARNING ")[2] in read_warnings(tmp_path / "run")
 
 
 def test_the_log_ends_with_why_the_run_did(tmp_path):
