@@ -1,15 +1,39 @@
 """Federated learning under heterogeneous data and heterogeneous speed: the Flower app.
 
-From Python: ``fedapp.run``, ``fedapp.sweep``, ``fedapp.load`` and ``fedapp.compare`` (docs/python.md). They are
-imported at their first use, as a process of a ClientApp needs none of them.
+From Python: ``fedapp.run``, ``fedapp.sweep``, ``fedapp.load`` and ``fedapp.compare``, and the errors that they raise
+(docs/python.md). They are imported at their first use, as a process of a ClientApp needs none of them.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapp.api.interface import ComparedRuns, RunResult, SweepResult, compare, load, run, sweep
+    from fedapp.api.interface import (
+        ComparedRuns,
+        ConfigError,
+        DataError,
+        ModelError,
+        OwnPartError,
+        RunResult,
+        SweepResult,
+        compare,
+        load,
+        run,
+        sweep,
+    )
 
-__all__ = ["ComparedRuns", "RunResult", "SweepResult", "compare", "load", "run", "sweep"]
+__all__ = [
+    "ComparedRuns",
+    "ConfigError",
+    "DataError",
+    "ModelError",
+    "OwnPartError",
+    "RunResult",
+    "SweepResult",
+    "compare",
+    "load",
+    "run",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

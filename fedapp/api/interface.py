@@ -16,7 +16,9 @@ from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
 from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
+from fedapp.models import ModelError
 from fedapp.names import AUTO, IN_PROCESS, VECTORIZED, Way
+from fedapp.own import OwnPartError
 from fedapp.server import Observer, RunDirectory
 from fedapp.sweeps.command import default_folder
 from fedapp.sweeps.looking import recorded
@@ -27,7 +29,19 @@ from fedapp.sweeps.runner import silent
 from fedapp.sweeps.sweep import PLAN, make_sweep, outcome_in
 from strategies.flower.exchange import never
 
-__all__ = ["ComparedRuns", "RunResult", "SweepResult", "compare", "load", "run", "sweep"]
+__all__ = [
+    "ComparedRuns",
+    "ConfigError",
+    "DataError",
+    "ModelError",
+    "OwnPartError",
+    "RunResult",
+    "SweepResult",
+    "compare",
+    "load",
+    "run",
+    "sweep",
+]
 
 
 def run(
@@ -64,12 +78,14 @@ def run(
     Raises
     ------
     TypeError
-        If there is no such key.
-    ConfigError, DataError, ModelError
-        If a value isn't allowed, or values contradict each other; raised before a client starts.
+        If there is no such key, or an observer is none.
+    ConfigError, DataError, ModelError, OwnPartError
+        If a value isn't allowed, or values contradict each other; raised before a client starts. All are ValueErrors.
     RunError, DivergedError, KeyboardInterrupt
         If the run fails, diverges or is interrupted; its folder stays, and the message names it.
     """
+    if other := [each for each in observers if not isinstance(each, Observer)]:
+        raise TypeError(f"observers: {other[0]!r} must be an object of a subclass of fedapp.server.Observer")
     config = load_config(keys)
     if num_clients is None and is_divided(keys.get("dataset")):
         num_clients = len(keys["dataset"])

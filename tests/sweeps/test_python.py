@@ -321,6 +321,24 @@ def test_a_sweep_tunes(tmp_path):
     assert sorted(swept.runs["seed"].unique()) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("keys", "error"),
+    [
+        ({"lr": -1.0}, fedapp.ConfigError),
+        ({"dataset": "npz", "data_path": "/nowhere"}, fedapp.DataError),
+        ({"model": "lstm"}, fedapp.ModelError),
+        ({"model": "nowhere:Model"}, fedapp.OwnPartError),
+        ({"observers": [3]}, TypeError),
+    ],
+)
+def test_what_isnt_possible_is_an_error_of_a_public_class(keys, error, tmp_path):
+    with pytest.raises(error) as raised:
+        fedapp.run(**{**SMALL, **keys}, results_dir=tmp_path)
+    assert raised.type is error
+    assert issubclass(error, TypeError if error is TypeError else ValueError)
+    assert not any(tmp_path.iterdir())
+
+
 def test_importing_the_package_imports_nothing_heavy(repository):
     code = "import sys, fedapp; print([name for name in ('torch', 'pandas', 'flwr', 'ray') if name in sys.modules])"
     done = subprocess.run(
