@@ -5,7 +5,39 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.clients.roster import Client
+from strategies.flower.errors import RunError
+
 Weights = NDArray[np.float64]
+
+
+def of_each(hook: str, given: object, clients: Sequence[Client], *, infinite: str = "") -> Weights:
+    """Return what a hook gives for some clients, as numbers (n,).
+
+    ``infinite`` says what infinity means, where it is allowed.
+
+    Raises
+    ------
+    RunError
+        Unless there is a number >= 0 for each client, in their order.
+    """
+    try:
+        numbers = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise RunError(
+            f"{hook} returns {given!r}: must be {len(clients)} numbers, one for each client"
+        ) from None
+    if numbers.shape != (len(clients),):
+        raise RunError(
+            f"{hook} returns an array {numbers.shape}: must be {(len(clients),)}, a number for each of the "
+            f"{len(clients)} clients"
+        )
+    allowed = (numbers >= 0) & (np.isfinite(numbers) | bool(infinite))
+    if not allowed.all():
+        place = int(allowed.argmin())
+        means = f"; infinity is {infinite}" if infinite else " and finite"
+        raise RunError(f"{hook} returns {numbers[place]:g} for {clients[place]}: must be >= 0{means}")
+    return numbers
 
 
 def among(importances: Sequence[float], counting: NDArray[np.bool_]) -> Weights:

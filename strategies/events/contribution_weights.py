@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.clients.member import Member
-from strategies.clients.weights import mean_and_spread
+from strategies.clients.weights import mean_and_spread, of_each
 from strategies.core.config import IDENTICAL
 from strategies.core.population import Population
 from strategies.core.reporter import Reporter
 from strategies.core.run_state import RunState
 from strategies.events import observed_periods
 from strategies.events.tasks import TaskLedger
-from strategies.flower.errors import RunError
 from strategies.timing.scheduler import Times
 from strategies.updates.safeguards import Safeguards
 
@@ -259,19 +258,9 @@ class ContributionWeights:
     def _checked(self, hook: str, periods: Times) -> Times:
         """Return what a hook gives for P_i (n,); raise RunError unless it is a number >= 0, or infinite, for each."""
         clients = [member.client for member in self._ledger.counting]
-        periods = np.asarray(periods, dtype=np.float64)
-        if periods.shape != (len(clients),):
-            raise RunError(
-                f"{self._run.name}.{hook} returns an array {periods.shape}: must be {(len(clients),)}, a number for "
-                f"each of the {len(clients)} clients"
-            )
-        if (wrong := ~(periods >= 0)).any():
-            place = int(wrong.argmax())
-            raise RunError(
-                f"{self._run.name}.{hook} returns {periods[place]:g} for {clients[place]}: must be "
-                ">= 0; infinity is a client that never contributes"
-            )
-        return periods
+        return of_each(
+            f"{self._run.name}.{hook}", periods, clients, infinite="a client that never contributes"
+        )
 
     def cycles(self, members: Iterable[Member]) -> Times:
         """Return the expected cycle times (n,) of clients, seconds per contribution, absences included."""

@@ -37,6 +37,7 @@ from strategies.clients.accounts import ACCEPTED, MAX_MISSES
 from strategies.clients.client_metrics import beside, of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
+from strategies.clients.weights import of_each
 from strategies.core.capabilities import hook
 from strategies.core.config import (
     OBSERVED,
@@ -289,7 +290,10 @@ class AsynchronousStrategy(FederatedStrategy):
 
     @hook
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
-        """Return the weight d_i of each contribution of an aggregation, which come in client order."""
+        """Return the weight d_i of each contribution of an aggregation, which come in client order.
+
+        The run ends with a RunError unless it is a finite number >= 0 for each.
+        """
         weight = self.contribution_weights.weight
         return [weight(c.client.index) * self.discount(c.staleness) for c in contributions]
 
@@ -746,8 +750,10 @@ class AsynchronousStrategy(FederatedStrategy):
         """
         run, ledger = self.run, self.ledger
         contributions = [self._aged(each) for each in ledger.take_out(self.takes(ledger.buffer))]
-        most = self.safeguards.heaviest
-        weights = [min(weight, most) if most else weight for weight in self.weigh(contributions)]
+        most, given = self.safeguards.heaviest, self.weigh(contributions)
+        if self.capabilities.discounts_staleness:
+            of_each(f"{run.name}.weigh or discount", given, [each.client for each in contributions])
+        weights = [min(weight, most) if most else weight for weight in given]
         group = None
         if self.secure is not None:
             if (group := self._masked_sum(self.secure, contributions, weights)) is None:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from strategies import streams
 from strategies.clients.roster import Client, sized_by_replies
-from strategies.clients.weights import Weights, among
+from strategies.clients.weights import Weights, among, of_each
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.population import Population
@@ -117,6 +117,13 @@ class Selection:
             draw = replace(draw, weights=(self.each,) * len(draw.clients))
         by_replies = not sized and scheme.scheme != "paired"
         return [clients[place] for place in draw.clients], None if by_replies else draw.weights
+
+    def checked(self, chosen: Chosen) -> Chosen:
+        """Return the participants of a round and their weights; RunError where a method gives no numbers."""
+        clients, weights = chosen
+        if self._capabilities.chooses_clients and weights is not None:
+            of_each(f"{self._run.name}.select", weights, clients)
+        return chosen
 
     def without_stragglers(self, chosen: Chosen, server_round: int) -> Chosen:
         """Return the participants and weights without the stragglers that are dropped: no request goes to them."""
@@ -305,7 +312,7 @@ class CallUp:
             self.nobody_comes = True
             return None
         chosen = closing.nobody(free) or self._select(free, selection.lots(server_round))
-        return selection.without_stragglers(chosen, server_round)
+        return selection.without_stragglers(selection.checked(chosen), server_round)
 
     def _check_number(self, grid: Grid) -> None:
         """Check the number of clients, until it is enough or no more clients come; in real time more may always come.

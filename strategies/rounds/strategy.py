@@ -21,7 +21,7 @@ from strategies.clients import client_metrics
 from strategies.clients.accounts import ACCEPTED
 from strategies.clients.client_metrics import MetricsMean
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights
+from strategies.clients.weights import Weights, of_each
 from strategies.core.capabilities import hook
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.reporter import EvaluateFn
@@ -147,7 +147,10 @@ class SynchronousStrategy(FederatedStrategy):
 
     @hook
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
-        """Return the weight d_i of each contribution of a round, which come in client order."""
+        """Return the weight d_i of each contribution of a round, which come in client order.
+
+        The run ends with a RunError unless it is a finite number >= 0 for each.
+        """
         worth = {} if self._round is None else self._round.worth
         d = [worth[contribution.client.index] for contribution in contributions]
         return [weight * (sum(worth.values()) / sum(d)) for weight in d] if sum(d) > 0 else d
@@ -428,6 +431,7 @@ class SynchronousStrategy(FederatedStrategy):
             if not (taken := current.contributions):
                 return None
             weights = self.weigh(taken)
+            of_each(f"{self.run.name}.weigh", weights, [each.client for each in taken])
             current.worth = {each.client.index: d for each, d in zip(taken, weights, strict=True)}
             return self.server_step.sound(self.aggregate(current.model, taken, weights))
         summed = total.result(weights)

@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ArrayRecord
 
 from examples.methods import FedAsync, FedNova, PowerOfChoice, Ringmaster, Scaffold
-from strategies import AsynchronousConfig, AsynchronousStrategy, FedAvg, FedBuff, Progress, streams
+from strategies import AsynchronousConfig, AsynchronousStrategy, FedAvg, FedBuff, Progress, RunError, streams
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock
 from strategies.events.tasks import Member
@@ -384,3 +384,31 @@ def test_a_config_that_lacks_what_the_loop_reads_is_refused(kind, config, base):
 
         class Mine(kind):
             Config = config
+
+
+NONE = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("base", "hook", "given", "said"),
+    [
+        (FedAvg, "weigh", [1.0, NONE, 1.0], "weigh returns nan for client 1: must be >= 0 and finite"),
+        (
+            FedAvg,
+            "weigh",
+            [1.0],
+            r"weigh returns an array \(1,\): must be \(3,\), .*",
+        ),
+        (FedAvg, "weigh", "abc", "weigh returns 'abc': must be 3 numbers, one for each client"),
+        (FedAvg, "select", [1.0, 1.0, -1.0], "select returns -1 for client 2: must be >= 0 and finite"),
+        (FedAvg, "select", [1.0], r"select returns an array \(1,\): must be \(3,\), .*"),
+        (FedBuff, "weigh", [], r"weigh or discount returns an array \(0,\): must be \(2,\), .*"),
+        (FedBuff, "discount", np.inf, "weigh or discount returns inf for client 0: must be >= 0 and finite"),
+    ],
+)
+def test_a_weight_of_ones_own_is_a_number_for_each_client(go, base, hook, given, said):
+    def own(self: object, clients: object, *_: object) -> object:
+        return (clients, given) if hook == "select" else given
+
+    with pytest.raises(RunError, match=f"^Mine.{said}$"):
+        go(type("Mine", (base,), {hook: own}), 2)
