@@ -164,6 +164,8 @@ class Dataset:
         What a row's several inputs are; () where there is one.
     remarks : tuple of str
         What was taken for something when the data were read, a line each.
+    digest : str
+        Of all values; "" of data that were prepared by an earlier version.
     """
 
     name: str
@@ -182,6 +184,7 @@ class Dataset:
     moments: Moments | None = None
     parts: tuple[Part, ...] = ()
     remarks: tuple[str, ...] = ()
+    digest: str = ""
 
     @property
     def form(self) -> Form:

@@ -396,7 +396,8 @@ def _open(name: str, folder: Path) -> Dataset | None:
         facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale", "targets")}
         facts |= {key: tuple(meta[key]) for key in ("classes", "columns")}
         facts["parts"] = tuple(map(Part.read, meta["parts"]))
-        facts["remarks"] = tuple(meta.get("remarks", ()))  # data prepared before have none
+        facts["remarks"] = tuple(meta.get("remarks", ()))  # data prepared before have none, nor a digest
+        facts["digest"] = meta.get("digest", "")
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     published = PUBLISHED.get(name)
@@ -431,9 +432,12 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         start += len(block)
     x.flush()
     is_numbers = raw.y.dtype.kind == "f"
-    np.save(folder / "y.npy", np.asarray(raw.y, np.float32 if is_numbers else np.int64))
+    y = np.ascontiguousarray(raw.y, np.float32 if is_numbers else np.int64)
+    np.save(folder / "y.npy", y)
     if raw.groups is not None:
         np.save(folder / "groups.npy", np.asarray(raw.groups, np.int64))
+    digest = hashlib.sha256(x.data)
+    digest.update(y.data)
     meta = {
         "shape": shape,
         "has_groups": raw.groups is not None,
@@ -445,6 +449,7 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         "columns": raw.columns,
         "parts": list(map(str, raw.parts)),
         "remarks": raw.remarks,
+        "digest": digest.hexdigest()[:16],
         "targets": "numbers" if is_numbers else "classes",
     }
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

@@ -20,6 +20,7 @@ from fedapp.config import ConfigError
 from fedapp.data.partition import OWN
 from fedapp.own import PARTS, sources_of
 from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
+from fedapp.report.differences import has_own_data
 from fedapp.report.files import RUNNING, this_process
 from fedapp.server.experiment import Experiment
 from fedapp.server.privacy import neighbours
@@ -53,6 +54,8 @@ class Journal(Observer):
         values = experiment.config.flat()
         # A run without parts of the user's own doesn't enter what reads them.
         self._sources = sources_of(values) if any(":" in str(values[key]) for key in PARTS) else {}
+        # Generated values may differ in the last bit from machine to machine.
+        self._data = experiment.dataset.digest if has_own_data(experiment.config.dataset) else ""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Drop the evaluations after the checkpoint, which come again.
@@ -62,7 +65,8 @@ class Journal(Observer):
         ConfigError
             If the data or the source of a part of the user's own aren't what they were.
         """
-        self._check_unchanged(state.get("sources", {}))  # a checkpoint of an earlier version has none
+        # A checkpoint of an earlier version has neither.
+        self._check_unchanged(state.get("sources", {}), state.get("data", ""))
         self.directory.cut_metrics(state["metrics-size"])
         # A checkpoint of an earlier version has no rows of clients.
         self._clients.cut(state.get("clients-rows", 0))
@@ -78,15 +82,19 @@ class Journal(Observer):
             self._clients.cut(0)
             self._tasks.cut(0)
 
-    def _check_unchanged(self, before: Mapping[str, str]) -> None:
-        """Refuse other data, and other sources by key: what went before would be another run's."""
+    def _check_unchanged(self, before: Mapping[str, str], data: str) -> None:
+        """Refuse data of another digest, and other sources by key: what went before would be another run's."""
         config, dataset = self.experiment.config, self.experiment.dataset
         changed = [
             f"the source of {key} = {config.flat()[key]!r}"
             for key, digests in self._sources.items()
             if before.get(key, digests) != digests
         ]
-        if not self.directory.has_partition(self.experiment.partition, dataset.strata, dataset.num_strata):
+        same = not (data and self._data) or data == self._data
+        if not (
+            same
+            and self.directory.has_partition(self.experiment.partition, dataset.strata, dataset.num_strata)
+        ):
             changed.append(f"the rows of dataset = {config.dataset!r}")
         if changed:
             raise ConfigError(
@@ -115,10 +123,11 @@ class Journal(Observer):
             self._write_graph()
 
     def state(self) -> dict[str, Any]:
-        """Return what there is on the disk of metrics.jsonl, clients and tasks, and digests of the user's sources."""
+        """Return what there is on the disk of metrics.jsonl, clients and tasks, and digests of data and sources."""
         self._tasks.add(self.strategy.timeline.take())
         return {
             "sources": self._sources,
+            "data": self._data,
             "metrics-size": self.directory.metrics_size(),
             "clients-rows": self._clients.sync(),
             "tasks-ended": self._tasks.sync(),

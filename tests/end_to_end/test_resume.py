@@ -237,6 +237,8 @@ def test_other_data_and_sources_of_own_parts_are_refused(run, tmp_path, monkeypa
 
     table.write_text(rows * 3)
     assert refused("the rows of dataset = 'own_of_resume:rows'")
+    table.write_text(rows.replace("6,", "8,"))  # other values of as many rows of each class
+    assert refused("the rows of dataset = 'own_of_resume:rows'")
     table.write_text(rows)
     module.write_text(OWN.replace("* 1.0", "* 2.0"))
     sources = "the source of model = 'own_of_resume:Net' and the source of dataset = 'own_of_resume:rows'"
