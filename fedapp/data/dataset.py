@@ -165,7 +165,7 @@ class Dataset:
     remarks : tuple of str
         What was taken for something when the data were read, a line each.
     digest : str
-        Of all values; "" of data that were prepared by an earlier version.
+        Of all that is above, but for moments and published values; "" where the dataset isn't from the cache.
     """
 
     name: str

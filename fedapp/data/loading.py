@@ -333,7 +333,7 @@ def _files_key(files: list[Path]) -> dict[str, Any]:
     return {"files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
 
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 """Raise when the layout of a cache folder, or what a reader makes of a source, changes."""
 
 _ATTEMPTS = 3
@@ -393,11 +393,9 @@ def _open(name: str, folder: Path) -> Dataset | None:
         whole = (
             list(x.shape) == meta["shape"] and len(y) == len(x) and (groups is None or len(groups) == len(x))
         )
-        facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale", "targets")}
-        facts |= {key: tuple(meta[key]) for key in ("classes", "columns")}
+        facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale", "targets", "digest")}
+        facts |= {key: tuple(meta[key]) for key in ("classes", "columns", "remarks")}
         facts["parts"] = tuple(map(Part.read, meta["parts"]))
-        facts["remarks"] = tuple(meta.get("remarks", ()))  # data prepared before have none, nor a digest
-        facts["digest"] = meta.get("digest", "")
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     published = PUBLISHED.get(name)
@@ -432,12 +430,9 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         start += len(block)
     x.flush()
     is_numbers = raw.y.dtype.kind == "f"
-    y = np.ascontiguousarray(raw.y, np.float32 if is_numbers else np.int64)
-    np.save(folder / "y.npy", y)
+    arrays = {"x": x, "y": np.ascontiguousarray(raw.y, np.float32 if is_numbers else np.int64)}
     if raw.groups is not None:
-        np.save(folder / "groups.npy", np.asarray(raw.groups, np.int64))
-    digest = hashlib.sha256(x.data)
-    digest.update(y.data)
+        arrays["groups"] = np.ascontiguousarray(raw.groups, np.int64)
     meta = {
         "shape": shape,
         "has_groups": raw.groups is not None,
@@ -449,7 +444,12 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         "columns": raw.columns,
         "parts": list(map(str, raw.parts)),
         "remarks": raw.remarks,
-        "digest": digest.hexdigest()[:16],
         "targets": "numbers" if is_numbers else "classes",
     }
+    digest = hashlib.sha256(json.dumps(meta).encode())
+    for name, array in arrays.items():
+        digest.update(array.data)
+        if name != "x":  # which is in its file
+            np.save(folder / f"{name}.npy", array)
+    meta["digest"] = digest.hexdigest()[:16]
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

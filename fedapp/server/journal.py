@@ -90,7 +90,7 @@ class Journal(Observer):
             for key, digests in self._sources.items()
             if before.get(key, digests) != digests
         ]
-        same = not (data and self._data) or data == self._data
+        same = not data or data == self._data
         if not (
             same
             and self.directory.has_partition(self.experiment.partition, dataset.strata, dataset.num_strata)

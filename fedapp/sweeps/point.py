@@ -5,13 +5,16 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
-from fedapp.federation import local_folders
-from fedapp.own import sources_of
+from fedapp.data import DataError
+from fedapp.data.loading import is_function
+from fedapp.federation import dataset_of, local_folders
+from fedapp.own import OwnPartError, sources_of
 from fedapp.report.differences import DATA_PATH, PLACES, described, has_own_data
 from fedapp.report.files import read_summary
 
@@ -76,9 +79,15 @@ class PlannedRun:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def _own_parts(self) -> dict[str, str]:
-        """Return what of the user's own makes a run's result beside the config: where the data are, and sources."""
-        places = local_folders(self.config) if has_own_data(self.config.dataset) else {}
-        found = {key.replace("_", "-"): place for key, place in places.items() if place}
+        """Return what of the user's own makes a run's result beside the config: data, their place, and sources."""
+        found: dict[str, str] = {}
+        if has_own_data(self.config.dataset):
+            places = local_folders(self.config)
+            found = {key.replace("_", "-"): place for key, place in places.items() if place}
+        # A function of the user's own is left to the processes that make the runs.
+        if has_own_data(self.config.dataset) and not is_function(self.config.dataset):
+            with suppress(DataError, OwnPartError):  # the run itself says so
+                found["data"] = dataset_of(self.config, self.num_clients).digest
         if self.config.dataset == SYNTHETIC and not self.config.data_path:
             found[DATA_PATH] = ""  # generated: other data than the authors' files
         sources = sources_of(self.config.flat())

@@ -12,7 +12,7 @@ import tomli_w
 from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, Value
-from fedapp.federation import absolute, local_folders
+from fedapp.federation import absolute, local_folders, renew
 from fedapp.report.cells import Cell, equal_time
 from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
@@ -132,6 +132,7 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
     ConfigError
         If a run's config isn't possible, or another process makes runs in this folder: before a run begins.
     """
+    renew()  # data may have changed since the last sweep of this process
     planned = plan.runs()
     on_other_seeds = plan.runs(plan.seeds_to_tune_on) if plan.tune else []
     folder.mkdir(parents=True, exist_ok=True)

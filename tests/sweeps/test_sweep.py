@@ -383,6 +383,28 @@ def test_runs_of_other_data_or_of_another_source_are_other_runs(tmp_path, monkey
     assert key(strategy="own_sweep_strategy:Mine") != before
 
 
+def test_a_sweep_of_data_that_have_changed_makes_its_runs_anew(tmp_path):
+    """Finished runs of the former values stay, and are found again with these."""
+    path, rng = tmp_path / "own.npz", np.random.default_rng(0)
+    former, latter = rng.normal(size=(2, 40, 3)).astype(np.float32)
+    words = ["seed=0", "-c", f"num-server-rounds=1 model=logistic dataset=npz data-path={path}", "num-clients=2"]
+
+    def loss_of(x: np.ndarray) -> float:
+        np.savez(path, x_train=x, y_train=np.arange(40) % 2)
+        done = command(*words, "--engine", "sequential", "-o", str(tmp_path / "out"))
+        assert done.exit_code == 0, done.output
+        return float(pd.read_csv(tmp_path / "out" / "runs.csv")["loss"].iloc[-1])
+
+    first = loss_of(former)
+    assert loss_of(latter) != first
+    assert len(list((tmp_path / "out" / "runs").glob("*/summary.json"))) == 2
+    stamps = {
+        each: each.stat().st_mtime_ns for each in (tmp_path / "out" / "runs").glob("*/model.safetensors")
+    }
+    assert loss_of(former) == first
+    assert stamps == {each: each.stat().st_mtime_ns for each in stamps}
+
+
 @pytest.mark.slow
 def test_a_sweep_on_ray_is_the_sweep_in_process(tmp_path):
     here = command("seed=0", "-c", TINY, "--engine", "sequential", "-o", str(tmp_path / "here"))
