@@ -387,7 +387,12 @@ def test_a_sweep_of_data_that_have_changed_makes_its_runs_anew(tmp_path):
     """Finished runs of the former values stay, and are found again with these."""
     path, rng = tmp_path / "own.npz", np.random.default_rng(0)
     former, latter = rng.normal(size=(2, 40, 3)).astype(np.float32)
-    words = ["seed=0", "-c", f"num-server-rounds=1 model=logistic dataset=npz data-path={path}", "num-clients=2"]
+    words = [
+        "seed=0",
+        "-c",
+        f"num-server-rounds=1 model=logistic dataset=npz data-path={path}",
+        "num-clients=2",
+    ]
 
     def loss_of(x: np.ndarray) -> float:
         np.savez(path, x_train=x, y_train=np.arange(40) % 2)
