@@ -72,6 +72,11 @@ def is_function(name: str) -> bool:
     return not name.startswith(PREFIX) and re.fullmatch(FUNCTION, name) is not None
 
 
+def reads_files(name: str) -> bool:
+    """Tell whether data are the user's own files or Hugging Face's: not known ones, generated or a function's."""
+    return name in ("npz", "files") or name.startswith(PREFIX)
+
+
 def folder_of(name: str) -> Path | None:
     """Return the folder that hf:PATH names, None for a name on the hub: a path begins with /, ~ or a dot."""
     place = name.removeprefix(PREFIX)

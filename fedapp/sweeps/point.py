@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
 from fedapp.data import DataError
-from fedapp.data.loading import is_function
+from fedapp.data.loading import reads_files
 from fedapp.federation import dataset_of, local_folders
 from fedapp.own import OwnPartError, sources_of
 from fedapp.report.differences import DATA_PATH, PLACES, described, has_own_data
@@ -84,8 +84,7 @@ class PlannedRun:
         if has_own_data(self.config.dataset):
             places = local_folders(self.config)
             found = {key.replace("_", "-"): place for key, place in places.items() if place}
-        # A function of the user's own is left to the processes that make the runs.
-        if has_own_data(self.config.dataset) and not is_function(self.config.dataset):
+        if reads_files(self.config.dataset):
             with suppress(DataError, OwnPartError):  # the run itself says so
                 found["data"] = dataset_of(self.config, self.num_clients).digest
         if self.config.dataset == SYNTHETIC and not self.config.data_path:
