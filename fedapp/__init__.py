@@ -4,22 +4,16 @@ From Python: ``fedapp.run``, ``fedapp.sweep``, ``fedapp.load`` and ``fedapp.comp
 (docs/python.md). They are imported at their first use, as a process of a ClientApp needs none of them.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedapp.api.interface import (
-        ComparedRuns,
-        ConfigError,
-        DataError,
-        ModelError,
-        OwnPartError,
-        RunResult,
-        SweepResult,
-        compare,
-        load,
-        run,
-        sweep,
-    )
+    from fedapp.api.interface import compare, load, run, sweep
+    from fedapp.api.results import ComparedRuns, RunResult, SweepResult
+    from fedapp.config import ConfigError
+    from fedapp.data import DataError
+    from fedapp.models import ModelError
+    from fedapp.own import OwnPartError
 
 __all__ = [
     "ComparedRuns",
@@ -38,9 +32,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from fedapp.api import interface
-
-        return getattr(interface, name)
+        homes = ("api.interface", "api.results", "config", "data", "models", "own")
+        modules = (import_module(f"fedapp.{home}") for home in homes)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

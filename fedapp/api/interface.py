@@ -16,9 +16,7 @@ from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
 from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
-from fedapp.models import ModelError
 from fedapp.names import AUTO, IN_PROCESS, VECTORIZED, Way
-from fedapp.own import OwnPartError
 from fedapp.server import Observer, RunDirectory
 from fedapp.sweeps.command import default_folder
 from fedapp.sweeps.looking import recorded
@@ -28,20 +26,6 @@ from fedapp.sweeps.results import write_results
 from fedapp.sweeps.runner import silent
 from fedapp.sweeps.sweep import PLAN, make_sweep, outcome_in
 from strategies.flower.exchange import never
-
-__all__ = [
-    "ComparedRuns",
-    "ConfigError",
-    "DataError",
-    "ModelError",
-    "OwnPartError",
-    "RunResult",
-    "SweepResult",
-    "compare",
-    "load",
-    "run",
-    "sweep",
-]
 
 
 def run(
