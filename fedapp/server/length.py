@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from fedapp.config import RunConfig
 from fedapp.config.run_keys import ROUNDS, scaled
 from strategies import AsynchronousStrategy, Rennala, streams
-from strategies.events.event_queue import EventQueue
 from strategies.methods.shared.arrivals import Buffered
+from strategies.timing.event_queue import EventQueue
 from strategies.timing.time_scenario import TimeScenario, is_profile
 
 log = logging.getLogger("flwr.fedapp")

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from strategies.clients.member import Member
 from strategies.clients.roster import ABSENT, Client
 from strategies.core.run_state import RunState
-from strategies.events.event_queue import EventQueue
 from strategies.events.observed_periods import Observed
 from strategies.events.statistics import Tally
 from strategies.flower.arrays import Vector
 from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
+from strategies.timing.event_queue import EventQueue
 from strategies.updates.chain import Contribution, Local
 
 log = logging.getLogger("flwr.strategies")

@@ -33,9 +33,9 @@ from strategies.clients.roster import Client
 from strategies.core.config import EventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.arrival_groups import ArrivalGroups
-from strategies.events.event_queue import EventQueue
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.methods.shared.staleness import discount_of, discount_parameter
+from strategies.timing.event_queue import EventQueue
 from strategies.timing.scheduler import Times
 from strategies.updates.chain import Contribution
 

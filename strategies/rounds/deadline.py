@@ -12,7 +12,6 @@ time.
 ``RoundSize`` says how many clients a round asks, and how many valid replies close it.
 """
 
-import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import ceil, inf
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from strategies.clock import RESOLUTION
 from strategies.core.run_state import RunState
 from strategies.rounds.participation import Participation
+from strategies.timing.event_queue import EventQueue
 
 NEXT = "next"
 
@@ -80,19 +80,12 @@ def _in_order(due: Mapping[int, float]) -> Iterator[tuple[int, float]]:
 
     Of those within ``RESOLUTION`` of the earliest the one with the least index is next, as in a ledger's agenda.
     """
-    order = sorted(due.items(), key=lambda pair: (pair[1], pair[0]))
-    equal: list[int] = []
-    come: set[int] = set()
-    first = end = 0
-    for _ in order:
-        while order[first][0] in come:
-            first += 1
-        while end < len(order) and order[end][1] <= order[first][1] + RESOLUTION:
-            heapq.heappush(equal, order[end][0])
-            end += 1
-        client = heapq.heappop(equal)
-        come.add(client)
-        yield client, order[first][1]
+    queue = EventQueue()
+    for client, time in due.items():
+        queue.push(time, client, client)
+    while len(queue):
+        earliest = queue.next_due()
+        yield queue.pop()[1], earliest
 
 
 def number_to_ask(needed: int, over_select: float) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from strategies.clients.member import Member
-from strategies.events.event_queue import EventQueue
 from strategies.timing.availability import NEVER
+from strategies.timing.event_queue import EventQueue
 from strategies.timing.scheduler import Outlook, Schedule, Scheduler, Times
 
 # Number of aggregations that are simulated; longer runs use their shares, too.

@@ -1,4 +1,4 @@
-"""The event queue alone: by due time, those that are due together by client, then first come, first served."""
+"""The event queue alone: by due time, those due together by client, then first come, first served."""
 
 import random
 from typing import Any
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.events.event_queue import EventQueue
+from strategies.clock import RESOLUTION
+from strategies.timing.event_queue import EventQueue
 
 
 def drain(queue: EventQueue) -> list[tuple[float, Any]]:
@@ -74,3 +75,56 @@ def test_the_order_is_by_time_then_client_and_does_not_depend_on_pushing(entries
     # No item comes before one that is due more than a nanosecond earlier.
     times = [due for due, _ in orders[0]]
     assert all(later > earlier - 1.0001e-9 for i, earlier in enumerate(times) for later in times[i:])
+
+
+class Plain:
+    """The queue by its definition: of all that are due within RESOLUTION of the earliest, the least client's."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[float, int, int]] = []
+
+    def push(self, due: float, client: int, item: int) -> None:
+        self.entries.append((due, client, item))
+
+    def pop(self) -> tuple[float, int]:
+        last = min(self.entries)[0] + RESOLUTION
+        found = min((entry for entry in self.entries if entry[0] <= last), key=lambda entry: entry[1:])
+        self.entries.remove(found)
+        return found[0], found[2]
+
+
+# Also what is due before everything that is in the queue already.
+STEPS = st.lists(
+    st.none() | st.tuples(st.integers(0, 8).map(lambda k: 1 + k * 5e-10), st.integers(0, 9)), max_size=40
+)
+
+
+@given(steps=STEPS)
+def test_it_gives_what_its_definition_gives_whenever_items_are_added(steps):
+    queue, plain = EventQueue(), Plain()
+    for item, step in enumerate(steps):
+        if step is not None:
+            queue.push(*step, item)
+            plain.push(*step, item)
+        elif plain.entries:
+            assert queue.next_due() == min(plain.entries)[0]
+            assert queue.pop() == plain.pop()
+        assert len(queue) == len(plain.entries)
+    assert sorted(queue) == sorted((due, item) for due, _, item in plain.entries)
+    assert drain(queue) == [plain.pop() for _ in range(len(plain.entries))]
+
+
+def test_items_that_are_due_together_are_compared_n_log_n_times():
+    # The number of comparisons, not the time: n log n of them, not n² / 2 = 8 million.
+    class Client(int):
+        compared = 0
+
+        def __lt__(self, other: int) -> bool:
+            Client.compared += 1
+            return int(self) < int(other)
+
+    queue = EventQueue()
+    for client in range(4000):
+        queue.push(1.0, Client(client), client)
+    assert [item for _, item in drain(queue)] == list(range(4000))
+    assert Client.compared < 400_000
