@@ -153,7 +153,6 @@ class Participation:
             client twice, and so C at most.
         """
         num_clients = len(importances)
-        self.check(num_clients)
         number = self.sample_size(num_clients) if number is None else number
         if self.scheme in ("uniform", "flower"):
             drawn = rng.choice(num_clients, min(number, num_clients), replace=False)
@@ -194,7 +193,7 @@ class Participation:
         num_clients = len(importances)
         expected = np.zeros(num_clients)
         if self.scheme == "paired":
-            expected[:-1] = 0.5 / (num_clients - 1)
+            expected[:-1] = 0.5 / max(num_clients - 1, 1)
             expected[-1] = 0.5
         elif self.scheme == "fixed":
             expected[list(self.fixed)] = importances[list(self.fixed)] / importances[list(self.fixed)].sum()

@@ -109,6 +109,8 @@ class Selection:
                 f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
                 "not all answer query.describe with it; allowed are full, flower, or client_weights = uniform"
             )
+        if scheme.scheme == "paired" and len(clients) < 2:  # the others have left
+            raise RunError("participation = 'paired': a round needs 2 clients, there is 1")
         draw = scheme.draw(self._population.importances(clients), rng, number)
         if self.hides:
             # Not those that are free in real time: who is at work there tells who was drawn before.

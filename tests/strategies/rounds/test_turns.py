@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from strategies import FedAvg
+from strategies.clock import WallClock
 from strategies.flower.errors import RunError
 from strategies.rounds.participation import Participation
 
@@ -47,3 +48,35 @@ def test_what_breaks_the_order_is_one_line(options, text):
 def test_there_are_as_many_clients_as_rounds_of_a_pass(federation, model):
     with pytest.raises(RunError, match=r"needs 4 clients or more, there are 3"):
         FedAvg(participation="turns", fraction_train=0.25).start(federation(), model(1.0), num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "ends"),
+    [
+        ({"participation": "turns", "fraction_train": 1 / 3}, [[0], [1], [], [0], [1]], None),
+        (
+            {"participation": "paired"},
+            [[1, 2]],
+            r"participation = 'paired': a round needs 2 clients, there is 1",
+        ),
+    ],
+)
+def test_a_device_that_leaves_misses_its_turn_and_a_pair_is_two(
+    federation, model, train_config, options, asked, ends
+):
+    grid, rounds = federation(), []
+
+    def leave(progress):
+        rounds.append(sorted(grid.asked()[sum(map(len, rounds)) :]))
+        if progress.aggregation == 1:
+            for client in (2,) if ends is None else (0, 1):
+                grid.node(client).present = False
+
+    strategy = FedAvg(clock=WallClock(), client_weights="uniform", min_clients=1, observer=leave, **options)
+    run = {"num_rounds": 5, "timeout": 5.0, "train_config": train_config()}
+    if ends is None:
+        strategy.start(grid, model(1.0), **run)
+    else:
+        with pytest.raises(RunError, match=ends):
+            strategy.start(grid, model(1.0), **run)
+    assert rounds[1:] == asked
