@@ -199,8 +199,15 @@ class SynchronousStrategy(FederatedStrategy):
         with self._running(grid, timeout):
             run, closing, reporter, pace = self.run, self.closing, self.reporter, self.run.pace
             self._call_up.begin()
-            if self._begin(initial_arrays) is None:
+            state = self._begin(initial_arrays)
+            asks_by_itself = "configure_train" in self.capabilities.round_hooks  # may look up nobody
+            if run.aggregations < num_rounds and not run.is_over() and not asks_by_itself:
+                run.clients = self.population.look(grid, train_config)
+            if state is None:
+                pace.begin()
                 reporter.report(0, run.result, {}, evaluate_fn=evaluate_fn, shares=dict)
+            else:
+                run.clock.resume(state["time"])  # waiting for the clients didn't count
             if self.config.late == NEXT and not closing.early:
                 log.warning(
                     "late = %r changes nothing: without round_deadline or over_select nothing is late", NEXT

@@ -62,7 +62,7 @@ class Scheduler(ABC):
         Task times in virtual time, and the seed of their random draws: see
         ``strategies.timing.time_scenario.TimeScenario``.
     budget : float
-        Seconds after ``begin`` (of rounds: after the clock's start) at which the run ends; 0: no limit.
+        Seconds after ``begin`` at which the run ends; 0: no limit.
     loads : Loads
         Loads of the tasks, where the time scenario derives task times from them.
     """
@@ -82,7 +82,7 @@ class Scheduler(ABC):
         self.clock = clock
         self.loads = loads or Loads()
         self.scenario, self.seed, self.budget = scenario, seed, budget
-        self.began = self.origin = 0.0  # clock times of the first task, and of the first interval
+        self.began = self.origin = 0.0  # clock times of the run's begin, and of the first interval
         self.ticks = 0  # number of intervals that are over
         self._interval: float | None = None  # length of these intervals
 
@@ -95,7 +95,7 @@ class Scheduler(ABC):
         return None
 
     def begin(self) -> None:
-        """Start intervals and the time budget at the current time."""
+        """Start intervals and the time budget, once the clients are there."""
         self.began = self.origin = self.clock.now()
         self.ticks, self._interval = 0, None
 
@@ -235,6 +235,11 @@ class RealTimeScheduler(Scheduler):
     """The scheduler in real time."""
 
     real_time = True
+
+    def begin(self) -> None:
+        """Start the clock, too, at 0: what was prepared and the wait for clients don't count."""
+        self.clock.resume(0.0)
+        super().begin()
 
     def enrol(self, clients: Sequence[Client]) -> None:
         """Do nothing, because task times are observed."""

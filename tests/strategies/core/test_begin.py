@@ -1,6 +1,7 @@
 """What a run begins with: models that are none, and strategies that were copied or pickled."""
 
 import pickle
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -11,10 +12,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from strategies import REGISTRY, AsyncFedAvg, DivergedError, FedAvg, FedFix, WallClock
+from strategies.core.run_state import State
 from strategies.testing import MemoryGrid
 
 
-def grid(step: float = 1.0) -> MemoryGrid:
+def grid(step: float = 1.0, kind: type[MemoryGrid] = MemoryGrid) -> MemoryGrid:
     """Return two clients that move every array by a step."""
     app = ClientApp()
 
@@ -28,7 +30,7 @@ def grid(step: float = 1.0) -> MemoryGrid:
             RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message
         )
 
-    return MemoryGrid(app, [{"partition-id": i} for i in range(2)])
+    return kind(app, [{"partition-id": i} for i in range(2)])
 
 
 def arrays(**named: Any) -> ArrayRecord:
@@ -117,3 +119,44 @@ def test_a_copy_keeps_its_own_books(kind):
 def test_what_is_no_clock_or_cant_be_called_is_refused(keywords: dict[str, Any], said: str):
     with pytest.raises(TypeError, match=f"^{said}$"):
         FedFix(**keywords)
+
+
+class Slow(MemoryGrid):
+    """Clients of a grid that come late: until they are there, the clock runs 1000 s a look."""
+
+    clock: WallClock
+
+    def get_node_ids(self) -> Iterable[int]:
+        if not (there := list(super().get_node_ids())):
+            self.clock.resume(self.clock.now() + 1000)
+        return there
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_in_real_time_a_run_and_its_budget_begin_when_the_clients_are_there(kind):
+    def run(num_rounds: int, state: State | None = None) -> list[tuple[int, float]]:
+        seen: list[tuple[int, float]] = []
+        late, clock = grid(kind=Slow), WallClock()
+        late.clock = clock  # type: ignore[attr-defined]
+        for node in late.nodes.values():
+            node.joins_after = 2
+        clock.resume(500.0)  # the preparation took so long
+        strategy = kind(
+            clock=clock,
+            time_budget=400.0,
+            observer=lambda p: seen.append((p.aggregation, p.time)),
+            min_clients=2,
+        )
+        if state is not None:
+            strategy.restore(state)
+        strategy.start(late, arrays(w=np.zeros(2, np.float32)), num_rounds=num_rounds)
+        states.append(strategy.state())
+        return seen
+
+    states: list[State] = []
+    numbers, times = zip(*run(3), strict=True)
+    assert numbers == (0, 1, 2, 3)
+    assert 0 <= times[0] < times[-1] < 400
+    numbers, later = zip(*run(5, states[0]), strict=True)
+    assert numbers == (4, 5)
+    assert times[-1] <= later[0] < later[-1] < 400
