@@ -36,7 +36,7 @@ from strategies.core.config import AsynchronousConfig, StrategyConfig
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
-from strategies.methods.shared.buffer_schedule import expected_periods
+from strategies.methods.shared.buffer_schedule import BufferSchedule
 from strategies.methods.shared.last_arrivals import last_arrivals
 from strategies.methods.shared.neighbours import NeighbourModels, PerturbedConfig
 from strategies.methods.shared.staleness import discount_of, discount_parameter
@@ -76,6 +76,7 @@ class AsyncSpectral(Buffered):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._neighbours = NeighbourModels(self.config.neighbour_memory)
+        self._schedule = BufferSchedule()
 
     def adapted(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with adjacency weights, because the method needs the A_ij of the graph."""
@@ -102,7 +103,7 @@ class AsyncSpectral(Buffered):
 
     def periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        expected = expected_periods(self.pace, self.ledger.counting, self.m, self.total)
+        expected = self._schedule.periods(self.pace, self.ledger.counting, self.m, self.total)
         return super().periods(times) if expected is None else expected
 
     def received(self, client: Client, local_model: Vector) -> None:
@@ -116,5 +117,5 @@ class AsyncSpectral(Buffered):
         return super().bytes_kept() + self._neighbours.num_bytes
 
     def parts(self) -> list[Any]:
-        """Return the parts of an asynchronous strategy, and the local models."""
-        return [*super().parts(), self._neighbours]
+        """Return the parts of an asynchronous strategy, the local models, and the buffer's schedule."""
+        return [*super().parts(), self._neighbours, self._schedule]

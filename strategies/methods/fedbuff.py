@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from strategies.core.config import PrivateEventsConfig, SecureConfig, StrategyConfig
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
-from strategies.methods.shared.buffer_schedule import expected_periods
+from strategies.methods.shared.buffer_schedule import BufferSchedule
 from strategies.methods.shared.staleness import discount_of, discount_parameter
 from strategies.timing.scheduler import Times
 
@@ -59,6 +59,7 @@ class FedBuff(Buffered):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._is_fedavg = False
+        self._schedule = BufferSchedule()
 
     def check(self, num_clients: int) -> None:
         """Refuse a buffer that would never fill, and log once where FedBuff is FedAvg."""
@@ -82,5 +83,9 @@ class FedBuff(Buffered):
 
     def periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        expected = expected_periods(self.pace, self.ledger.counting, self.m, self.total)
+        expected = self._schedule.periods(self.pace, self.ledger.counting, self.m, self.total)
         return super().periods(times) if expected is None else expected
+
+    def parts(self) -> list[Any]:
+        """Return the parts of an asynchronous strategy, and the buffer's schedule."""
+        return [*super().parts(), self._schedule]

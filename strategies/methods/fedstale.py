@@ -80,14 +80,16 @@ class FedStale(SynchronousStrategy):
         for c, weight in zip(contributions, weights, strict=True):
             self.accounts[c.client.index].weight += weight * (1 - beta * (c.client.index in known))
         moved = super().aggregate(model, contributions, weights)
-        for c in contributions if beta else ():
-            self.latest.put(c.client.index, c.update)
+        if beta:
+            latest = self.latest
+            for c in contributions:
+                latest.put(c.client.index, c.update)
         return moved
 
     def counted(self, contribution: Contribution) -> Vector:
         """Return Δ_i − β h_i, (D,)."""
         beta, update = self.config.stale_weight, contribution.update
-        return update - beta * self.latest.get(contribution.client.index) if beta else update
+        return update - beta * self.vectors(NAME).get(contribution.client.index) if beta else update
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ d_i (Δ_i − β h_i) + β h, (D,)."""

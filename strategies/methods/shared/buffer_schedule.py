@@ -6,7 +6,8 @@ maximum number of aggregations, at most 20,000, which gives the shares; if a tim
 actual shares differ slightly. In real time the shares are those observed so far.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,10 +65,39 @@ def counts_of(
     return counts, done
 
 
-def expected_periods(
+class BufferSchedule:
+    """The schedule of a run's buffer, simulated anew only when other clients count or tasks get other loads."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the schedule of an earlier run."""
+        self._of: tuple[Sequence[int], int, int] | None = None  # clients, m and aggregations of the periods
+        self._periods: Times | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Return {}: the schedule follows from the run's config and its clients."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Forget the schedule, as ``reset`` does."""
+        self.reset()
+
+    def periods(
+        self, pace: Scheduler, members: Sequence[Member], buffer_size: int, num_aggregations: int
+    ) -> Times | None:
+        """Return P_i (n,), aggregations per contribution of n clients; None if task times aren't known beforehand."""
+        of = [member.client.index for member in members], buffer_size, num_aggregations
+        if of != self._of or pace.weighs:  # task times may follow from clients' sizes
+            self._of, self._periods = of, _played(pace, members, buffer_size, num_aggregations)
+        return None if self._periods is None else self._periods.copy()
+
+
+def _played(
     pace: Scheduler, members: Sequence[Member], buffer_size: int, num_aggregations: int
 ) -> Times | None:
-    """Return P_i (n,), aggregations per contribution of n clients; None if task times aren't known beforehand."""
+    """Return P_i (n,) of a schedule of ``num_aggregations``; None if it isn't known beforehand."""
     m, number = min(buffer_size, len(members)), min(num_aggregations, HORIZON)
 
     def play(schedule: Schedule) -> tuple[np.ndarray, int]:

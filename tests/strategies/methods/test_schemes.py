@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, WallClock
+from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, VirtualClock, WallClock
+from strategies.clients.member import Member
+from strategies.clients.roster import Client
 from strategies.methods import async_fedavg, fedfix
-from strategies.methods.shared.buffer_schedule import counts_of
+from strategies.methods.shared.buffer_schedule import BufferSchedule, counts_of
 from strategies.timing.scheduler import Outlook
+from strategies.timing.virtual_scheduler import make_scheduler
 
 # ---- Periods P_i: aggregations from one contribution of a client to its next -------------------------------
 
@@ -108,6 +112,29 @@ def test_every_aggregation_has_m_contributions(data, taus, number):
     assert counts.max(initial=0) <= number  # a client is in an aggregation once
     if m == len(taus):
         assert (counts == number).all()
+
+
+def test_a_buffers_schedule_is_simulated_anew_only_for_other_clients_and_loads(monkeypatch):
+    # F0, m = 2 of 4 clients: each is in every second aggregation. Of three, all due together, the first is in each.
+    pace = make_scheduler(VirtualClock(), "F0", 0, 0.0)
+    members = [Member(Client(index + 1, index, 5, {})) for index in range(4)]
+    pace.enrol([member.client for member in members])
+    played: list[int] = []
+    monkeypatch.setattr(pace, "foresee", lambda play: played.append(1) or play(pace))
+    schedule = BufferSchedule()
+    for size in (5, 6, 7):  # how many examples a client has changes nothing
+        members[0].client = replace(members[0].client, num_examples=size)
+        assert schedule.periods(pace, members, 2, 12).tolist() == [2.0] * 4
+    assert len(played) == 1
+    assert schedule.periods(pace, members[1:], 2, 12).tolist() == [1.0, 2.0, 2.0]
+    assert schedule.periods(pace, members, 4, 12).tolist() == [1.0] * 4
+    assert schedule.periods(pace, members, 4, 24).tolist() == [1.0] * 4
+    assert len(played) == 4
+    schedule.reset()
+    schedule.periods(pace, members, 4, 24)
+    pace.weighs = True  # task times follow from loads
+    schedule.periods(pace, members, 4, 24)
+    assert len(played) == 6
 
 
 # ---- When --------------------------------------------------------------------------------------------------
