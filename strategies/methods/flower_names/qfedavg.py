@@ -65,7 +65,7 @@ class QFedAvg(SynchronousStrategy):
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
-        """Return the next model; raise RunError if a client reports no loss."""
+        """Return the next model; raise RunError if a client reports no loss, or one below 0."""
         config, lipschitz = self.config, 1.0 / self.config.client_learning_rate
         total, h = np.zeros(len(model)), 0.0
         for contribution in contributions:
@@ -74,6 +74,11 @@ class QFedAvg(SynchronousStrategy):
                 raise RunError(
                     f"train_loss_key = {config.train_loss_key!r}: the reply of client {contribution.client.located} "
                     "has no such number among its metrics"
+                )
+            if not loss >= 0:
+                raise RunError(
+                    f"train_loss_key = {config.train_loss_key!r}: the reply of client {contribution.client.located} "
+                    f"has {loss:g}; QFedAvg takes losses to the power q, so that they must be >= 0"
                 )
             update = self.server_step.looked_at(contribution.update)
             powered = (loss + 1e-10) ** config.q

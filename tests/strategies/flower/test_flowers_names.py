@@ -1,6 +1,7 @@
 """Flower's strategies under their names: Flower's keywords and results, and a page that names all of them."""
 
 import inspect
+import math
 import pickle
 import re
 from functools import cache
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
@@ -128,6 +129,18 @@ def test_a_robust_rule_is_alone_and_its_keywords_are_read_when_a_run_begins(capl
 def test_a_missing_loss_is_named():
     with pytest.raises(RunError, match=r"train_loss_key = 'loss': the reply of client \d"):
         QFedAvg(0.5, train_loss_key="loss").start(grid(), model(), num_rounds=1)
+
+
+@pytest.mark.parametrize("loss", [-0.5, math.nan])
+def test_a_loss_without_a_power_is_refused(loss):
+    def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
+        content.metric_records["metrics"]["train_loss"] = loss
+        return content
+
+    with pytest.raises(
+        RunError, match=rf"client \d \(node \d+\) has {loss}; QFedAvg takes losses to the power q"
+    ):
+        QFedAvg(0.5).start(grid(spoil), model(), num_rounds=1)
 
 
 PRIVATE: dict[str, dict[str, Any]] = {
