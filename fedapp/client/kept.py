@@ -21,6 +21,7 @@ log = logging.getLogger("flwr.fedapp")
 
 # Records of ``context.state``.
 RECORD, FROZEN_RECORD = "strategies.personal", messages.FROZEN
+RECORD_OF = "strategies.personal-of"  # the run's number
 
 STATE_PATH = "state-path"  # in the node's config
 ENDING, FROZEN_ENDING = ".personal", ".frozen"
@@ -37,8 +38,12 @@ def kept_model(context: Context, record: ConfigRecord) -> ArrayRecord | None:
     DataError
         If its file can't be read.
     """
-    kept = context.state.get(RECORD)
-    if isinstance(kept, ArrayRecord):
+    kept, of = context.state.get(RECORD), context.state.get(RECORD_OF)
+    if (
+        isinstance(kept, ArrayRecord)
+        and isinstance(of, ConfigRecord)
+        and of[messages.KEPT_FOR] == _run(record)
+    ):
         return kept
     path = _path(context, record)
     if path is None or not path.is_file():
@@ -62,6 +67,7 @@ def keep_model(context: Context, record: ConfigRecord, arrays: ArrayRecord) -> N
         If the folder can't be written to.
     """
     context.state[RECORD] = arrays
+    context.state[RECORD_OF] = ConfigRecord({messages.KEPT_FOR: _run(record)})
     if (path := _path(context, record)) is None:
         return
     alone = Context(
@@ -125,7 +131,12 @@ def _frozen_path(context: Context, digest: str) -> Path | None:
     return None if folder is None else Path(str(folder)) / f"{digest[:32]}{FROZEN_ENDING}"
 
 
+def _run(record: ConfigRecord) -> int:
+    """Return the number of a request's run; 0 if it has none."""
+    return int(record.get(messages.KEPT_FOR, 0))  # type: ignore[arg-type]
+
+
 def _path(context: Context, record: ConfigRecord) -> Path | None:
-    """Return where it is on a device; None in a simulation, and on a device without a folder for it."""
-    run, folder = int(record.get(messages.KEPT_FOR, 0)), context.node_config.get(STATE_PATH)  # type: ignore[arg-type]
+    """Return where it is on a device; None where there is no folder for it, or the run has no number."""
+    run, folder = _run(record), context.node_config.get(STATE_PATH)
     return None if not run or folder is None else Path(str(folder)) / f"{run}{ENDING}"

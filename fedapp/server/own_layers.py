@@ -24,14 +24,14 @@ def _under_way(strategy: AsynchronousStrategy, client: Client) -> dict[str, int]
 
 
 class OwnLayers(Observer):
-    """What clients keep of a run: in a simulation's checkpoint; on devices, under a number of this run alone."""
+    """What clients keep of a run, under a number of this run alone; in a simulation's checkpoint, too."""
 
-    def __init__(self, experiment: Experiment, strategy: FederatedStrategy, *, on_devices: bool) -> None:
-        self._number = int(streams.unpredictable().integers(1, messages.LARGEST)) if on_devices else 0
+    def __init__(self, experiment: Experiment, strategy: FederatedStrategy) -> None:
+        self._number = int(streams.unpredictable().integers(1, messages.LARGEST))
         state = experiment.model.state_dict()
         arrays = federation.to_arrays({name: state[name] for name in experiment.own})
         layout = Layout.of(as_kept(0, arrays, arrays))
-        kept = KeptByClients(strategy.run, lambda: layout)
+        kept = KeptByClients(strategy.run, lambda: layout, lambda: self._number)
         strategy.run.parts.append(kept)
         strategy.population.listeners.append(kept.hand_back)
         if isinstance(strategy, AsynchronousStrategy):
@@ -39,8 +39,8 @@ class OwnLayers(Observer):
 
     @property
     def fields(self) -> dict[str, int]:
-        """What each message to a device has beside the run's config."""
-        return {messages.KEPT_FOR: self._number} if self._number else {}
+        """What each message has beside the run's config."""
+        return {messages.KEPT_FOR: self._number}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with the run's number."""
@@ -48,4 +48,4 @@ class OwnLayers(Observer):
 
     def state(self) -> dict[str, Any]:
         """Return the run's number."""
-        return {KEPT_FOR: self._number} if self._number else {}
+        return {KEPT_FOR: self._number}

@@ -109,7 +109,7 @@ def _run(
     if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
         asks_clients = evaluates_on_clients(config, strategy, engine)
     strategy.run.flower = replace(strategy.run.flower, fraction_evaluate=float(asks_clients))
-    layers = OwnLayers(experiment, strategy, on_devices=engine == DEPLOYMENT) if config.personal else None
+    layers = OwnLayers(experiment, strategy) if config.personal else None
     if layers is not None:
         observers = [layers, *observers]
     strategy.observer = record = _record(experiment, engine, strategy, directory, observers)

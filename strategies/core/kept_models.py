@@ -33,13 +33,13 @@ class Kept:
 
     @classmethod
     def asked(
-        cls, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float
+        cls, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float, number: int
     ) -> tuple["Kept", str]:
-        """Ask clients; return what they keep, and why a client can't say, "" if all can.
+        """Ask clients; return what they keep for the run of a number, and why a client can't say, "" if all can.
 
         It is waited for also when the run is told to stop: half a state is none.
         """
-        replies = exchange(grid, [_request(client, timeout) for client in clients], timeout)
+        replies = exchange(grid, [_request(client, timeout, number) for client in clients], timeout)
         found: dict[int, NDArray[Any]] = {}
         silent = ""
         for client in clients:
@@ -51,12 +51,17 @@ class Kept:
         empty = np.empty((0, layout.size), layout.narrow)
         return cls(np.stack(list(found.values())) if found else empty, list(found)), silent
 
-    def hand_back(self, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float) -> str:
+    def hand_back(
+        self, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float, number: int
+    ) -> str:
         """Give clients what is theirs; return why one doesn't take it, "" if all do."""
         rows = {index: row for row, index in enumerate(self.clients)}
         requests = [
             _request(
-                client, timeout, layout.to_record(np.asarray(self.models[rows[client.index]], np.float64))
+                client,
+                timeout,
+                number,
+                layout.to_record(np.asarray(self.models[rows[client.index]], np.float64)),
             )
             for client in clients
             if client.index in rows
@@ -82,10 +87,12 @@ class KeptByClients:
     ----------
     layout : callable
         Returns the layout of what each client keeps.
+    number : callable
+        Returns the run's own number, under which clients keep it.
     """
 
-    def __init__(self, run: RunState, layout: Callable[[], Layout]) -> None:
-        self._run, self._layout = run, layout
+    def __init__(self, run: RunState, layout: Callable[[], Layout], number: Callable[[], int]) -> None:
+        self._run, self._layout, self._number = run, layout, number
         self._kept: Kept | None = None
 
     @property
@@ -98,7 +105,7 @@ class KeptByClients:
         run = self._run
         if run.grid is None or self.on_devices:
             return {}
-        kept, silent = Kept.asked(run.grid, run.clients, self._layout(), run.timeout)
+        kept, silent = Kept.asked(run.grid, run.clients, self._layout(), run.timeout, self._number())
         if silent:
             run.warn_once(
                 "clients don't say what they keep (%s): a run that goes on begins their own models anew",
@@ -119,12 +126,12 @@ class KeptByClients:
         kept, self._kept, run = self._kept, None, self._run
         if kept is None or run.grid is None:
             return
-        if silent := kept.hand_back(run.grid, clients, self._layout(), run.timeout):
+        if silent := kept.hand_back(run.grid, clients, self._layout(), run.timeout, self._number()):
             run.warn_once("clients don't take back what they kept (%s): it begins anew", silent)
 
 
-def _request(client: Client, timeout: float, arrays: ArrayRecord | None = None) -> Message:
-    config = ConfigRecord({messages.CLIENT: client.index})
+def _request(client: Client, timeout: float, number: int, arrays: ArrayRecord | None = None) -> Message:
+    config = ConfigRecord({messages.CLIENT: client.index, messages.KEPT_FOR: number})
     return messages.request(messages.ASK_KEPT, client.node_id, config, ttl=timeout, arrays=arrays)
 
 

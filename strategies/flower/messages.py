@@ -69,9 +69,7 @@ FROZEN: Final = (
 TRAVELS: Final = "strategies.travels"  # names of the arrays of a whole model that travel (flower/kept.py)
 PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
 UNDER_WAY: Final = "strategies.under-way"  # in requests to evaluate: the client's task that isn't over yet
-KEPT_FOR: Final = (
-    "strategies.kept-for"  # a run's own number on devices: what a client keeps is kept for it alone
-)
+KEPT_FOR: Final = "strategies.kept-for"  # a run's own number: what a client keeps is kept for it alone
 
 # Error code of a reply from a client that doesn't have the frozen arrays (Flower's codes are below 100).
 NEEDS_FROZEN: Final = 105

@@ -31,7 +31,7 @@ from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.rounds.strategy import SynchronousStrategy
 
-RUN = "run"  # the run's number, under which devices keep their personal models
+RUN = "run"  # the run's number, under which clients keep their personal models
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,16 @@ class Ditto(SynchronousStrategy):
 
     def __init__(self, *arguments: Any, **run: Any) -> None:
         super().__init__(*arguments, **run)
-        self._kept = KeptByClients(self.run, self._layout)
+        self._kept = KeptByClients(self.run, self._layout, self._number)
         self.population.listeners.append(self._kept.hand_back)
 
     def _layout(self) -> Layout:
         """Return the layout of v_i: the model's."""
         return self.run.layout
+
+    def _number(self) -> int:
+        """Return the run's number."""
+        return int(self.memory[RUN])
 
     def local_rule(self) -> dict[str, float]:
         """Return λ of the pull λ (v − W) for the clients."""
@@ -74,16 +78,15 @@ class Ditto(SynchronousStrategy):
 
     def evaluation_rule(self) -> dict[str, float]:
         """Return λ and the run's number, so that clients evaluate v beside W."""
-        return {**self.local_rule(), messages.KEPT_FOR: self.memory.get(RUN, 0)}
+        return {**self.local_rule(), messages.KEPT_FOR: self._number()}
 
     def task_fields(self) -> dict[str, int]:
         """Return the run's number, under which clients keep v."""
-        return {messages.KEPT_FOR: self.memory.get(RUN, 0)}
+        return {messages.KEPT_FOR: self._number()}
 
     def begin(self, layout: Layout, model: Vector) -> None:
-        """Draw a number for a run on devices, unless the run is resumed and has a number."""
-        if self._kept.on_devices:
-            self.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
+        """Draw a number for the run, unless it is resumed and has one."""
+        self.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
 
     def parts(self) -> list[Any]:
         """Return the parts of every strategy, and in a simulation the personal models of its clients."""

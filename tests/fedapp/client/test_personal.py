@@ -341,6 +341,19 @@ def test_files_of_the_last_few_runs_are_kept(tmp_path):
     assert kept_model(device(tmp_path, "x"), ConfigRecord({messages.KEPT_FOR: 1})) is None
 
 
+@pytest.mark.parametrize("own", [{"strategy": "ditto"}, {"personal": "1.bias"}])
+def test_a_second_run_on_the_same_grid_begins_anew(own, tmp_path):
+    def run(grid: Any, name: str) -> list[float]:
+        values = {**COMMON, **own, "results-dir": str(tmp_path), "run-name": name}
+        path = server.run(grid, server.prepare(RunConfig.load(values), CLIENTS)).path
+        return [line["personal-loss"] for line in lines_of(path) if "personal-loss" in line]
+
+    same, other = (make_grid("vectorized", CLIENTS, workers=1) for _ in range(2))
+    first = run(same, "first")
+    assert run(same, "second") == first == run(other, "other")
+    assert len(first) == 2
+
+
 def test_what_clients_keep_is_what_a_model_of_the_run_looks_like(go, tmp_path):
     values = {**COMMON, "strategy": "ditto", "results-dir": str(tmp_path), "run-name": "kept"}
     grid = make_grid("vectorized", CLIENTS, workers=1)
