@@ -3,6 +3,7 @@
 import logging
 import warnings
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,15 +11,17 @@ from torch import nn
 
 from fedapp.training.autograd import train_single, train_vmapped
 from fedapp.training.batches import Batches
-from fedapp.training.rule import LocalRule
+from fedapp.training.rule import LocalRule, Parameters
 from fedapp.training.task import LocalTask
 
 log = logging.getLogger("flwr.fedapp")
 
 _tried: "weakref.WeakKeyDictionary[nn.Module, bool]" = weakref.WeakKeyDictionary()
 
-# What batched sums may differ by, relative to the largest parameter.
-CLOSE = 1e-3
+# The step's length beside the model's: rounding is far below it, and so small a step is like one of the gradient.
+LENGTH = 1e-3
+# What batched sums may differ by: of a move and of the loss, and of a tensor itself in units of its rounding.
+CLOSE, ROUNDING = 2e-3, 8.0
 
 
 def trains_under_vmap(task: LocalTask) -> bool:
@@ -47,7 +50,7 @@ def _try(task: LocalTask) -> bool:
     x, y = (torch.cat([rows[task.rows][:3]] * 3)[:3] for rows in (task.x, task.y))
     if x.is_floating_point():  # rows that differ, even of a client with one; no token is larger than it was
         x = x * torch.tensor([1.0, 0.5, 0.25], device=x.device).view(-1, *[1] * (x.dim() - 1))
-    tasks = [
+    whole, part = (
         LocalTask(
             task.model,
             task.start,
@@ -55,25 +58,49 @@ def _try(task: LocalTask) -> bool:
             y,
             0,
             Batches(np.arange(size)[None], np.array([size]), 3),
-            task.lr,
+            1.0,
             LocalRule(),
             fixed=task.fixed,
             loss=task.loss,
         )
         for size in (3, 2)
-    ]
+    )
     try:
-        together, _ = train_vmapped(tasks)
-        for k, one in enumerate(tasks):
-            alone, _ = train_single(one)
-            for name, value in alone.items():
-                other = together[name][k] if name in together else task.fixed[name]
-                if not torch.allclose(other, value, rtol=0, atol=_tolerance(value), equal_nan=True):
-                    return False
+        gradient = _length(task.start, train_single(whole)[0])
+        if not 0 < gradient < np.inf:
+            gradient = 1.0
+        rate = LENGTH * max(_length(task.start), 1.0) / gradient
+        tasks = [replace(each, lr=rate) for each in (whole, part)]
+        together, losses = train_vmapped(tasks)
+        return all(
+            _same({name: value[k] for name, value in together.items()}, float(losses[k]), one)
+            for k, one in enumerate(tasks)
+        )
     except Exception:  # vmap raises whatever it meets
         return False
-    return True
 
 
-def _tolerance(value: torch.Tensor) -> float:
-    return CLOSE * max(float(value.abs().nan_to_num().max()), CLOSE) if value.is_floating_point() else 0.0
+def _same(found: Parameters, found_loss: float, task: LocalTask) -> bool:
+    """Tell whether a client's parameters have moved, and its loss is, as when it is trained alone."""
+    alone, loss = train_single(task)
+    start = {**task.fixed, **task.start}
+    of_all = _length(task.start, alone)
+    for name, value in alone.items():
+        other, begun = found.get(name, start[name]), start[name]
+        if not value.is_floating_point():
+            if not torch.equal(other, value):
+                return False
+        elif not np.isfinite(move := _length({name: value}, {name: begun})):  # a mask with −∞, say
+            if not torch.allclose(other, value, rtol=CLOSE, equal_nan=True):
+                return False
+        else:
+            rounding = ROUNDING * torch.finfo(value.dtype).eps * _length({name: begun})
+            if not _length({name: other}, {name: value}) <= CLOSE * (move + of_all) + rounding:
+                return False
+    return bool(np.isclose(found_loss, float(loss), rtol=CLOSE, atol=CLOSE**2, equal_nan=True))
+
+
+def _length(of: Parameters, less: Parameters | None = None) -> float:
+    """Return the norm of all values, less others."""
+    apart = [value if less is None else value - less[name] for name, value in of.items()]
+    return float(sum(float(value.double().square().sum()) for value in apart) ** 0.5)

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedapp.training.batches import Batches
 from fedapp.training.evaluation import evaluate
+from fedapp.training.losses import Loss
 from fedapp.training.rule import LocalRule
 from fedapp.training.state import names_of
 from fedapp.training.task import LocalTask
@@ -168,11 +169,38 @@ def test_frozen_weights_stay_and_tied_ones_are_one():
     assert evaluate(model, state, torch.randn(4, 6), torch.zeros(4, dtype=torch.int64)).loss > 0
 
 
+class Centred(nn.Module):
+    """Takes the mean over a batch from each of its rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        outputs: torch.Tensor = self.last(hidden - hidden.mean(0))
+        return outputs
+
+
 @pytest.mark.parametrize(
-    ("make", "batched"), [(with_dropout, False), (with_norm, False), (Noisy, False), (Tied, True)]
+    ("make", "batched"),
+    [(with_dropout, False), (with_norm, False), (Noisy, False), (Centred, False), (Tied, True)],
 )
-def test_what_vmap_would_change_is_trained_singly(make, batched):
-    assert can("vmapped", task_of(make().eval())) == batched
+@pytest.mark.parametrize("lr", [0.1, 1e-4])
+def test_what_vmap_would_change_is_trained_singly(make, batched, lr):
+    assert can("vmapped", replace(task_of(make().eval()), lr=lr)) == batched
+
+
+def test_a_loss_that_looks_across_the_batch_is_trained_singly():
+    def apart(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        rows = nn.functional.normalize(outputs, dim=1)
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") + torch.logsumexp(
+            rows @ rows.T, 1
+        )
+
+    task = replace(task_of(Tied().eval()), lr=1e-4)
+    assert can("vmapped", task)
+    assert not can("vmapped", replace(task, model=Tied().eval(), loss=Loss("apart", apart)))
 
 
 # What a trainee's layers are --------------------------------------------------------------------------------------
