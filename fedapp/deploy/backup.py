@@ -21,7 +21,7 @@ _OTHER_FOLDERS = ("cache", "results", REMOVED)
 def backup(out: Path, file: Path) -> list[str]:
     """Write a deployment's folder into one compressed file that only its owner may read.
 
-    Left out are databases, logs, caches, runs and removed devices.
+    Left out are databases, logs, caches, runs and removed devices. A link is replaced by the file that it leads to.
 
     Returns
     -------
@@ -39,7 +39,11 @@ def backup(out: Path, file: Path) -> list[str]:
         for path in out.rglob("*")
         if path.is_file() and _is_kept(path.relative_to(out), devices) and file.absolute() != path.absolute()
     )
-    with _new_private_file(file) as content, tarfile.open(fileobj=content, mode="w:gz") as archive:
+    with (
+        _new_private_file(file) as content,
+        # Of a link, symbolic or hard, its file's content: ca.key may lie on an encrypted volume.
+        tarfile.open(fileobj=content, mode="w:gz", dereference=True) as archive,
+    ):
         for name in kept:
             archive.add(out / name, str(name))
     return [str(name) for name in kept]

@@ -218,7 +218,8 @@ def backup(out: Out, file: File) -> None:
     with one_line_errors(), audited(out, "backup") as audit:
         kept = backups.backup(out, file)
         audit.note(f"{len(kept)} files to {file.absolute()}")
-    print(f"{file}: {len(kept)} files, the authority's key among them; keep it as you keep that")
+    key = "the authority's key among them" if "ca.key" in kept else "the authority's key, ca.key, not among them"
+    print(f"{file}: {len(kept)} files, {key}; keep it as you keep that")
 
 
 def restore(file: File, out: Out) -> None:

@@ -66,6 +66,25 @@ def test_a_folder_is_restored_as_it_was(made, tmp_path):
     assert shake_hands(tmp_path / "restored", "fl.example.org", made / "oslo" / "ca.crt") is None
 
 
+def test_a_linked_file_is_backed_up_with_its_content(made, tmp_path):
+    before, volume = contents(made), tmp_path / "encrypted"
+    volume.mkdir()
+    (made / "ca.key").rename(volume / "ca.key")
+    (made / "ca.key").symlink_to(volume / "ca.key")
+    (made / "bern" / "ca.crt").unlink()
+    (made / "bern" / "ca.crt").hardlink_to(made / "oslo" / "ca.crt")
+    said = deploy("backup", made, tmp_path / "backup.tar.gz").output
+    assert f"{len(before)} files, the authority's key among them" in said
+    assert deploy("restore", tmp_path / "backup.tar.gz", tmp_path / "restored").exit_code == 0
+    restored = contents(tmp_path / "restored")
+    assert {name for name in before if restored.get(name) != before[name]} == {"audit.jsonl"}
+    assert not any(path.is_symlink() for path in (tmp_path / "restored").rglob("*"))
+    assert stat.S_IMODE((tmp_path / "restored" / "ca.key").stat().st_mode) == 0o600
+    (volume / "ca.key").unlink()  # the volume isn't mounted
+    said = deploy("backup", made, tmp_path / "without.tar.gz").output
+    assert "the authority's key, ca.key, not among them" in said
+
+
 def test_a_backup_replaces_nothing_and_a_restore_neither(made, tmp_path):
     file = tmp_path / "backup.tar.gz"
     assert deploy("backup", made, file).exit_code == 0
