@@ -20,6 +20,7 @@ from fedapp.deploy.operate import Out, one_line_errors
 from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
 from fedapp.deploy.runs import ended_runs
 from fedapp.deploy.seal import ANEW, sign_ends
+from fedapp.deploy.startup import check_home
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -53,6 +54,7 @@ def init(
         members = devices_of(device or [], partitions)
         backend = SUPERLINK_PORT if proxy else 0
         deployment = Deployment(tuple(host or ()), port, home, members, backend)
+        check_home(home)
         write_deployment(out, deployment, force=force)
         Audit(out, ANEW if force else "init").note("done", signed=True)
     print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")

@@ -22,6 +22,7 @@ from fedapp.deploy.plan import DeployError
 from fedapp.deploy.registration import new_key, retire
 from fedapp.deploy.registration import register as register_keys
 from fedapp.deploy.seal import sign_ends
+from fedapp.deploy.startup import check_home
 
 Out = Annotated[Path, typer.Argument(help="folder of the deployment")]
 DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="name of the device")]
@@ -208,7 +209,9 @@ def renew(
 def refresh(out: Out = Path("deployment")) -> None:
     """Write start-up files as this version of the app does; keys and certificates stay."""
     with one_line_errors(), audited(out, "refresh") as audit:
-        write_startup(out, read_deployment(out))
+        deployment = read_deployment(out)
+        check_home(deployment.home)
+        write_startup(out, deployment)
         audit.note("done")
     print(f"{out}: start-up files are new; copy to the machines what differs")
 
@@ -218,7 +221,11 @@ def backup(out: Out, file: File) -> None:
     with one_line_errors(), audited(out, "backup") as audit:
         kept = backups.backup(out, file)
         audit.note(f"{len(kept)} files to {file.absolute()}")
-    key = "the authority's key among them" if "ca.key" in kept else "the authority's key, ca.key, not among them"
+    key = (
+        "the authority's key among them"
+        if "ca.key" in kept
+        else "the authority's key, ca.key, not among them"
+    )
     print(f"{file}: {len(kept)} files, {key}; keep it as you keep that")
 
 

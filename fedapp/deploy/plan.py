@@ -114,10 +114,6 @@ class Deployment:
             raise DeployError(f"--port = {self.port}: must be 1 to 65535")
         if self.port == self.backend:
             raise DeployError(f"--port = {self.port}: is the SuperLink's own behind the proxy; take another")
-        if not Path(self.home).is_absolute() or re.search(r"[\s%$\"'\\]", self.home):
-            raise DeployError(
-                f"--home = {self.home!r}: must be an absolute path without spaces, quotes, % or $"
-            )
         names = [device.name for device in self.devices]
         for name in names:
             if (

@@ -5,7 +5,10 @@ database. What a unit may do beside that is as little as PyTorch bears: it makes
 and CUDA opens devices.
 """
 
-from fedapp.deploy.plan import WORKER, Deployment, Service
+import re
+from pathlib import Path
+
+from fedapp.deploy.plan import WORKER, DeployError, Deployment, Service
 
 _UNIT = """\
 [Unit]
@@ -76,6 +79,18 @@ _LOOPBACK_ALONE = """\
 IPAddressDeny=any
 IPAddressAllow=localhost
 """
+
+
+def check_home(home: str) -> None:
+    """Check that the lines of a unit can hold the folder of a deployment on its machines.
+
+    Raises
+    ------
+    DeployError
+        If the folder isn't absolute, or has characters that systemd reads as something else.
+    """
+    if not Path(home).is_absolute() or re.search(r"[\s%$\"'\\]", home):
+        raise DeployError(f"--home = {home!r}: must be an absolute path without spaces, quotes, % or $")
 
 
 def unit_file(deployment: Deployment, service: Service) -> str:

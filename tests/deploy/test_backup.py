@@ -230,6 +230,15 @@ def test_start_up_files_are_written_anew_and_nothing_else(made):
     assert {**contents(made), "audit.jsonl": b""} == {**before, "audit.jsonl": b""}
 
 
+def test_start_up_files_of_a_folder_that_no_unit_can_hold_are_refused(made):
+    plan = made / "deployment.toml"
+    plan.write_text(plan.read_text().replace("/opt/fedapp", "/opt/my app"))
+    before = contents(made)
+    said = deploy("refresh", made).output
+    assert said == "error: --home = '/opt/my app': must be an absolute path without spaces, quotes, % or $\n"
+    assert {**contents(made), "audit.jsonl": b""} == {**before, "audit.jsonl": b""}
+
+
 def test_the_last_device_cannot_be_removed(made):
     from fedapp.deploy.files import remove_device
 

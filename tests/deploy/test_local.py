@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from fedapp.deploy.files import read_deployment
+from fedapp.deploy.local import LocalDeployment
 from fedapp.report import read_metrics
 from tests.selection import spread
 
 Start = Callable[..., subprocess.Popen[str]]
+OUT = "my out"  # a folder's name may have spaces
 
 
 @pytest.fixture
 def start(repository, tmp_path):
-    """Start the command, with its folder at tmp_path/out; nothing of it outlives the test."""
+    """Start the command, with its folder at tmp_path/OUT; nothing of it outlives the test."""
     begun = []
 
     def run(*arguments: str) -> subprocess.Popen[str]:
@@ -29,7 +32,7 @@ def start(repository, tmp_path):
             "deploy",
             "local",
             "--out",
-            str(tmp_path / "out"),
+            str(tmp_path / OUT),
             *arguments,
         ]
         begun.append(
@@ -69,6 +72,13 @@ def left_over(out: Path) -> list[str]:
     return found
 
 
+def test_the_folder_may_be_called_as_no_unit_could_hold_it(tmp_path):
+    folder = tmp_path / "a 'b' %c $d"
+    deployment = LocalDeployment(folder, [{"partition-id": 0, "num-partitions": 1}]).deployment
+    assert read_deployment(folder) == deployment
+    assert deployment.home == str(folder)
+
+
 @pytest.mark.ci
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
@@ -87,9 +97,9 @@ def test_a_run_on_real_processes_with_tls_and_keys(start, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["engine"], summary["num-clients"]) == ("finished", "deployment", 2)
     assert (summary["participants"], summary["failures"]) == (2, 0)
-    assert left_over(tmp_path / "out") == []
+    assert left_over(tmp_path / OUT) == []
     for name in ("superlink", "superexec", "device-0", "device-1"):
-        assert (tmp_path / "out" / f"{name}.log").stat().st_size > 0
+        assert (tmp_path / OUT / f"{name}.log").stat().st_size > 0
 
 
 @pytest.mark.ci
@@ -99,7 +109,7 @@ def test_a_run_on_real_processes_with_tls_and_keys(start, tmp_path):
 def test_interrupted_it_ends_everything_that_it_started(number, start, tmp_path):
     process = start("-n", "2", "-c", f'results-dir="{tmp_path}"')
     deadline = time.monotonic() + 200
-    while len([line for line in left_over(tmp_path / "out") if "fedapp.deploy.supernode" in line]) < 2:
+    while len([line for line in left_over(tmp_path / OUT) if "fedapp.deploy.supernode" in line]) < 2:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.stdout and process.stdout.read()
         time.sleep(0.2)
@@ -108,7 +118,7 @@ def test_interrupted_it_ends_everything_that_it_started(number, start, tmp_path)
     assert process.returncode == 1
     # What Flower's own command says of the end of its stream may come later.
     assert "interrupted; everything that was started is ended\n" in output
-    assert left_over(tmp_path / "out") == []
+    assert left_over(tmp_path / OUT) == []
 
 
 @pytest.mark.parametrize(
@@ -128,4 +138,4 @@ def test_what_cannot_run_is_one_line_before_anything_starts(arguments, text, sta
     assert process.returncode == 1
     assert output.startswith(text)
     assert len(output.splitlines()) == 1
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / OUT).exists()
