@@ -174,7 +174,8 @@ def _clear(out: Path) -> None:
 
 def _write_device_keys(out: Path, device: Device) -> None:
     folder, authority = out / device.name, read_authority(out)
-    (folder / SUPEREXEC).mkdir(parents=True)
+    # An interrupted `add` or `remove` leaves a folder of no device; all that is written in it is written anew.
+    (folder / SUPEREXEC).mkdir(parents=True, exist_ok=True)
     keys.write_device(folder)
     keys.write_loopback(folder)
     keys.write_secret(folder, folder / SUPEREXEC)

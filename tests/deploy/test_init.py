@@ -236,6 +236,32 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path):
     assert {**contents(out), "audit.jsonl": b""} == {**after, "audit.jsonl": b""}
 
 
+def test_a_device_whose_adding_was_interrupted_is_added_again(tmp_path, monkeypatch):
+    out = tmp_path / "d"
+    deploy("init", out, *HOSTS, *DEVICES)
+    plan = (out / "deployment.toml").read_bytes()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedapp.deploy.files.write_startup", killed)
+        deploy("add", out, "lima=/data/lima.npz")
+    assert (out / "deployment.toml").read_bytes() == plan
+    left = contents(out / "lima")
+    added = deploy("add", out, "lima=/data/lima.npz")
+    assert added.exit_code == 0, added.output
+    made = contents(out / "lima")
+    assert {name for name in left if made[name] == left[name]} == {"ca.crt"}  # the authority's
+    assert set(made) - set(left) == {
+        "node.toml",
+        "fedapp-lima.service",
+        "fedapp-lima-superexec.service",
+        "fedapp-lima-worker.service",
+    }
+    assert stat.S_IMODE((out / "lima" / "device.key").stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
