@@ -141,12 +141,11 @@ def test_what_is_too_much_is_thinned_out_and_said(tmp_path):
     assert many["left_out"] == ["2 of 62 runs: the first 60 are shown"]
 
 
-@pytest.mark.parametrize(
-    ("name", "part"), [("clients.parquet", "clients"), ("tasks.parquet", "tasks")], ids=["clients", "tasks"]
-)
-def test_a_damaged_table_is_named_and_all_else_is_shown(tmp_path, name, part):
-    runs = [write_run(tmp_path / each) for each in ("whole", "damaged")]
-    (runs[1] / name).write_bytes((runs[1] / name).read_bytes()[:100])
+@pytest.mark.parametrize("size", [0, 100])
+@pytest.mark.parametrize("name", ["clients.parquet", "tasks.parquet", "partition.npz", "graph.npz"])
+def test_a_damaged_file_is_named_and_all_else_is_shown(tmp_path, name, size):
+    runs, part = [write_run(tmp_path / each) for each in ("whole", "damaged")], name.partition(".")[0]
+    (runs[1] / name).write_bytes((runs[1] / name).read_bytes()[:size])
     whole, damaged = page_content(runs)["runs"]
     assert whole[part]
     assert not damaged[part]

@@ -2,10 +2,12 @@
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow.compute as pc
@@ -33,6 +35,9 @@ CLASSES = 100
 LINES = 400  # of the log
 BAND = 200  # points of a setting's mean
 MOST_POINTS, MOST_CLIENTS = 1000, 2000
+
+# What numpy.load raises for a file of arrays that is cut off or has other bytes.
+_DAMAGED = (OSError, ValueError, EOFError, RuntimeError, BadZipFile, zlib.error)
 
 _OF_CLIENTS = ("client-{}-worst-tenth", "personal-{}-mean")
 
@@ -236,7 +241,8 @@ def _clients(table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
 
 
 def _partition(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
-    arrays = _arrays(path / "partition.npz", "client_offsets", "class_counts")
+    stored = partial(_arrays, path / "partition.npz", "client_offsets", "class_counts")
+    arrays = _read(stored, left_out) or {}
     if "client_offsets" not in arrays:
         return {}
     sizes = np.diff(arrays["client_offsets"])
@@ -256,7 +262,8 @@ def _partition(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
 
 
 def _graph(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
-    arrays = _arrays(path / "graph.npz", "clients", "misalignment", "eigenvalues")
+    stored = partial(_arrays, path / "graph.npz", "clients", "misalignment", "eigenvalues")
+    arrays = _read(stored, left_out) or {}
     if len(arrays) < 3:
         return {}
     at = _spaced(len(arrays["clients"]), most)
@@ -284,10 +291,21 @@ def _log(path: Path, left_out: list[str]) -> list[str]:
 
 
 def _arrays(path: Path, *names: str) -> dict[str, Array]:
+    """Return those arrays of a file that are there, by name; {} where there is no file.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged; the text names it.
+    """
     if not path.is_file():
         return {}
-    with np.load(path, allow_pickle=False) as stored:
-        return {name: stored[name] for name in names if name in stored}
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names if name in stored}
+    except _DAMAGED as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} can't be read ({reason})") from None
 
 
 def _spaced(size: int, most: int) -> NDArray[np.int64]:
