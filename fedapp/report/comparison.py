@@ -6,7 +6,9 @@ from functools import cached_property
 from pathlib import Path
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedapp.report.cells import Cell, axes_of, best_of, cells_of, equal_time, warnings_of
 from fedapp.report.differences import described, differing
@@ -94,13 +96,13 @@ class Comparison:
 
     def _table(self, key: str) -> Table:
         best = best_of(self.cells, key, self.time)
-        table = Table(title=f"{self.title}: {key}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(title=escape(f"{self.title}: {key}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         rows = self.rows(key)
         table.add_column(self.header[0], overflow="fold", min_width=13)
         for number, name in enumerate(self.header[1:], 1):
             add_values(table, name, [row[number] for row in rows])
         for cell, row in zip(self.cells, rows, strict=True):
-            table.add_row(*row, style="bold" if cell is best else None)
+            table.add_row(*map(Text, row), style="bold" if cell is best else None)
         return table
 
     def write(self, folder: Path) -> list[Path]:

@@ -53,7 +53,7 @@ def runs_table(runs: Iterable[Path], *, differences: bool = True) -> Table:
         least = {"run": 14, "differs in": 20, "data": 8}.get(headers[at])  # what may be folded
         table.add_column(headers[at], overflow="fold", no_wrap=least is None, min_width=least)
     for row in rows:
-        table.add_row(*(row[at] for at in shown))
+        table.add_row(*(Text(row[at]) for at in shown))  # a str's brackets would be markup
     return table
 
 

@@ -78,7 +78,7 @@ def devices_table(clients: Mapping[str, Sequence[Any]]) -> Table | None:
     for index in range(len(clients["tasks"])):
         counts = (clients.get(key, []) for key in _ACCOUNT.values())
         cells = [_cell(column[index], 0) if index < len(column) else "-" for column in counts]
-        table.add_row(str(index), names[index] if index < len(names) else "", *cells)
+        table.add_row(str(index), Text(names[index] if index < len(names) else ""), *cells)
     return table
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import tomli_w
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from fedapp.report.cells import Cell, axes_of, best_of, warnings_of
 from fedapp.report.recorded import RecordedRun, metrics_of
@@ -134,11 +135,11 @@ def table(outcome: Outcome) -> Table:
     rows = lines(outcome)
     for number, name in enumerate(header(outcome)):
         if number < labels:
-            found.add_column(name, overflow="fold")
+            found.add_column(Text(name), overflow="fold")
         else:
             add_values(found, name, [row[number] for _, row in rows])
     for cell, row in rows:
-        found.add_row(*row, style="bold" if best is not None and cell.name == best.name else None)
+        found.add_row(*map(Text, row), style="bold" if best is not None and cell.name == best.name else None)
     return found
 
 

@@ -130,6 +130,21 @@ def test_the_command_prints_and_draws(runs, tmp_path):
     )
 
 
+def test_brackets_in_values_are_shown(tmp_path):
+    for number, options in enumerate(("betas=[0.9,0.95]", "[/x]")):
+        write_run(
+            tmp_path / f"r{number}",
+            [0.0, 1.0],
+            [0.1, 0.5],
+            **{"optimizer-options": options, "dataset": "hf:[data]", "model": "[/m]"},
+        )
+    done = CliRunner().invoke(app, ["compare", *map(str, tmp_path.iterdir())], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "optimizer-options=betas=[0.9,0.95]" in done.output
+    assert "optimizer-options=[/x]" in done.output
+    assert "hf:[data] [/m]: accuracy" in done.output
+
+
 @pytest.mark.parametrize("form", ["csv", "json", "latex"])
 def test_a_comparison_for_other_programs(runs, tmp_path, form):
     (runs[0] / "log.txt").write_text("2026-01-01 10:00 WARNING something\n")

@@ -69,6 +69,24 @@ def test_every_run_of_a_folder_is_a_row(results):
     assert json.loads((results / "killed" / "summary.json").read_text())["status"] == "failed"
 
 
+def test_brackets_in_names_are_shown(tmp_path):
+    names = ["cnn[iid]", "cnn[dir]", "[", "[red]"]
+    for name in names:
+        write_run(tmp_path / name, {"status": "finished", "strategy": "fedavg"})
+    closing = 'optimizer-options = "[/x]"\n'  # markup that closes nothing is an error
+    write_run(tmp_path / "other", {"status": "finished", "strategy": "fedavg"}, config=closing)
+    rows = shown(str(tmp_path))
+    assert {row[0] for row in rows if "finished" in row} == {*names, "other"}
+    assert any("optimizer-options=[/x]" in row for row in rows)
+    clients = CLIENTS | {"name": ["oslo[1]", "[/x]"]}
+    write_run(
+        tmp_path / "devices",
+        {"status": "finished", "strategy": "fedbuff"},
+        {"aggregation": 40, "clients": clients},
+    )
+    assert [row[:2] for row in shown(str(tmp_path / "devices"))[-2:]] == [["0", "oslo[1]"], ["1", "[/x]"]]
+
+
 def test_a_runs_own_folder_shows_its_devices(results):
     rows = shown(str(results / "done"))
     assert [

@@ -358,6 +358,17 @@ def test_a_plan_file_and_what_stands_beside_it(tmp_path):
     assert "has no 'label'" in command(str(path)).output
 
 
+def test_brackets_in_values_are_shown(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        '[base]\nmodel = "logistic"\nnum-server-rounds = 1\nnum-clients = 3\n'
+        '[grid]\ncase = [{ label = "net[slow]", lr = 0.1 }, { label = "[/x]", lr = 0.5 }]\n'
+    )
+    done = command(str(path), "--engine", "sequential", "-o", str(tmp_path / "own"))
+    assert done.exit_code == 0, done.output
+    assert {"net[slow]", "[/x]"} <= set(done.output.split())
+
+
 def test_runs_of_other_data_or_of_another_source_are_other_runs(tmp_path, monkeypatch):
     def key(**values: Any) -> str:
         return PlannedRun({}, RunConfig.load({k.replace("_", "-"): v for k, v in values.items()}), 2).key
