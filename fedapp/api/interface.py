@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from fedapp.api.results import ComparedRuns, RunResult, SweepResult
-from fedapp.api.values import as_value, as_values, in_python_names, is_divided, load_config
+from fedapp.api.values import MAPPINGS, as_value, as_values, in_python_names, is_divided, load_config
 from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
@@ -21,7 +21,7 @@ from fedapp.server import Observer, RunDirectory
 from fedapp.sweeps.command import default_folder
 from fedapp.sweeps.looking import recorded
 from fedapp.sweeps.plan import SweepPlan, checked
-from fedapp.sweeps.point import NUM_CLIENTS
+from fedapp.sweeps.point import LABEL, NUM_CLIENTS
 from fedapp.sweeps.results import write_results
 from fedapp.sweeps.runner import silent
 from fedapp.sweeps.sweep import PLAN, make_sweep, outcome_in
@@ -168,7 +168,8 @@ def sweep(
     by, tuning_seeds
         The metric that decides which value is best, and the number of tuning seeds: `fedapp.sweeps.plan.SweepPlan`.
     **keys
-        As for `run`; a key whose value is a list or a range is an axis.
+        As for `run`; a key whose value is a list or a range is an axis. A mapping with a ``label`` in such a list
+        sets several keys.
 
     Raises
     ------
@@ -203,8 +204,8 @@ def _base_and_grid(keys: Mapping[str, Any], num_clients: int | None) -> dict[str
 
 
 def _choice(key: str, given: Any) -> Any:
-    """Return a value of an axis; a mapping with a ``label`` sets several keys."""
-    if isinstance(given, Mapping):
+    """Return a value of an axis; a mapping sets several keys, unless the axis is a key that takes a mapping."""
+    if isinstance(given, Mapping) and (LABEL in given or key not in MAPPINGS):
         return {name.replace("_", "-"): as_value(name, each) for name, each in given.items()}
     return as_value(key, given)
 

@@ -22,6 +22,8 @@ from fedapp.own import register
 _CLIENTS = "num-supernodes"
 # Keys that take a callable object; a model's key takes a class or a function that makes a model.
 _CALLABLES = ("loss", "metrics", "dataset")
+# Keys that take a mapping.
+MAPPINGS = ("dataset", "optimizer-options")
 _PAIR = ("x_train", "y_train")
 _ARRAYS = (*_PAIR, "x_test", "y_test", "group_train", "group_test")
 

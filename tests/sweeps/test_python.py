@@ -305,6 +305,20 @@ def test_a_sweep_is_a_table_and_is_read_back(tmp_path):
     assert compared.table["equal-time"][0] == pytest.approx(swept.table["accuracy"][0])
 
 
+def test_mappings_of_a_key_are_an_axis(tmp_path):
+    options = [{"betas": [0.9, 0.95]}, {"eps": 1e-6}]
+    labelled = {"label": "slow", "lr": 0.05, "optimizer_options": {"eps": 1e-7}}
+    swept = fedapp.sweep(**SMALL, optimizer="adam", optimizer_options=[*options, labelled], out=tmp_path)
+    assert swept.table["optimizer-options"].tolist() == ["betas=[0.9,0.95]", "eps=1e-06", "slow"]
+    made = [result.config for result in swept.results]
+    assert [config.optimizer_options for config in made] == ["betas=[0.9,0.95]", "eps=1e-06", "eps=1e-07"]
+    assert made[0].lr == made[1].lr != made[2].lr == 0.05
+    with pytest.raises(ConfigError, match=r"^dataset = \{'x_train'.*: must be a value, .* not a dict$"):
+        fedapp.sweep(**SMALL, dataset=[{"x_train": 1, "y_train": 2}], out=tmp_path / "arrays")
+    with pytest.raises(ConfigError, match="has no 'label'"):
+        fedapp.sweep(**SMALL, case=[{"lr": 0.1}], out=tmp_path / "case")
+
+
 def test_numbers_of_numpy_count_clients_and_jobs_are_one_at_least(tmp_path):
     run = fedapp.run(**{**SMALL, "num_clients": np.int64(3)}, results_dir=tmp_path)
     assert run.num_clients == 3
