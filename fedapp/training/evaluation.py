@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fedapp.names import ALLOWED_METRICS, IGNORED
+from fedapp.names import METRICS as METRIC_NAMES
 from fedapp.own import HERE, OwnPartError, imported, is_own
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets, by_example, classes_first
@@ -24,29 +25,23 @@ from fedapp.training.trainee import as_it_is, by_channel, takes_by_channel
 
 AUTO, NONE = "auto", "none"
 
-# What metrics.jsonl says of a run beside its metrics.
-_TAKEN = (
-    "loss",
-    "aggregation",
-    "time",
-    "clock",
-    "participants",
-    "contributions",
-    "failures",
-    "train-loss",
-    "federated-loss",
-    "surrogate-loss",
-    "bytes-up",
-    "bytes-down",
-    "bytes-kept",
-    "device-seconds",
-    "wasted-seconds",
-    "staleness-mean",
-    "staleness-max",
-    "weights-distance",
-    "dp-epsilon",
-    "dp-clipping-norm",
-)
+# What a run's files say beside its metrics; tests/fedapp/server/test_summary.py compares the names with the files.
+_TAKEN = {
+    # metrics.jsonl
+    *("loss", "train-loss", "aggregation", "time", "clock", "evaluation", "clients", "losses"),
+    *("participants", "contributions", "failures", "lost-tasks", "clipped-updates", "discarded-updates"),
+    *("late-updates", "dropped-updates", "earlier-updates", "tasks-late", "tasks-dropped"),
+    *("device-seconds", "wasted-seconds", "joules", "weights-distance", "divergence", "drift"),
+    # summary.json
+    *("status", "reason", "complete", "process", "strategy", "engine", "num-clients", "aggregations"),
+    *("unread-keys", "unstable", "warnings", "wall-seconds", "date", "machine"),
+    *(f"best-{name}" for name in ("aggregation", "loss", *METRIC_NAMES)),
+    # clients.parquet, also by the names that strategies have for its columns
+    *("client", "name", "tasks", "accepted", "late", "failed", "refused", "discarded", "clipped", "lost"),
+    *("bytes", "seconds", "wasted", "task-time", "participation", "work", "weight", "contribution-weight"),
+    *("importance", "expected-share", "expected", "observed-share", "observed"),
+}
+_TAKEN_PREFIXES = ("client-", "personal-", "federated-loss", "surrogate-loss", "staleness-", "dp-", "bytes-")
 
 
 @dataclass(frozen=True)
@@ -277,11 +272,16 @@ def _metric(name: str) -> Metric:
     if not callable(function):
         raise OwnPartError(f"metrics = {name!r}: must be a function (outputs, targets) → float")
     called = _called(name)
-    if called in _TAKEN:
+    if is_taken(called):
         raise OwnPartError(
             f"metrics = {name!r}: a run's {called!r} is something else; the function needs another name"
         )
     return Metric(called, lambda outputs, targets: float(cast(Any, function)(outputs, targets)))
+
+
+def is_taken(name: str) -> bool:
+    """Return True if a run's files have something other than a metric of the user's own under a name."""
+    return name in _TAKEN or name.startswith(_TAKEN_PREFIXES)
 
 
 def _called(name: str) -> str:

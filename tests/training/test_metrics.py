@@ -165,7 +165,9 @@ def test_two_that_are_called_alike_are_refused():
         metrics_of(f"custom.losses:worst_recall,{register(worst_recall)}")
 
 
-@pytest.mark.parametrize("name", ["loss", "time", "train_loss"])
+@pytest.mark.parametrize(
+    "name", ["loss", "time", "train_loss", "status", "num_clients", "weight", "work", "client_accuracy_mean"]
+)
 def test_one_that_is_called_as_something_else_of_a_run_is_refused(name):
     def metric(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return 0.5

@@ -13,12 +13,14 @@ import pytest
 
 import fedapp
 from fedapp.config import RunConfig
-from fedapp.report.client_tables import by_evaluation, last_clients
+from fedapp.report.client_tables import by_evaluation, last_clients, read_clients
 from fedapp.report.files import GONE, read_summary, this_process
 from fedapp.server import prepare, run
 from fedapp.server.journal import machine
 from fedapp.server.run_directory import RunDirectory
+from fedapp.training.evaluation import is_taken
 from strategies import DivergedError
+from strategies.flower import messages
 from tests.fedapp.server.conftest import Devices
 from tests.runs import summary_of
 
@@ -188,3 +190,26 @@ def test_a_run_whose_model_swings_says_so_beside_its_status(server_lr, unstable,
     summary = json.loads((tmp_path / "swings" / "summary.json").read_text())
     assert ("unstable" in summary) == unstable
     assert not unstable or "what helps is a smaller lr or a smaller server_lr than 1" in summary["unstable"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"round_deadline": 30.0, "keep": "best", "best_of": "accuracy", "record_divergence": True},
+        {"strategy": "fedbuff", "availability": "bernoulli:0.9", "test_on": "own", "task_failure": 0.1},
+        {"dp": "central", "client_weights": "uniform", "participation": "poisson", "fraction_train": 0.5},
+    ],
+    ids=["rounds", "without", "privacy"],
+)
+def test_no_metric_of_ones_own_may_be_called_as_anything_in_a_runs_files(keys, tmp_path):
+    made = fedapp.run(
+        **{"model": "logistic", "num_clients": 4, "num_server_rounds": 3, "figures": False, "quiet": True},
+        **keys,
+        results_dir=tmp_path,
+    )
+    by_client = by_evaluation(made.path).values()
+    found = {*summary_of(made.path), *made.metrics.columns, *read_clients(made.path).column_names}
+    found |= {name for clients in by_client for name in clients} | messages.OURS
+    assert {"weight", "expected", "importance", "status", "machine", "participants"} <= found
+    assert {name for name in found if not is_taken(name)} == {"accuracy"}
+    assert all(map(is_taken, messages.OUR_PREFIXES))
