@@ -218,7 +218,7 @@ def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
     """
     if _is_loader(rows):
         return _collated(rows, problem)
-    if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
+    if not _has_numbered_rows(rows):
         raise problem(f"has a {type(rows).__name__} without length or numbered rows; allowed are {RETURNS}")
     if len(rows) == 0:
         raise problem("is a dataset without rows; at least one is needed")
@@ -242,15 +242,25 @@ def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
             raise problem(f"has inputs of type {inputs.dtype} and of type {x.dtype}; they must match")
         x, y = _wide_enough(x, inputs, problem), _wide_enough(y, target, problem)
         x[row], y[row] = inputs, target
-    for row in range(0, len(rows), max(1, len(rows) // _READ_AGAIN)):
-        for first, value in zip((x, y), rows[row], strict=True):
-            if not _is_same(first[row], _pixels_or_array(value, problem)):
-                raise problem(
-                    f"has a row {row} that is another one when it is read again; rows are read once, so what their "
-                    "transforms draw would be drawn once for the whole run: leave that out (augment changes images "
-                    "in training)"
-                )
+    _check_read_again(rows, lambda row: (x[row], y[row]), problem)
     return x, y
+
+
+def _has_numbered_rows(rows: Any) -> bool:
+    from torch.utils.data import IterableDataset  # which inherits a __getitem__ that raises an error
+
+    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not isinstance(rows, IterableDataset)
+
+
+def _check_read_again(rows: Any, first: Callable[[int], Any], problem: Problem) -> None:
+    """Refuse rows that are others than ``first`` returns when they are read again."""
+    for row in range(0, len(rows), max(1, len(rows) // _READ_AGAIN)):
+        if not _is_same(first(row), rows[row], problem):
+            raise problem(
+                f"has a row {row} that is another one when it is read again; rows are read once, so what their "
+                "transforms draw would be drawn once for the whole run: leave that out (augment changes images "
+                "in training)"
+            )
 
 
 def _are_several(inputs: Any) -> bool:
@@ -266,7 +276,7 @@ def _rows_of_several(rows: Any, problem: Problem) -> tuple[Any, Array]:
     targets = []
     for row in range(len(rows)):
         inputs, target = rows[row]
-        named = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        named = _named(inputs)
         if columns and set(named) != set(columns):
             raise problem(
                 f"has a row with the inputs {', '.join(map(str, named))}, the first one's are "
@@ -281,15 +291,26 @@ def _rows_of_several(rows: Any, problem: Problem) -> tuple[Any, Array]:
                 f"has {name} of shape {unlike}, the first one's is {values[0].shape}; they must match, and a "
                 "DataLoader's collate_fn can pad them"
             )
+    _check_read_again(
+        rows, lambda row: ({name: values[row] for name, values in columns.items()}, targets[row]), problem
+    )
     return {str(name): np.stack(values) for name, values in columns.items()}, np.stack(targets)
+
+
+def _named(several: Any) -> dict[Any, Any]:
+    """Return what is in a dict, list or tuple by name or place."""
+    return dict(several) if isinstance(several, Mapping) else dict(enumerate(several))
 
 
 def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
     """Return inputs and targets of one batch of all rows: what is ragged is padded to the longest."""
     rows = loader.dataset
-    if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")) or len(rows) == 0:
+    if not _has_numbered_rows(rows) or len(rows) == 0:
         raise problem("is a DataLoader of a dataset without numbered rows; at least one is needed")
-    batch = loader.collate_fn([rows[row] for row in range(len(rows))])
+    _check_sampler(loader, problem)
+    found = [rows[row] for row in range(len(rows))]
+    _check_read_again(rows, found.__getitem__, problem)
+    batch = loader.collate_fn(found)
     if isinstance(batch, Mapping) and "labels" in batch:  # as those of transformers are
         return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
@@ -302,12 +323,39 @@ def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
     return tuple(inputs) if isinstance(inputs, list) and _are_several(tuple(inputs)) else inputs, batch[1]
 
 
-def _is_same(first: Array, again: Array) -> bool:
+def _check_sampler(loader: Any, problem: Problem) -> None:
+    """Refuse a DataLoader that doesn't go through each row of its dataset once."""
+    from torch.utils.data import RandomSampler, SequentialSampler
+
+    sampler = loader.sampler
+    if loader.batch_size is None and loader.batch_sampler is not None:  # the user's own
+        sampler = loader.batch_sampler
+    is_shuffle = type(sampler) is RandomSampler and not sampler.replacement
+    if not (is_shuffle or type(sampler) is SequentialSampler) or len(sampler) != len(loader.dataset):
+        raise problem(
+            f"is a DataLoader whose {type(sampler).__name__} doesn't count, as all rows of its dataset are read "
+            "once; torch.utils.data.Subset chooses rows of a dataset"
+        )
+
+
+def _is_same(first: Any, again: Any, problem: Problem) -> bool:
     """Tell whether a row is what it was; a NaN, which is refused later, is like another."""
-    if first.shape != again.shape:
+    if isinstance(first, Mapping | list | tuple):
+        if not isinstance(again, Mapping | list | tuple):
+            return False
+        first, again = _named(first), _named(again)
+        return first.keys() == again.keys() and all(
+            _is_same(value, again[name], problem) for name, value in first.items()
+        )
+    try:
+        one, other = (_pixels_or_array(value, problem) for value in (first, again))
+    except DataError:  # what a DataLoader's collate_fn alone can read isn't compared
+        return True
+    if one.shape != other.shape:
         return False
-    again = again.astype(first.dtype)
-    return bool(np.all((first == again) | ((first != first) & (again != again))))
+    dtype = np.promote_types(one.dtype, other.dtype)
+    one, other = one.astype(dtype), other.astype(dtype)
+    return bool(np.all((one == other) | ((one != one) & (other != other))))
 
 
 def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:

@@ -172,13 +172,65 @@ def none(): return Rows([])
 
 def test_rows_that_are_drawn_anew_each_time_are_refused(module):
     name = module("""
+from torch.utils.data import DataLoader
 class Rows:
     def __init__(self): self.drawn = np.random.default_rng(0)
     def __len__(self): return 40
     def __getitem__(self, row): return np.ones(2) * (row if row < 35 else self.drawn.random()), row % 2
+class Several(Rows):
+    def __getitem__(self, row):
+        x, y = super().__getitem__(row)
+        return (x, np.ones(3)), y
+class Named(Rows):
+    def __getitem__(self, row): return {"x": super().__getitem__(row)[0].tolist(), "name": "a", "rest": None}
 def load(): return Rows()
+def several(): return Several()
+def loader(): return DataLoader(Rows())
+def named(): return DataLoader(Named(), collate_fn=len)
 """)
-    assert "has a row 35 that is another one when it is read again; rows are read once" in refused(name)
+    for function in ("load", "several", "loader", "named"):
+        said = refused(name.replace(":load", f":{function}"))
+        assert "has a row 35 that is another one when it is read again; rows are read once" in said
+
+
+def test_loaders_read_each_row_once_or_are_refused(module):
+    name = module("""
+import torch
+from torch.utils.data import *
+rows = TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 1]))
+class Endless(IterableDataset):
+    def __len__(self): return 3
+    def __iter__(self): return iter(rows)
+class Backwards(SequentialSampler):
+    def __iter__(self): return iter([2, 2, 2])
+def load(): return DataLoader(rows, batch_size=2, shuffle=True, drop_last=True)
+def chosen(): return DataLoader(Subset(rows, [2, 0])), DataLoader(Subset(rows, [1]), sampler=SequentialSampler([0]))
+def subset(): return DataLoader(rows), DataLoader(rows, sampler=SubsetRandomSampler([1]))
+def again(): return DataLoader(rows, sampler=RandomSampler(rows, replacement=True))
+def few(): return DataLoader(rows, sampler=RandomSampler(rows, num_samples=2))
+def first(): return DataLoader(rows, sampler=SequentialSampler(range(2)))
+def own(): return DataLoader(rows, sampler=Backwards(rows))
+def batches(): return DataLoader(rows, batch_sampler=[[2], [1]])
+def endless(): return DataLoader(Endless())
+def alone(): return Endless()
+""")
+    assert load_dataset(name).y.tolist() == [0, 1, 1]
+    chosen = load_dataset(name.replace(":load", ":chosen"))
+    assert (chosen.x[:, 0].tolist(), chosen.num_train) == ([4, 0, 2], 2)
+    for function, sampler in (
+        ("subset", "SubsetRandomSampler"),
+        ("again", "RandomSampler"),
+        ("few", "RandomSampler"),
+        ("first", "SequentialSampler"),
+        ("own", "Backwards"),
+        ("batches", "list"),
+    ):
+        assert refused(name.replace(":load", f":{function}")).endswith(
+            f"is a DataLoader whose {sampler} doesn't count, as all rows of its dataset are read once; "
+            "torch.utils.data.Subset chooses rows of a dataset"
+        )
+    assert "a DataLoader of a dataset without numbered rows" in refused(name.replace(":load", ":endless"))
+    assert "has a Endless without length or numbered rows" in refused(name.replace(":load", ":alone"))
 
 
 def test_labels_that_are_names(module):
