@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
@@ -73,7 +74,8 @@ def describe(message: Message, context: Context) -> Message:
     data = local_data(config, record, context)
     if "data-path" in context.node_config and (is_own(config.model) or is_own(config.loss)):
         model = model_of(record, config, data.dataset, federation.CPU)
-        tried = federation.tried_tensors(config, data.dataset, extreme_rows(data.dataset, data.rows))
+        rows = data.rows if data.test_rows is None else np.concatenate([data.rows, data.test_rows])
+        tried = federation.tried_tensors(config, data.dataset, extreme_rows(data.dataset, rows))
         check_extremes(config.model, model, loss_of(config.loss), *tried, quoted=False)
     number, device = node_number(context, "num-partitions"), device_of(config)
     if not is_simulated(context):

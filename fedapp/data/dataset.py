@@ -378,7 +378,8 @@ class Schema:
     def fit(self, dataset: Dataset) -> Dataset:
         """Return a client's dataset with the model's labels.
 
-        A client may lack some of the classes. Where both have names for theirs, the names decide.
+        A client may lack some of the classes. Where both have names for theirs, the names decide. Labels of each
+        position are bounded by the model's outputs alone, as server and client may have other tokens of a vocabulary.
 
         Raises
         ------
@@ -398,7 +399,7 @@ class Schema:
             dataset = self._with_indicators(dataset)
             own = Schema.of(dataset)
         if (own.kind, own.shape) != (self.kind, self.shape) or (
-            not own.classes and own.num_classes > self.num_classes
+            not own.classes and not own.target_shape and own.num_classes > self.num_classes
         ):
             raise DataError(
                 f"this client's data are {own.kind} {list(own.shape)} with {own.num_classes} classes, "

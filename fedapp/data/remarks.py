@@ -79,9 +79,10 @@ def _of_classes(dataset: Dataset, partition: Partition) -> list[str]:
         found.append(
             f"all test rows are of one class, {_named(dataset, tested)}: accuracy says little, and there is no auroc"
         )
-    absent = np.setdiff1d(np.arange(dataset.num_classes), np.union1d(trained, tested))
-    if len(absent) and dataset.has_classes:  # a vocabulary has tokens that no text of a few has
-        found.append(f"of {dataset.num_classes} classes no row has {_named(dataset, absent)}")
+    if dataset.has_classes:  # a vocabulary has tokens that no text of a few has
+        absent = np.setdiff1d(np.arange(dataset.num_classes), np.union1d(trained, tested))
+        if len(absent):
+            found.append(f"of {dataset.num_classes} classes no row has {_named(dataset, absent)}")
     if len(unseen := np.setdiff1d(tested, trained)):
         found.append(f"test rows have {_named(dataset, unseen)}, which no training row has")
     return found

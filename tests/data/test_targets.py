@@ -55,6 +55,16 @@ def test_targets_of_an_npz(labels, asked, targets, values, tmp_path):
     )
 
 
+def test_tokens_of_a_large_vocabulary_are_labels_and_row_numbers_are_none(tmp_path):
+    tokens = np.arange(40).reshape(8, 5) * 1000
+    data = load_dataset("npz", save(tmp_path / "a.npz", {"x_train": tokens, "y_train": tokens + 1}))
+    assert (data.num_classes, data.num_outputs, data.y[7, 4]) == (39002, 39002, 39001)
+    partition = make_partition(data, 2, partitioner="iid", **KEYS)
+    assert not any("of 39002 classes" in line for line in remarks(data, partition))
+    path = save(tmp_path / "b.npz", {"x_train": X, "y_train": np.arange(4) * 1000})
+    assert "has the label 3000, but 4 different ones" in message("npz", path)
+
+
 def test_classes_refuse_numbers_and_names_are_no_numbers(tmp_path):
     path = save(tmp_path / "a.npz", {"x_train": X, "y_train": np.array([0, 1.5, 1, 0])})
     expected = (
