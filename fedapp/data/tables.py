@@ -115,10 +115,9 @@ def _inputs(
         raise path_error(
             path, f"column {name!r} has {len(values)} different texts; encode allows {MOST_TEXTS}"
         )
-    return (
-        (texts[:, np.newaxis] == values).astype(np.float32),
-        [f"{name}{INDICATES}{value}" for value in values],
-    )
+    # An empty cell's text may be "None", which another cell can hold in earnest.
+    found = (texts[:, np.newaxis] == values) & ~empty[:, np.newaxis]
+    return found.astype(np.float32), [f"{name}{INDICATES}{value}" for value in values]
 
 
 def columns_of(

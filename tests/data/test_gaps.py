@@ -46,6 +46,13 @@ def test_texts_become_columns_as_pandas_makes_them(path):
         loaded(path, filled)
 
 
+def test_an_empty_cell_is_no_text_that_says_none(path):
+    frame = pd.DataFrame({"c": ["None", None, "a"], "label": [0, 1, 0]})
+    data = loaded(path, frame, encode=True, missing="mean")
+    assert data.columns == ("c=None", "c=a")
+    assert data.x.tolist() == [[1, 0], [0, 0], [0, 1]]
+
+
 def test_rows_with_an_empty_cell_are_dropped(path):
     data = loaded(path, encode=True, missing="drop")
     assert data.x[:, 0].tolist() == [1, 8]
