@@ -1,6 +1,7 @@
 """Whether a model is trained as PyTorch would train it, by two steps on a few rows."""
 
 import copy
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -123,20 +124,60 @@ def carried(model: nn.Module, x: Tensor) -> Carried:
     return Carried(counted=counted) if same else Carried(names)
 
 
-def _attributes(model: nn.Module) -> dict[str, bool | int | float | Tensor]:
-    """Return the numbers and tensors that a model's modules have as attributes of their own."""
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # training, _parameters, _buffers, …
+
+_CONTAINERS = (list, tuple, deque, dict)
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """Return the numbers and tensors of a model's modules, in attributes of their own or in containers there."""
     return {
-        f"{name}.{key}".lstrip("."): value.detach().clone() if isinstance(value, Tensor) else value
+        f"{name}.{key}".lstrip("."): _in_container(value)
+        if isinstance(value, _CONTAINERS)
+        else _copied(value)
         for name, layer in model.named_modules()
         for key, value in vars(layer).items()
-        if key != "training" and isinstance(value, bool | int | float | Tensor)
+        if key not in _OF_EVERY_MODULE and (isinstance(value, _CONTAINERS) or _is_value(value))
     }
+
+
+def _is_value(value: Any) -> bool:
+    """Tell whether this is a number or a tensor; sparse ones can't be compared."""
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.layout is torch.strided)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _in_container(container: Any) -> list[Any]:
+    """Return the lengths and numbers of a container and of those in it, in a tuple, and copies of their tensors.
+
+    A container that is there twice, as one that holds itself, counts once.
+    """
+    numbers: list[Any] = []
+    tensors: list[Any] = []
+    known, ahead = {id(container): container}, [container]
+    while ahead:
+        one = ahead.pop()
+        values = list(one.values() if isinstance(one, dict) else one)
+        numbers.append(len(values))
+        for value in values:
+            if isinstance(value, _CONTAINERS):
+                if id(value) not in known:
+                    known[id(value)] = value
+                    ahead.append(value)
+            elif _is_value(value):
+                (tensors if isinstance(value, Tensor) else numbers).append(_copied(value))
+    return [tuple(numbers), *tensors]
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     def same(one: Any, other: Any) -> bool:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             return same_values(one, other)
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(map(same, one, other))
         return type(one) is not type(other) or one == other or (one != one and other != other)
 
     return [name for name, value in after.items() if name in before and not same(before[name], value)]

@@ -1,7 +1,9 @@
 """What is tried before a run: parts that don't fit are named, models as users write them pass."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -306,6 +308,56 @@ def test_a_number_that_outputs_do_not_depend_on_is_named(caplog):
     torch.manual_seed(0)
     check_parts("m:m", Grows(0.0).eval(), CROSS_ENTROPY, (), X, Y)
     assert "each forward pass changes its attribute _k, which passes from client to client" in caplog.text
+
+
+class Bank(nn.Module):
+    """Keeps means of outputs in a container, and looks at the last one that it kept."""
+
+    def __init__(self, bank: Any, keep: Callable[[Any, Tensor], Any], by: float) -> None:
+        super().__init__()
+        self.output, self.bank, self.keep, self.by = nn.Linear(6, 3), bank, keep, by
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(x)
+        kept = self.bank["last"] if isinstance(self.bank, dict) else self.bank
+        outputs = outputs * (1 + self.by * kept[-1].mean())
+        self.bank = self.keep(self.bank, outputs.detach().mean(0))
+        return outputs
+
+
+ZERO = torch.zeros(3)
+BANKS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Any]]] = {
+    "list": (lambda: [ZERO], lambda bank, value: [*bank, value]),
+    "in place": (lambda: [ZERO], lambda bank, value: [bank.append(value), bank][1]),
+    "deque": (lambda: deque([ZERO] * 2, maxlen=2), lambda bank, value: deque([*bank, value], maxlen=2)),
+    "tuple": (lambda: (ZERO,), lambda _, value: (value,)),
+    "dict": (lambda: {"last": [ZERO]}, lambda bank, value: {**bank, "last": [value]}),
+}
+
+
+@pytest.mark.parametrize("kind", BANKS)
+def test_what_slowly_changes_in_a_container_is_refused(kind, caplog):
+    make, keep = BANKS[kind]
+    torch.manual_seed(0)
+    with pytest.raises(
+        OwnPartError, match=r"^model = 'm:m': its outputs depend on its attribute bank, which each"
+    ):
+        check_parts("m:m", Bank(make(), keep, 1e-3).eval(), CROSS_ENTROPY, (), X, Y)
+    check_parts("m:m", Bank(make(), keep, 0.0).eval(), CROSS_ENTROPY, (), X, Y)
+    assert "attribute" not in caplog.text
+
+
+def test_containers_of_whatever_passes_do_not_change_are_nothing_kept():
+    model = nn.Linear(6, 3).eval()
+    odd: list[Any] = [{1}, {2: object()}, None, "a", float("nan"), torch.tensor(float("nan"))]
+    odd += [
+        torch.eye(2).to_sparse(),
+        *(torch.ones(2, dtype=kind) for kind in (torch.bfloat16, torch.complex64)),
+    ]
+    odd += [(odd, range(9)), list(range(100_000))]
+    model.odd, model.sparse = odd, torch.eye(2).to_sparse()
+    assert carried(model, X) == Carried()
+    check_parts("m:m", model, CROSS_ENTROPY, (), X, Y)
 
 
 class LastOf(nn.Module):
