@@ -62,7 +62,7 @@ from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.personal import apart
 from fedapp.training.precision import say_slow
-from fedapp.training.state import names_of
+from fedapp.training.state import is_in_numpy, names_of
 from fedapp.training.travelling import digest_of, frozen_bytes, travelling
 from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
 from strategies.clock import VirtualClock, WallClock
@@ -363,12 +363,17 @@ def _check_extremes(config: RunConfig, dataset: Dataset, partition: Partition, m
 def _travelling(
     config: RunConfig, dataset: Dataset, partition: Partition, model: nn.Module
 ) -> tuple[str, ...]:
-    """Return the names of the model's arrays that travel, which must be finite."""
+    """Return the names of the model's arrays that travel, which must be finite, and of a type that NumPy has."""
     names, state = names_of(model), model.state_dict()
     travel = tuple(names.own(state))
     if names.fixed:
         travel = travelling(model, loss_of(config.loss), *_some_rows(config, dataset, partition))
     for name in travel:
+        if not is_in_numpy(state[name].dtype):
+            raise ModelError(
+                f"model = {config.model!r}: its buffer {name} is {state[name].dtype}, in which nothing can be sent; "
+                "running statistics, and buffers that training changes, must be float32"
+            )
         if not bool(torch.isfinite(state[name]).all()):
             raise ModelError(
                 f"model = {config.model!r}: its array {name} isn't finite at the start; parameters that are trained, "

@@ -18,7 +18,7 @@ from fedapp.training.evaluation import METRICS, Metric
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss, class_axis
 from fedapp.training.parts import inputs_of
 from fedapp.training.precision import passed
-from fedapp.training.state import for_one_call, names_of
+from fedapp.training.state import for_one_call, is_in_numpy, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trial import Carried, carried, trial
 
@@ -189,6 +189,11 @@ def _check_parameters(model_name: str, model: nn.Module) -> None:
             raise OwnPartError(
                 f"model = {model_name!r}: its parameter {name} is complex; real ones can be trained, as "
                 "torch.view_as_real makes them"
+            )
+        if value.requires_grad and not is_in_numpy(value.dtype):
+            raise OwnPartError(
+                f"model = {model_name!r}: its parameter {name} is {value.dtype}, in which nothing can be sent; it "
+                "must be float32, or frozen by requires_grad_(False) (precision = 'bf16' computes in bfloat16)"
             )
         if value.requires_grad and (value._backward_hooks or value._post_accumulate_grad_hooks):
             raise OwnPartError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +65,16 @@ def same_values(one: Tensor | None, other: Tensor) -> bool:
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) or torch.equal(as_bytes(one), as_bytes(other))
+
+
+def is_in_numpy(dtype: torch.dtype) -> bool:
+    """Return True if NumPy has a type, so that arrays of it travel: it has neither bfloat16 nor floats of a byte."""
+    return not dtype.is_floating_point or dtype in (torch.float16, torch.float32, torch.float64)
+
+
+def as_array(value: Tensor) -> np.ndarray:
+    """Return a tensor's values on the host, in float32 where NumPy has no type for them."""
+    return (value if is_in_numpy(value.dtype) else value.float()).numpy(force=True)
 
 
 def as_bytes(value: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from fedapp.training.dense import train_dense
 from fedapp.training.dual import has_dual, train_dual
 from fedapp.training.layers import dense_layers
 from fedapp.training.rule import Parameters
+from fedapp.training.state import as_array
 from fedapp.training.task import LocalTask, TaskBlock, TaskStack
 from fedapp.training.vmapped import trains_under_vmap
 
@@ -349,12 +350,12 @@ def _each(train: Callable[[LocalTask], TrainedStack], tasks: Sequence[LocalTask]
 
 
 def _to_host(w: Parameters, loss: Tensor) -> Trained:
-    return {name: value.cpu().numpy() for name, value in w.items()}, float(loss)
+    return {name: as_array(value) for name, value in w.items()}, float(loss)
 
 
 def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:
     """Bring a stack to the host in one piece and take it apart."""
-    arrays = {name: value.cpu().numpy() for name, value in w.items()}
+    arrays = {name: as_array(value) for name, value in w.items()}
     # An array also where a client's is one number.
     return [
         ({name: np.asarray(array[k]) for name, array in arrays.items()}, loss)

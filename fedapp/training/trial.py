@@ -16,7 +16,7 @@ from fedapp.training.batches import Batches
 from fedapp.training.losses import Loss
 from fedapp.training.parts import inputs_of
 from fedapp.training.rule import LocalRule
-from fedapp.training.state import names_of, same_values
+from fedapp.training.state import as_array, names_of, same_values
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trainer import train_one, way_of
@@ -54,7 +54,7 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
         loss=loss,
         fixed={name: state[name] for name in names.fixed},
     )
-    start = {name: value.numpy(force=True) for name, value in state.items()}
+    start = {name: as_array(value) for name, value in state.items()}
     first, again = (train_one(task)[0] for _ in range(2))
     # What a model keeps may come again with every second or third forward pass: then single steps tell.
     alone = [train_one(replace(task, batches=_steps(1, len(x))))[0] for _ in range(3)]
@@ -72,7 +72,7 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     expected = _by_pytorch(model, loss, x, y, rate)
     trained = [first]
     if way_of(task) != "single":
-        trained.append({name: value.numpy(force=True) for name, value in train_single(task)[0].items()})
+        trained.append({name: as_array(value) for name, value in train_single(task)[0].items()})
     for found in trained:
         if other := _different(found, expected, start, names.trained):
             return f"local training gives another {other} than PyTorch's SGD does on {len(x)} rows"
@@ -206,7 +206,7 @@ def _by_pytorch(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, rate: float)
         optimizer.zero_grad()
         torch.autograd.backward(loss.mean(own(x), y, inputs=lambda: inputs_of(own, x)))
         optimizer.step()
-    return {name: value.numpy(force=True) for name, value in own.state_dict().items()}
+    return {name: as_array(value) for name, value in own.state_dict().items()}
 
 
 def _different(found: State, expected: State, start: State, trained: tuple[str, ...]) -> str | None:

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,19 @@ class DropsLayers(nn.Module):
         return outputs
 
 
+class Half(nn.Module):
+    """A frozen layer, and a trained one, in types of their own."""
+
+    def __init__(self, frozen: torch.dtype, trained: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8, dtype=frozen).requires_grad_(False)
+        self.head = nn.Linear(8, 3, dtype=trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.body(x.to(self.body.weight.dtype)).to(self.head.weight.dtype))
+        return outputs.float()
+
+
 def hooked() -> nn.Module:
     model = nn.Linear(6, 3)
     model.weight.register_hook(lambda g: torch.zeros_like(g))
@@ -155,6 +169,10 @@ def hooked() -> nn.Module:
         (lambda: Peaks(2.0), "model = 'm:m': local training gives another most than PyTorch's SGD does on 4"),
         (hooked, "model = 'm:m': its parameter weight has a hook, which local training wouldn't call"),
         (
+            lambda: Half(torch.float32, torch.bfloat16),
+            "model = 'm:m': its parameter head.weight is torch.bfloat16, in which nothing can be sent; it must be",
+        ),
+        (
             lambda: Checkpointed(8, nn.Dropout),
             "model = 'm:m': can't be trained with loss = 'cross-entropy' on",
         ),
@@ -163,7 +181,7 @@ def hooked() -> nn.Module:
             "loss = 'cross-entropy': can't take outputs (8, 2) of model = 'm:m'; one is",
         ),
     ],
-    ids=["counts", "asks", "masked", "peaks", "hooked", "drops anew", "too few outputs"],
+    ids=["counts", "asks", "masked", "peaks", "hooked", "bfloat16", "drops anew", "too few outputs"],
 )
 def test_what_would_be_trained_otherwise_is_refused(make, said):
     torch.manual_seed(0)
@@ -215,6 +233,8 @@ class Drops(nn.Sequential):
             lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(24, 3)),
             X.long().abs(),
         ),
+        *((partial(Half, kind), X) for kind in (torch.bfloat16, torch.float16, torch.float64)),
+        (lambda: Half(torch.float32, torch.float16), X),
         (Viewed, images(size=8)),
         (dropping_net, images()),
         *((built_in(name), images()) for name in ("logistic", "mlp", "cnn", "resnet18")),

@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from fedapp import federation, server
 from fedapp.config import RunConfig, read_run
 from fedapp.engine.run import make_grid
+from fedapp.models import ModelError
 from fedapp.own import register
 from fedapp.training.state import names_of
 from tests.runs import arrays_of, lines_of, same_files, summary_of
@@ -134,6 +137,42 @@ def test_the_bytes_of_a_round_are_those_of_what_is_trained(go, engine, model):
         assert (path / "checkpoint/00000001/model.npy").stat().st_size <= 1.1 * 8 * trained + 256
         made, found = {name: value.shape for name, value in model().state_dict().items()}, arrays_of(path)
         assert {name: value.shape for name, value in found.items()} == made
+
+
+class Halved(nn.Module):
+    """A frozen net and a buffer in bfloat16, and a trained layer."""
+
+    def __init__(self, by: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 16, dtype=torch.bfloat16).requires_grad_(False)
+        self.head, self.by = nn.Linear(16, 10), by
+        self.register_buffer("shift", torch.ones(16, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.by and self.training:
+            self.shift += self.by
+        found: Tensor = self.head((self.body(x.flatten(1).bfloat16()) + self.shift).float())
+        return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_frozen_arrays_may_be_of_a_type_that_does_not_travel(go, engine):
+    path = go(Halved, engine, num_server_rounds=4, lr=0.2)
+    found = safetensors.torch.load_file(path / "model.safetensors")
+    kept = Halved().state_dict()["shift"]
+    assert (found["body.weight"].dtype, found["head.weight"].dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(found["shift"], kept)
+    lines = lines_of(path)
+    assert lines[-1]["loss"] < 0.9 * lines[0]["loss"]
+    headers = 256
+    assert summary_of(path)["bytes-up"] <= 4 * CLIENTS * (4 * 170 + headers)  # four rounds of the head alone
+
+
+def test_a_buffer_of_a_type_that_does_not_travel_is_named_where_training_changes_it(go):
+    with pytest.raises(
+        ModelError, match=r"its buffer shift is torch\.bfloat16, in which nothing can be sent; run"
+    ):
+        go(partial(Halved, 0.5))
 
 
 def test_a_model_is_evaluated_with_its_mask_as_by_hand(go):
