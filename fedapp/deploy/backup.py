@@ -31,9 +31,14 @@ def backup(out: Path, file: Path) -> list[str]:
     Raises
     ------
     DeployError
-        If `out` holds no deployment, or the file is there already or can't be written.
+        If `out` holds no deployment, or a link to a folder, or the file is there already or can't be written.
     """
     devices = {device.name for device in read_deployment(out).devices}
+    for path in out.rglob("*"):
+        if path.is_symlink() and path.is_dir() and _is_kept(path.relative_to(out) / PLAN, devices):
+            raise DeployError(
+                f"{path}: is a link to a folder, of which a backup would have nothing; link its files"
+            )
     kept = sorted(
         path.relative_to(out)
         for path in out.rglob("*")

@@ -32,7 +32,8 @@ _TAKEN = {
     *("participants", "contributions", "failures", "lost-tasks", "clipped-updates", "discarded-updates"),
     *("late-updates", "dropped-updates", "earlier-updates", "tasks-late", "tasks-dropped"),
     *("device-seconds", "wasted-seconds", "joules", "weights-distance", "divergence", "drift"),
-    # summary.json
+    # runs.csv of a sweep, and summary.json
+    *("run", "seed", "picked"),
     *("status", "reason", "complete", "process", "strategy", "engine", "num-clients", "aggregations"),
     *("unread-keys", "unstable", "warnings", "wall-seconds", "date", "machine"),
     *(f"best-{name}" for name in ("aggregation", "loss", *METRIC_NAMES)),

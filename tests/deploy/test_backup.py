@@ -85,6 +85,17 @@ def test_a_linked_file_is_backed_up_with_its_content(made, tmp_path):
     assert "the authority's key, ca.key, not among them" in said
 
 
+def test_a_linked_folder_is_refused_unless_it_is_left_out_anyway(made, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (made / "results").symlink_to(tmp_path / "disk")
+    assert deploy("backup", made, tmp_path / "backup.tar.gz").exit_code == 0
+    (made / "bern").rename(tmp_path / "bern")
+    (made / "bern").symlink_to(tmp_path / "bern")
+    said = deploy("backup", made, tmp_path / "other.tar.gz").output
+    assert said.startswith(f"error: {made / 'bern'}: is a link to a folder")
+    assert not (tmp_path / "other.tar.gz").exists()
+
+
 def test_a_backup_replaces_nothing_and_a_restore_neither(made, tmp_path):
     file = tmp_path / "backup.tar.gz"
     assert deploy("backup", made, file).exit_code == 0
