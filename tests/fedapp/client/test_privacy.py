@@ -83,7 +83,8 @@ def test_what_directions_cost_is_added(values, tmp_path):
     private = {"dp": "local", "dp-noise-multiplier": 4.0, "message-epsilon": 100.0, "message-delta": 3e-5}
     directory = run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values, **private), 3))
     first, *others = read_metrics(directory.path)
-    assert "dp-epsilon" not in first  # evaluated before anybody has told a direction
+    # Evaluated when all have told their directions, and nobody an update.
+    assert (first["dp-epsilon"], first["dp-delta"]) == (100.0, 3e-5)
     assert [(line["dp-epsilon"], line["dp-delta"]) for line in others] == [
         (100.0 + gaussian_epsilon(4.0, 1e-5, rounds), pytest.approx(4e-5)) for rounds in (1, 2, 3)
     ]
