@@ -10,7 +10,6 @@ from fedapp.data import Dataset
 from fedapp.server.record import Entry, Observer
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
 from strategies import AsynchronousStrategy, FederatedStrategy, SynchronousStrategy
-from strategies.clients.accounts import ACCEPTED
 from strategies.rounds.participation import IN_ORDER
 from strategies.timing.availability import ALWAYS
 
@@ -46,11 +45,12 @@ class PrivacyAccount(Observer):
         """Return the number of releases so far of the client that has sent most."""
         strategy, done = self.strategy, self.strategy.aggregations
         if _protects_from_server(strategy) and self.sampling == EVERYBODY:
-            return int(max(strategy.accounts.column(ACCEPTED, strategy.accounts.size), default=0))
+            # Also of sums that didn't count: the server could open them.
+            return max((max(each.opened, each.accepted) for _, each in strategy.accounts.items()), default=0)
         if not isinstance(strategy, AsynchronousStrategy) or not done:
             return done
         central = self.config.dp == "central"
-        return strategy.ledger.most_contributions if central else max(1, strategy.most_tasks())
+        return strategy.ledger.most_contributions if central else max(1, strategy.ledger.most_tasks)
 
     def measure(self, entry: Entry) -> None:
         """Add ``dp-epsilon`` at ``dp-delta``, or, with directions, at the ``dp-delta`` that is added, too."""
@@ -84,8 +84,10 @@ class PrivacyAccount(Observer):
 
     def _is_spent(self) -> bool:
         strategy = self.strategy
-        asynchronous = isinstance(strategy, AsynchronousStrategy) and self.config.dp == "local"
-        done = strategy.most_tasks() if asynchronous else self.releases()
+        if isinstance(strategy, AsynchronousStrategy) and self.config.dp == "local":
+            done = strategy.ledger.most_tasks
+        else:
+            done = self.releases()
         return done >= self._most(self._directions())
 
     def _directions(self) -> int:

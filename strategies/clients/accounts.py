@@ -36,6 +36,7 @@ class Account:
     lost: int = 0
     seconds: float = 0.0  # duration of all its tasks, by the run's clock
     wasted: float = 0.0  # duration of its tasks that were not accepted
+    opened: int = 0  # secure sums with its update that could be opened, whatever became of them
 
     def note(self, outcome: str, *, clipped: bool = False, num_bytes: int = 0) -> None:
         """Count the outcome of a task, one of ``OUTCOMES``, and the bytes of its reply."""
@@ -83,7 +84,7 @@ class Accounts:
         columns = {
             field.name: [float(getattr(account, field.name)) for account in accounts]
             for field in fields(Account)
-            if field.name not in ("weight", "seconds", "wasted")
+            if field.name not in ("weight", "seconds", "wasted", "opened")
         }
         # The asynchronous strategies call the number of accepted updates "participation".
         return {"participation": columns.pop(ACCEPTED), **columns}

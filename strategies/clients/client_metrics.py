@@ -7,6 +7,7 @@ all clients, 1/C if one client has all of it.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,8 +50,7 @@ class MetricsMean:
         self.key, self.prefix = key, prefix
         self.function = function
         self.contents: list[RecordDict] = []
-        self._sums: Values = {}
-        self._totals: dict[str, float] = {}
+        self._sums: dict[tuple[str, int], _Sum] = {}  # by name, and the length of a list, or -1 of numbers
 
     def add(self, weight: float, content: RecordDict) -> None:
         """Add the metrics in the reply of a client with weight d_i."""
@@ -63,33 +63,58 @@ class MetricsMean:
     def add_values(self, weight: float, values: Mapping[str, float | list[float]]) -> None:
         """Add the metrics that a client with weight d_i reported, by name."""
         for name, value in values.items():
-            if (sums := _added(self._sums.get(name), weight, value)) is not None:
-                self._sums[name] = sums
-                self._totals[name] = self._totals.get(name, 0.0) + weight
+            self._of(name, len(value) if isinstance(value, list) else _NUMBER).add(weight, value)
 
     def add_columns(self, weights: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
         """Add each metric's numbers, one per client with weight d_i; equal to ``add_values`` for each client."""
         for name, values in columns.items():
-            sums, total = self._sums.get(name, 0.0), self._totals.get(name, 0.0)
-            if isinstance(sums, list):
-                continue
-            for weight, value in zip(weights, values, strict=True):
-                sums += weight * value
-                total += weight
-            if values:
-                self._sums[name], self._totals[name] = sums, total
+            found = self._of(name, _NUMBER)
+            (total,), weight = found.values, found.weight
+            for d, value in zip(weights, values, strict=True):
+                total += d * value
+                weight += d
+            found.values, found.weight, found.number = [total], weight, found.number + len(values)
+
+    def _of(self, name: str, length: int) -> "_Sum":
+        return self._sums.setdefault((name, length), _Sum([0.0] * max(length, 1)))
 
     def result(self) -> Values:
-        """Return the aggregated metrics, by name."""
+        """Return the aggregated metrics, by name: of numbers and lists what most clients report."""
         if self.function is not None:
             return dict(self.function(self.contents, self.key)) if self.contents else {}  # type: ignore[arg-type]
+        most: dict[str, int] = {}
+        for name, length in self._sums:
+            at_first = most.setdefault(name, length)
+            if self._sums[name, length].number > self._sums[name, at_first].number:
+                most[name] = length
         return {
-            name: [v / self._totals[name] for v in sums]
-            if isinstance(sums, list)
-            else sums / self._totals[name]
-            for name, sums in self._sums.items()
-            if self._totals[name] > 0
+            name: mean if length != _NUMBER else mean[0]
+            for name, length in most.items()
+            if (mean := self._sums[name, length].mean())
         }
+
+
+_NUMBER = -1
+
+
+@dataclass
+class _Sum:
+    """Σ d_i m_i by entry, Σ d_i, and the number of clients."""
+
+    values: list[float]
+    weight: float = 0.0
+    number: int = 0
+
+    def add(self, weight: float, value: float | list[float]) -> None:
+        """Add what a client with weight d_i reports."""
+        entries = value if isinstance(value, list) else [value]
+        self.values = [total + weight * entry for total, entry in zip(self.values, entries, strict=True)]
+        self.weight += weight
+        self.number += 1
+
+    def mean(self) -> list[float]:
+        """Return the mean by entry; [] where no weight is known."""
+        return [total / self.weight for total in self.values] if self.weight > 0 else []
 
 
 def beside(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:
@@ -117,19 +142,6 @@ def told(records: Iterable[MetricRecord], key: str, prefix: str = OF_TRAINING) -
     values = {name: value for record in records for name, value in messages.values_of(record).items()}
     others = {name: value for name, value in values.items() if name != key and name not in _NOT_TOLD}
     return renamed(others, messages.is_ours, prefix)
-
-
-def _added(
-    sums: float | list[float] | None, weight: float, value: float | list[float]
-) -> float | list[float] | None:
-    """Return ``sums`` plus d_i m_i; None if one is a list and the other a number, or their lengths differ."""
-    if isinstance(value, list):
-        before = [0.0] * len(value) if sums is None else sums
-        if not isinstance(before, list) or len(before) != len(value):
-            return None
-        return [total + weight * v for total, v in zip(before, value, strict=True)]
-    before = 0.0 if sums is None else sums
-    return None if isinstance(before, list) else before + weight * value
 
 
 #: A metric by client index, for the clients that reported the metric.

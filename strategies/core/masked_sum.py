@@ -66,6 +66,8 @@ class MaskedSum:
     ----------
     missed : dict of int to Missed
         The clients that aren't in the sum, by index, as they went.
+    opened : bool
+        Whether clients have been asked to unmask the sum of those in ``summed``.
     bytes_down, bytes_up : int
         Bytes of the stages' messages and replies.
 
@@ -118,6 +120,7 @@ class MaskedSum:
         if self._metrics:
             self._terms[METRICS] = list(self._metrics)
         self.missed: dict[int, Missed] = {}
+        self.opened = False
         self._silent: list[Client] = []  # whose masked updates came, and no shares
         self.bytes_down = self.bytes_up = 0
 
@@ -206,6 +209,7 @@ class MaskedSum:
             each: {name: those for name, those in (("here", here), ("gone", gone)) if those}
             for each, (here, gone) in server.asks().items()
         }
+        self.opened = True
         self._ask(UNMASK, asks, revealed)
 
     def result(self, weights: Mapping[int, float] | None) -> Decoded:
@@ -412,6 +416,11 @@ def look(grid: Grid, run: RunState, receiver: Receiver) -> None:
         raise RunError(
             f"secure_sums = True: engine {getattr(inner, 'engine', 'of this grid')!r} trains clients past the "
             "mods of their app, which mask updates; allowed are sequential, ray and devices"
+        )
+    if run.kept is not None:
+        raise RunError(
+            "secure_sums = True: trained names some of the model's arrays, and clients mask whole models; "
+            "allowed is trained = None"
         )
     if receiver.witness is not None:
         raise RunError("secure_sums = True: a witness sees single models; allowed is none")

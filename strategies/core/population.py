@@ -194,7 +194,7 @@ class Population:
     ) -> Weights:
         """Return p_i (n,) of clients by their sizes; a size of 0, which is unknown, counts 0, or as the mean."""
         if self.kind == "samples":
-            sizes = self.safeguards.sizes(clients, sizes)
+            sizes = self.safeguards.sizes(clients, sizes, self.counting)
             if unknown_as_mean:
                 mean = sum(sizes) / sum(size > 0 for size in sizes)
                 sizes = [size or mean for size in sizes]

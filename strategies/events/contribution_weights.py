@@ -306,7 +306,7 @@ class ContributionWeights:
             }
         return {
             "participation": [
-                float((m.contributions if m else 0) + parted.get(index, 0))
+                float((m.contributions if m else 0) + parted.get(index, (0, 0))[0])
                 for index, m in zip(indices, members, strict=True)
             ],
             "weight": [worth.get(index, 0.0) for index in indices],

@@ -105,7 +105,7 @@ class Dispatcher:
             if member is None:
                 # The aggregation under way began before it came.
                 since = aggregations and aggregations + 1
-                member = ledger.members[client.index] = Member(client, since=since)
+                member = ledger.join(client, since)
             elif member.client.node_id == client.node_id:
                 continue
             elif member.dropped:

@@ -48,6 +48,7 @@ from strategies.core.config import (
     SecureConfig,
     StrategyConfig,
 )
+from strategies.core.protection import check_local_noise
 from strategies.core.reporter import EvaluateFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.arrival_rule import ArrivalRule, check_arrivals
@@ -436,6 +437,7 @@ class AsynchronousStrategy(FederatedStrategy):
         self._train_config = ConfigRecord() if train_config is None else train_config
         self._evaluate_config = self._train_config if evaluate_config is None else evaluate_config
         self._evaluate_fn = evaluate_fn
+        check_local_noise(self.config, self._train_config)
         with self._running(grid, timeout):
             state = self._begin(initial_arrays)
             self._check, self._lost_in_a_row, self._refused_in_a_row = self.receiver.check(), 0, 0
@@ -947,10 +949,6 @@ class AsynchronousStrategy(FederatedStrategy):
     def at_work(self) -> list[int]:
         """Return the indices of the clients that have a request or a task under way."""
         return list({*super().at_work(), *self.ledger.at_work()})
-
-    def most_tasks(self) -> int:
-        """Return the largest number of tasks that one client has got."""
-        return max((member.tasks for member in self.ledger.members.values()), default=0)
 
     def parts(self) -> list[Any]:
         """Return the parts of every strategy, the bookkeeping of tasks, the contributions' weights, and the rule."""

@@ -109,8 +109,8 @@ class TaskLedger:
         What happened since the last evaluation.
     dispatched : int
         Tasks that were dispatched so far, to all members.
-    parted : dict of int to int
-        Number of contributions, by index, of clients that were forgotten.
+    parted : dict of int to (int, int)
+        Numbers of contributions and of tasks, by index, of clients that were forgotten.
     changes : int
         How often it has changed who counts, or how much p_i a client counts.
     """
@@ -131,7 +131,7 @@ class TaskLedger:
         self.patient_until = NEVER
         self.since = Tally()
         self.dispatched = 0
-        self.parted: dict[int, int] = {}
+        self.parted: dict[int, tuple[int, int]] = {}
         self.changes += 1
         self._counting: list[Member] | None = None
         self._free: list[int] | None = None
@@ -172,13 +172,25 @@ class TaskLedger:
 
     def contributions_of(self, member: Member) -> int:
         """Return how often a client has contributed, also before it was forgotten and came back."""
-        return member.contributions + self.parted.get(member.client.index, 0)
+        return member.contributions + self.parted.get(member.client.index, (0, 0))[0]
 
     @property
     def most_contributions(self) -> int:
         """The number of contributions of the client that has contributed most."""
         there = max((self.contributions_of(member) for member in self.members.values()), default=0)
-        return max([there, *self.parted.values()])
+        return max([there, *(contributions for contributions, _ in self.parted.values())])
+
+    @property
+    def most_tasks(self) -> int:
+        """The number of tasks of the client that has got most."""
+        there = [member.tasks for member in self.members.values()]
+        return max([*there, *(tasks for _, tasks in self.parted.values())], default=0)
+
+    def join(self, client: Client, since: int) -> Member:
+        """Return a new client's entry; one that was forgotten goes on with its numbers of tasks, and their draws."""
+        _, tasks = self.parted.get(client.index, (0, 0))
+        member = self.members[client.index] = Member(client, tasks=tasks, since=since)
+        return member
 
     def is_spent(self, member: Member) -> bool:
         """Return True if a client has contributed as often as it may."""
@@ -256,7 +268,7 @@ class TaskLedger:
         """Forget a client that can't take part any more, its task under way and its work that waits."""
         node_id, index = member.client.node_id, member.client.index
         del self.members[index]
-        self.parted[index] = self.parted.get(index, 0) + member.contributions
+        self.parted[index] = self.contributions_of(member), member.tasks
         self.tasks.pop(member.task, None)
         self.buffer = [each for each in self.buffer if each.client.node_id != node_id]
         self.held = deque(each for each in self.held if each.task.member is not member)
@@ -314,7 +326,7 @@ class TaskLedger:
             "answers": [member.answers for member in members],
             "there-since": [member.since for member in members],
             "gone": [member.gone for member in members],
-            "parted": list(self.parted.items()),
+            "parted": [(index, *numbers) for index, numbers in self.parted.items()],
             "since": self.since.state(),
             # Clock seconds, and who is asked again then.
             "retries": [
@@ -348,7 +360,7 @@ class TaskLedger:
         state, self._resumed = self._resumed, {}
         self.since = Tally.restored(state["since"])
         self.dispatched = sum(state["tasks"])
-        self.parted = {int(index): int(number) for index, number in state.get("parted", ())}
+        self.parted = {int(index): (int(those), int(tasks)) for index, those, tasks in state["parted"]}
         until = state.get("patient-until")  # an earlier version has none
         self.patient_until = NEVER if until is None else until
         for place, index in enumerate(state["clients"]):

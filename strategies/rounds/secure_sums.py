@@ -8,7 +8,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from scipy.stats import binom
 
-from strategies.clients.accounts import Timeline
+from strategies.clients.accounts import Accounts, Timeline
 from strategies.clients.roster import Client
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
@@ -48,9 +48,10 @@ class SecureSums:
         timeline: Timeline,
         receiver: Receiver,
         selection: Selection,
+        accounts: Accounts,
         able: Capabilities,
     ) -> None:
-        self._config, self._run, self._pending = config, run, pending
+        self._config, self._run, self._pending, self._accounts = config, run, pending, accounts
         self._timeline, self._receiver, self._selection = timeline, receiver, selection
         self._by_path = able.by_path
 
@@ -162,6 +163,8 @@ class SecureSums:
         finally:
             current.bytes_down += masked.bytes_down
             current.bytes_up += masked.bytes_up
+            for index in masked.summed if masked.opened else ():
+                self._accounts[index].opened += 1
             for index, missed in masked.missed.items():
                 current.leave_out(current.client(index), *missed)
         found = masked.result(shares)

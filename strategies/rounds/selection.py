@@ -249,7 +249,8 @@ def _check_hidden(name: str, config: SynchronousConfig, capabilities: Capabiliti
             f"{given}: {name} chooses or asks clients by itself (select, configure_train, aggregate_train), and the "
             "account is of a coin for each client; allowed are full, uniform, fixed:…"
         )
-    for field, allowed in (("round_deadline", 0.0), ("drop_stragglers", False)):
+    # Which participants are stragglers, and how much the others do, depends on who else is drawn.
+    for field, allowed in (("round_deadline", 0.0), ("stragglers", 0.0)):
         if (value := getattr(config, field)) != allowed:
             raise ValueError(
                 f"{field} = {value}: {given} lets each client count by its own coin alone, whoever is late; "

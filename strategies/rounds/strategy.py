@@ -24,6 +24,7 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights, of_each
 from strategies.core.capabilities import hook
 from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.protection import check_local_noise
 from strategies.core.reporter import EvaluateFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.core.wrapper import OuterLoop, Wrapped
@@ -118,7 +119,14 @@ class SynchronousStrategy(FederatedStrategy):
 
             secure_sums.check_secure(name, config, able)
             self._secure = secure_sums.SecureSums(
-                config, self.run, self.pending, self.timeline, self.receiver, self.selection, able
+                config,
+                self.run,
+                self.pending,
+                self.timeline,
+                self.receiver,
+                self.selection,
+                self.accounts,
+                able,
             )
 
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
@@ -196,6 +204,7 @@ class SynchronousStrategy(FederatedStrategy):
         grid = self.run.sending(packing(grid, self.receiver.most_bytes))
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
+        check_local_noise(self.config, train_config)
         with self._running(grid, timeout):
             run, closing, reporter, pace = self.run, self.closing, self.reporter, self.run.pace
             self._call_up.begin()
@@ -327,6 +336,7 @@ class SynchronousStrategy(FederatedStrategy):
             if server_round == 1:
                 self._call_up.begin()
             check_loop(self.run.pace, self.config, loop)
+            check_local_noise(self.config, config)
             if self._secure is not None:
                 raise RunError(f"secure_sums = True: {loop.who} reads single updates; call {loop.instead}")
             self.closing.check_loop(loop)

@@ -231,7 +231,7 @@ def values_of(reply: Message, size: int) -> "np.ndarray[Any, np.dtype[np.uint32]
         values = array.numpy()
     except Exception:  # a client may send any bytes
         raise SecureSumError("its masked update can't be read") from None
-    if values.dtype != np.uint32 or values.shape != (size,):
+    if not isinstance(values, np.ndarray) or values.dtype != np.uint32 or values.shape != (size,):
         raise SecureSumError("its reply has no masked update of the model's size")
     return values
 

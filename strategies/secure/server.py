@@ -71,9 +71,11 @@ class ServerSession:
     # ---- Keys ----------------------------------------------------------------------------------------------------
 
     def take_keys(self, client: int, keys: PublicKeys) -> None:
-        """Take a client's public keys; SecureSumError if one is none, or another client's."""
+        """Take a client's public keys; SecureSumError if one is none, or the other, or another client's."""
         check_public(keys.seal)
         check_public(keys.mask)
+        if keys.seal == keys.mask:
+            raise SecureSumError("its two public keys are one")
         for other, known in self._keys.items():
             if {keys.seal, keys.mask} & {known.seal, known.mask}:
                 raise SecureSumError(f"its public key is client {other}'s")

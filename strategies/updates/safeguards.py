@@ -80,15 +80,15 @@ def median(values: Iterable[float]) -> float:
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def capped_sizes(sizes: Sequence[float], ratio: float, most: int) -> Weights:
-    """Return the sizes n_i (C,), bounded by ``ratio`` times their median and by ``most``; 0: no such bound.
+def capped_sizes(sizes: Sequence[float], ratio: float, most: int, known: Sequence[float] = ()) -> Weights:
+    """Return the sizes n_i (C,), bounded by ``ratio`` times a median and by ``most``; 0: no such bound.
 
-    A size of 0 is one that wasn't reported; the median excludes it.
+    The median is that of ``known``, by default the sizes themselves, without those of 0, which weren't reported.
     """
-    capped = np.asarray(sizes, dtype=np.float64)
+    capped, usual = np.asarray(sizes, dtype=np.float64), np.asarray(known or sizes, dtype=np.float64)
     if most:
-        capped = np.minimum(capped, most)
-    if ratio and len(told := capped[capped > 0]):
+        capped, usual = np.minimum(capped, most), np.minimum(usual, most)
+    if ratio and len(told := usual[usual > 0]):
         capped = np.minimum(capped, ratio * median(told))
     return capped
 
@@ -236,11 +236,20 @@ class Safeguards:
         """Upper bound of the weight d_i of a contribution; 0: no bound."""
         return self.bounds.weight if self.active else 0.0
 
-    def sizes(self, clients: Sequence[Client], said: Sequence[float]) -> Sequence[float]:
-        """Return the bounded sizes n_i (n,), from the reported ones; 0 where a client hasn't reported a size."""
+    def sizes(
+        self, clients: Sequence[Client], said: Sequence[float], others: Iterable[Client] = ()
+    ) -> Sequence[float]:
+        """Return the bounded sizes n_i (n,), from the reported ones; 0 where a client hasn't reported a size.
+
+        ``others`` are clients whose sizes, too, tell what is usual.
+        """
         if not self.active:
             return said
-        capped = capped_sizes(said, self.bounds.size_ratio, self.bounds.examples).tolist()
+        told = {client.index: client.num_examples or 0 for client in others}
+        known = list(
+            {**told, **{client.index: size for client, size in zip(clients, said, strict=True)}}.values()
+        )
+        capped = capped_sizes(said, self.bounds.size_ratio, self.bounds.examples, known).tolist()
         if known := [size for size in capped if size > 0]:
             usual = median(known)
             self.norms.sizes = {c.index: size / usual for c, size in zip(clients, capped, strict=True)}

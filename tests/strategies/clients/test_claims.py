@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from strategies import AsyncFedAvg, FedAvg
 from strategies.clients.client_metrics import MOST_BY_CLIENT
 from strategies.clients.registered import NodeRecord
-from strategies.clients.roster import Roster
+from strategies.clients.roster import Client, Roster
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout
@@ -295,7 +295,14 @@ def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_hav
     assert sorted(strategy.ledger.members) == [0, 2]
     # What it did until then is in the model, and stays in the numbers, also in a run that goes on.
     assert sum(strategy.contribution_weights.of_clients(strategy.reporter)["participation"]) == 30
-    assert dict(strategy.ledger.state()["parted"]) == {1: counted[-1]}
+    ((index, contributions, tasks),) = strategy.ledger.state()["parted"]
+    assert (index, contributions) == (1, counted[-1])
+    assert tasks >= contributions
+    # When it is back, its tasks have other numbers, and so other draws; what it has sent is still counted.
+    strategy.ledger.members.clear()
+    assert strategy.ledger.most_tasks == tasks
+    assert strategy.ledger.join(Client(20, 1, 5, MetricRecord()), 7).tasks == tasks
+    assert strategy.ledger.most_tasks == tasks
     assert [line for line in warned(caplog) if "never counted" in line] == [
         "node 99 never counted in this run: " + rival(20).removeprefix("can't take part: ")
     ]

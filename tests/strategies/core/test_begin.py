@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from strategies import REGISTRY, AsyncFedAvg, DivergedError, FedAvg, FedFix, WallClock
+from strategies import REGISTRY, AsyncFedAvg, DivergedError, FedAvg, FedBuff, FedFix, RunError, WallClock
 from strategies.core.run_state import State
 from strategies.testing import MemoryGrid
 
@@ -160,3 +160,13 @@ def test_in_real_time_a_run_and_its_budget_begin_when_the_clients_are_there(kind
     numbers, later = zip(*run(5, states[0]), strict=True)
     assert numbers == (4, 5)
     assert times[-1] <= later[0] < later[-1] < 400
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedBuff])
+def test_local_noise_needs_clients_that_are_asked_for_it(kind):
+    strategy, model = kind(dp="local", dp_clipping_norm=0.1), arrays(w=np.zeros(2, np.float32))
+    with pytest.raises(RunError, match=r"dp = 'local': clients add this noise, and their requests don't ask"):
+        strategy.start(grid(), model, num_rounds=1)
+    strategy.start(grid(), model, num_rounds=1, train_config=ConfigRecord({"dp": "local"}))
+    with pytest.raises(RunError, match=r"dp = 'local'"):
+        list(FedAvg(dp="local").configure_train(1, model, ConfigRecord(), grid()))

@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from strategies import REGISTRY, FedAvg, FedBuff, RunError, Scaffold, compresses, keeps_frozen, reads_packed
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
+from strategies.flower.kept import Parts
 from strategies.testing import MemoryGrid
 
 CLIENTS = 4
@@ -310,3 +311,11 @@ def test_all_arrays_may_be_trained_and_wrappers_are_refused(caplog):
     wrapped = DifferentialPrivacyServerSideFixedClipping(FedAvg(trained="head.*"), 0.0, 1.0, CLIENTS)
     with pytest.raises(RunError, match=r"^trained: "):
         run(wrapped, grid_of(stock()), initial, 1)
+
+
+def test_frozen_arrays_that_are_no_array_are_others():
+    model = ArrayRecord({"w": Array(np.ones(2)), "frozen": Array(np.ones(3))})
+    parts = Parts.of(model, ["w"])
+    assert parts.changed(model) == ""
+    empty_zip = Array("float64", (3,), "numpy.ndarray", b"PK\5\6" + bytes(18))
+    assert parts.changed(ArrayRecord({**model, "frozen": empty_zip})) == "frozen"

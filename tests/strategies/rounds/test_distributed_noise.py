@@ -130,3 +130,26 @@ def test_noise_that_the_sum_has_no_room_for_is_refused_before_a_client_trains(
 ) -> None:
     with pytest.raises(RunError, match=said):
         run(**options)
+
+
+def test_a_sum_that_was_opened_and_does_not_count_was_released_all_the_same(federation: Make) -> None:
+    def lies(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        reply = call_next(message, context)
+        if (
+            reply.has_content()
+            and messages.MASKED in reply.content
+            and not context.node_config["partition-id"]
+        ):
+            values = reply.content[messages.MASKED]["values"].numpy().copy()
+            values[0] += 1  # the sum of the weights is another
+            reply.content[messages.MASKED] = ArrayRecord({"values": Array(values)})
+        return reply
+
+    grid = federation([0.0] * CLIENTS, [1] * CLIENTS, mods=(lies, masks_updates))
+    strategy = FedAvg(**NOISY)
+    with pytest.raises(RunError, match="the masks don't cancel out"):
+        strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=2)
+    assert [(each.accepted, each.opened) for _, each in strategy.accounts.items()] == [(0, 2)] * CLIENTS
+    again = FedAvg(**NOISY)
+    again.restore(strategy.state())
+    assert [each.opened for _, each in again.accounts.items()] == [2] * CLIENTS

@@ -109,7 +109,8 @@ class Choosing(FedAvg):
             {"round_deadline": 1.0},
             r"round_deadline = 1.0: participation = 'poisson' with dp = 'central'",
         ),
-        (FedAvg, {"stragglers": 0.5, "drop_stragglers": True}, "drop_stragglers = True: .* allowed is False"),
+        (FedAvg, {"stragglers": 0.5, "drop_stragglers": True}, "stragglers = 0.5: .* allowed is 0.0"),
+        (FedAvg, {"stragglers": 0.5}, "stragglers = 0.5: .* allowed is 0.0"),
         (
             FedAvg,
             {"over_select": 0.5, "dp": "none"},

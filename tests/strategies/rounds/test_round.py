@@ -296,3 +296,10 @@ def test_metrics_of_several_are_added_as_those_of_each():
         each.add_values(weight, {"loss": loss})
     assert at_once.result() == each.result()
     assert MetricsMean().result() == {}
+
+
+def test_a_metric_is_what_most_clients_report_as_it():
+    mean = MetricsMean()
+    for weight, value in ((5.0, [9.0]), (1.0, 2.0), (3.0, 4.0), (1.0, [1.0, 2.0])):
+        mean.add_values(weight, {"loss": value, "vote": value if isinstance(value, list) else [value, 0.0]})
+    assert mean.result() == {"loss": 3.5, "vote": [3.0, 0.4]}  # (2 + 3 · 4) / 4; (2 + 12 + 1) / 5, 2 / 5

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 
 from strategies import (
     REGISTRY,
@@ -146,6 +146,43 @@ def test_a_third_may_go_in_any_stage(run: Make, stage: str) -> None:
     assert metrics[1]["failures"] == 6 - len(stay)
 
 
+EMPTY_ZIP = b"PK\5\6" + bytes(18)  # which NumPy reads as no array, but an archive of none
+
+
+def _no_array(reply: Message) -> None:
+    if messages.MASKED in reply.content:
+        reply.content[messages.MASKED] = ArrayRecord(
+            {"values": Array("uint32", (5,), "numpy.ndarray", EMPTY_ZIP)}
+        )
+
+
+def _one_key(reply: Message) -> None:
+    record = reply.content.get(messages.SECURE)
+    if record is not None and "seal" in record and "mask" in record:
+        record["mask"] = record["seal"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_no_array, "its reply has no masked update of the model's size"),
+        (_one_key, "its two public keys are one"),
+    ],
+)
+def test_who_answers_a_stage_with_what_is_none_is_left_out_alone(
+    run: Make, change: Callable[[Message], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lies(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        reply = call_next(message, context)
+        if reply.has_content() and context.node_config["partition-id"] == 0:
+            change(reply)
+        return reply
+
+    _, metrics, _ = run(rounds=2, mods=(lies, *MODS), **SECURE)
+    assert [(found["participants"], found["failures"]) for found in metrics.values()] == [(5, 1)] * 2
+    assert said in caplog.text
+
+
 def test_where_more_go_the_model_stays_and_one_line_says_so(
     run: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,6 +298,14 @@ def test_what_cant_be_is_refused_before_a_client_trains(
     run: Runs, options: dict[str, Any], said: str
 ) -> None:
     run.refuses(said, **SECURE, **options)
+
+
+def test_a_model_of_which_a_part_travels_is_refused(federation: Make) -> None:
+    arrays = ArrayRecord({"w": Array(np.ones(2)), "frozen": Array(np.ones(3))})
+    with pytest.raises(
+        RunError, match="trained names some of the model's arrays, and clients mask whole models"
+    ):
+        FedAvg(trained=["w"], **SECURE).start(federation(CENTRES, SIZES, mods=MODS), arrays, 1)
 
 
 def test_an_engine_that_sums_past_the_mods_is_refused(run: Make, federation: Make, model: Make) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -514,3 +515,15 @@ def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(fed
     for bound in ({}, {"update_norm_bound": 0.1}):
         assert "clipped-updates" in told(**bound)
         assert "clipped-updates" not in told(dp="central", dp_noise_multiplier=0.1, **bound)
+
+
+def test_sizes_of_clients_outside_a_round_tell_what_is_usual():
+    guards, clients = (
+        FedAvg(FedAvg.Config(safeguards="on")).safeguards,
+        [Client(i + 1, i, 10.0, MetricRecord()) for i in range(20)],
+    )
+    liar = replace(clients[3], num_examples=10.0**12)
+    drawn = [clients[0], liar]
+    assert guards.sizes(drawn, [10.0, 10.0**12], clients) == [10.0, 20.0]
+    unknown = [replace(client, num_examples=None) for client in clients]
+    assert guards.sizes(drawn, [10.0, 30.0], unknown) == [10.0, 30.0]  # twice the median of both is 40
