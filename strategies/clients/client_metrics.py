@@ -76,7 +76,7 @@ class MetricsMean:
             found.values, found.weight, found.number = [total], weight, found.number + len(values)
 
     def _of(self, name: str, length: int) -> "_Sum":
-        return self._sums.setdefault((name, length), _Sum([0.0] * max(length, 1)))
+        return self._sums.setdefault((name, length), _Sum([0.0] * (1 if length == _NUMBER else length)))
 
     def result(self) -> Values:
         """Return the aggregated metrics, by name: of numbers and lists what most clients report."""

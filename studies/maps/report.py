@@ -85,12 +85,14 @@ def win_text(found: Win, measure: Measure) -> str:
 
 
 def effect_text(found: Win, measure: Measure) -> str:
-    """Write the best one's lead over the next with its interval, and the p-value as it is and adjusted."""
+    """Write the best one's lead over the next with its interval, and the largest p-value, as it is and adjusted."""
     if math.isnan(found.p):
         return "-"
     digits = 2 if measure == "time" else 4
     lead = f"{found.by:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}] over {found.runner_up}"
-    return f"{lead}; p = {found.p:.1e}, Holm {found.holm:.2g}, BH {found.hochberg:.2g}"
+    least = max(found.by_rival, key=lambda rival: found.by_rival[rival])
+    of = "" if least == found.runner_up else f" over {least}"
+    return f"{lead}; p = {found.p:.1e}{of}, Holm {found.holm:.2g}, BH {found.hochberg:.2g}"
 
 
 def _lines(

@@ -38,7 +38,8 @@ class Win:
         ``won``; ``not told apart``; ``not reached``, where no method reaches the target on every seed; ``not run``,
         where runs are missing; ``all diverged``.
     best : tuple of str
-        The winner; or, not told apart, the best and those that may be as good, best first.
+        The winner; or, not told apart, the best and those that may be as good, best first: by a test by itself, or,
+        where the adjustment takes the win away, by a test that is adjusted by the same factor.
     runner_up : str
         The best of the others; empty without one.
     by : float
@@ -47,6 +48,8 @@ class Win:
         Whether that is a bound, as the runner-up didn't reach the target on every seed.
     p : float
         The largest p-value of the best one's comparisons; NaN without one.
+    by_rival : mapping of str to float
+        The p-value of each comparison, in the order of the others' merits.
     low, high : float
         The interval of ``by``, at one less the rule's level.
     holm, hochberg : float
@@ -59,6 +62,7 @@ class Win:
     by: float = math.nan
     at_least: bool = False
     p: float = field(default=math.nan, compare=False)
+    by_rival: Mapping[str, float] = field(default_factory=dict, compare=False)
     low: float = field(default=math.nan, compare=False)
     high: float = field(default=math.nan, compare=False)
     holm: float = field(default=math.nan, compare=False)
@@ -75,8 +79,9 @@ def wins_of(plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]]) -> dict[tu
     for place, holm, hochberg in zip(found, holm_adjusted(ps), hochberg_adjusted(ps), strict=True):
         each = found[place]
         found[place] = replace(each, holm=float(holm), hochberg=float(hochberg))
-        if each.outcome == WON and each.runner_up and holm > plan.rule.level:
-            found[place] = replace(found[place], outcome=CLOSE, best=(*each.best, each.runner_up))
+        if each.outcome == WON and each.by_rival and holm > plan.rule.level:
+            close = (rival for rival, p in each.by_rival.items() if p * holm / each.p > plan.rule.level)
+            found[place] = replace(found[place], outcome=CLOSE, best=(*each.best, *close))
     return found
 
 
@@ -123,6 +128,7 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     runner_up = others[0]
     ahead = merit[best] - merit[runner_up]
     rival = by_name[runner_up]
+    by_rival = {method: p_value(merit[best] - merit[method]) for method in others}
     scale = math.exp if measure == "time" else float
     low, high = interval(ahead, plan.rule.level)
     return Win(
@@ -131,7 +137,8 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
         runner_up,
         scale(float(ahead.mean())),
         measure == "time" and rival.reached < len(rival.times),
-        max(p_value(merit[best] - merit[method]) for method in others),
+        max(by_rival.values()),
+        by_rival,
         scale(low),
         scale(high),
     )

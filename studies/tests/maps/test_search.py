@@ -206,6 +206,13 @@ def test_a_win_that_does_not_survive_the_family_is_none():
     assert (found.outcome, found.best) == (CLOSE, ("avg", "buff"))
     assert found.holm == pytest.approx(4 * 0.0351, abs=1e-3)
     assert effect_text(found, "mean") == "0.0300 [0.0052, 0.0548] over buff; p = 3.5e-02, Holm 0.14, BH 0.14"
+    # The next one is .0120 behind on each seed: it isn't what takes the win away.
+    rivals = [*apart, scored("fix", means=(0.508, 0.5180, 0.5280))]
+    by_rival = wins_of(one, {spots[0]: rivals, spots[1]: missing})[spots[0], "mean"]
+    assert by_rival.best == ("avg", "buff")
+    assert effect_text(by_rival, "mean").startswith(
+        "0.0120 [0.0120, 0.0120] over fix; p = 3.5e-02 over buff, Holm 0.14"
+    )
     clear = [scored("avg", means=(0.52, 0.53, 0.54)), scored("buff", means=(0.50, 0.5101, 0.52))]
     assert wins_of(one, {spots[0]: clear, spots[1]: missing})[spots[0], "mean"].outcome == WON
 

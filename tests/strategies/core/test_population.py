@@ -8,7 +8,7 @@ import pytest
 from strategies.core.population import Population
 from tests.strategies.parts import client, run_of, safeguards
 
-ALL = SimpleNamespace(sizes=lambda clients, sizes: list(sizes))
+ALL = SimpleNamespace(sizes=lambda clients, sizes, others: list(sizes))
 
 
 def population(kind: str, *sizes: int | None, away: Any = None) -> Population:
@@ -41,5 +41,5 @@ def test_those_that_are_away_share_too():
 
 def test_safeguards_bound_the_sizes():
     part = population("samples", 1, 2, 50)
-    part.safeguards = SimpleNamespace(sizes=lambda clients, sizes: [min(size, 5) for size in sizes])  # type: ignore[assignment]
+    part.safeguards = SimpleNamespace(sizes=lambda clients, sizes, others: [min(size, 5) for size in sizes])  # type: ignore[assignment]
     assert part.importance() == {0: 0.125, 1: 0.25, 2: 0.625}

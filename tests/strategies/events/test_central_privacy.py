@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord
 
 from strategies import FedAvg, FedBuff, FedFix, VirtualClock
 
@@ -80,7 +80,8 @@ def test_a_client_that_comes_back_as_another_node_has_what_it_had(federation, mo
 @pytest.mark.parametrize(("dp", "often"), [("local", 4), ("central", 1)])
 def test_nobody_is_bounded_without_central_privacy(federation, model, train_config, dp, often):
     strategy = private(FedBuff, dp=dp, dp_max_contributions=1, buffer_size=3)
-    end_of(strategy, federation(), model(1.0), 4, train_config())
+    config = ConfigRecord({**train_config(), "dp": dp})
+    end_of(strategy, federation(), model(1.0), 4, config)
     assert strategy.ledger.most_contributions == often
 
 
