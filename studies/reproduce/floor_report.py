@@ -5,7 +5,7 @@ Theorem F.2 bounds E F(θ_R) − F*, F* the mean of the clients' minima, by 8ζ�
 client's curvature is its own; here they become exponents and verdicts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,8 +185,20 @@ def _tightest_noise(found: Findings) -> float:
 
 def _tightest_power(found: Findings, power: str) -> float:
     """Largest floor / bound of a loss with α > 1, of clients that differ and of noise."""
-    tables = ((found.power_floors, "gap"), (found.power_noise, "level"))
-    return max(float((table(power, one) / table(power, "bound")).max()) for table, one in tables)
+    return max(_largest(found.power_floors, power, "gap"), _largest(found.power_noise, power, "level"))
+
+
+def _largest(table: Callable[[str, str], Array], power: str, column: str) -> float:
+    return float((table(power, column) / table(power, "bound")).max())
+
+
+def _tightest_of_powers(found: Findings, steps: slice) -> float:
+    """Largest floor / bound of losses with α > 1 and of clients that differ, of some of the H."""
+    floors = {
+        power: (found.power_floors(power, "gap"), found.power_floors(power, "bound"))
+        for power in found.powers
+    }
+    return max(float((gap[steps] / bound[steps]).max(initial=0.0)) for gap, bound in floors.values())
 
 
 def _heterogeneity(found: Findings, plan: Plan) -> Verdict:
@@ -244,7 +256,9 @@ def _bounds(found: Findings) -> Verdict:
     tightest = {
         "clients that differ, α = 1": _tightest(found),
         "noise, α = 1": _tightest_noise(found),
-        "both, α > 1": max(_tightest_power(found, power) for power in found.powers),
+        "clients that differ, α > 1, H = 1": _tightest_of_powers(found, slice(0, 1)),
+        "clients that differ, α > 1, H > 1": _tightest_of_powers(found, slice(1, None)),
+        "noise, α > 1, H = 1": max(_largest(found.power_noise, power, "level") for power in found.powers),
     }
     evidence = "; ".join(f"{name}: {share:.3f}" for name, share in tightest.items())
     return judge("001-1-bounds", max(tightest.values()) <= 1, f"largest floor over its bound, {evidence}")

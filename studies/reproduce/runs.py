@@ -142,9 +142,10 @@ class Runs(Sequence[Run]):
         return [float(run.tail(key).mean()) for run in self]
 
     def band(self, key: str, x: str = "time") -> tuple[Array, Array, Array]:
-        """Return x, and mean and standard deviation over runs of ``key`` as a step function of x, each (points,)."""
+        """Return x, and mean and deviation (n − 1) over runs of ``key`` as a step function of x, each (points,)."""
         grid, curves = self.curves(key, x)
-        return grid, curves.mean(axis=0), curves.std(axis=0)
+        spread = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros_like(grid)
+        return grid, curves.mean(axis=0), spread
 
     def curves(self, key: str, x: str = "time", points: int = POINTS) -> tuple[Array, Array]:
         """Return x (points,), up to where the first run ends, and ``key`` of every run there, (runs, points).

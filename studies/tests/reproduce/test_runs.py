@@ -48,13 +48,13 @@ def test_a_band_is_mean_and_deviation_of_step_functions():
     assert grid.tolist() == [0, 0.5, 1, 1.5, 2]
     assert curves.tolist() == [[0, 0, 4, 4, 4], [2, 2, 6, 6, 8]]
     _, middle, spread = runs.band("loss")
-    assert (middle[0], middle[-1], spread[0], spread[-1]) == (1, 6, 1, 2)
+    assert (middle[0], middle[-1], spread[0], spread[-1]) == (1, 6, 2**0.5, 8**0.5)
 
 
 def test_over_rounds_a_band_has_the_runs_own_points():
     runs = Runs(make_run({"seed": s}, {"loss": [1.0 + s, 3.0 + s]}) for s in (0, 1))
     grid, middle, spread = runs.band("loss", "aggregation")
-    assert (grid.tolist(), middle.tolist(), spread.tolist()) == ([0, 1], [1.5, 3.5], [0.5, 0.5])
+    assert (grid.tolist(), middle.tolist(), spread.tolist()) == ([0, 1], [1.5, 3.5], [0.5**0.5] * 2)
 
 
 def test_a_curve_starts_where_it_starts():
