@@ -80,6 +80,13 @@ def _can_straggle(setting: Setting) -> bool:
     return config.drop_stragglers or not alone
 
 
+def _speed_counts(setting: Setting) -> bool:
+    """Tell whether task times say how much work clients do, by step-heterogeneity = speed, or pass on the clock."""
+    config = setting.config
+    differs = config.step_heterogeneity == "speed" and max(config.local_epochs, config.local_steps) > 1
+    return config.clock != "wall" or (differs and not setting.strategy.capabilities.sets_steps)
+
+
 PRIVATE = where("dp", "central", "local")
 GUARDED = if_("active safeguards", lambda setting: setting.strategy.safeguards.active)
 _BY_SIZE = if_(
@@ -115,7 +122,7 @@ READ_BY: dict[str, Readers] = {
     "neighbours": WITH_GRAPH,
     "time_scenario": if_(
         "clock = virtual, or step-heterogeneity = speed",
-        lambda setting: setting.config.clock != "wall" or setting.config.step_heterogeneity == "speed",
+        _speed_counts,
     ),
     "availability": _IN_VIRTUAL_TIME,
     "task_failure": _IN_VIRTUAL_TIME,

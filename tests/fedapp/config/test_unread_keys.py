@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedapp import client_app, server
@@ -437,6 +437,8 @@ anything = st.fixed_dictionaries(
 
 
 @given(anything)
+@example({"clock": "wall", "time-scenario": "F0", "step-heterogeneity": "speed"})
+@example({"clock": "wall", "time-scenario": "F0", "step-heterogeneity": "speed", "strategy": "fedcompass"})
 def test_without_what_is_named_nothing_is_named(values):
     if values.get("dp") == "local":
         values["message-epsilon"] = 1.0  # or the graph would tell what local privacy hides
