@@ -360,7 +360,9 @@ class TaskLedger:
         state, self._resumed = self._resumed, {}
         self.since = Tally.restored(state["since"])
         self.dispatched = sum(state["tasks"])
-        self.parted = {int(index): (int(those), int(tasks)) for index, those, tasks in state["parted"]}
+        self.parted = {
+            int(index): (int(those), int(tasks)) for index, those, tasks in state.get("parted", ())
+        }
         until = state.get("patient-until")  # an earlier version has none
         self.patient_until = NEVER if until is None else until
         for place, index in enumerate(state["clients"]):
