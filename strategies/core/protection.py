@@ -2,11 +2,8 @@
 
 from dataclasses import fields
 
-from flwr.app import ConfigRecord
-
 from strategies.core.capabilities import Capabilities
-from strategies.core.config import PrivateConfig, RobustConfig, SecureConfig, StrategyConfig
-from strategies.flower.errors import RunError
+from strategies.core.config import RobustConfig, SecureConfig, StrategyConfig
 
 # The fields of robust rules alone, and those of secure sums.
 _OF_RULES = {field.name for field in fields(RobustConfig)} - {field.name for field in fields(StrategyConfig)}
@@ -43,12 +40,3 @@ def check_protection(name: str, capabilities: Capabilities, given: str, *, rule:
         raise ValueError(f"{given}: {name} puts updates together by itself (weigh, aggregate)")
     if rule and capabilities.unequal:
         raise ValueError(f"{given}: takes contributions as equals; {capabilities.unequal}, allowed is mean")
-
-
-def check_local_noise(config: StrategyConfig, train_config: ConfigRecord) -> None:
-    """Raise RunError for ``dp = 'local'`` if requests don't ask clients for the noise, which they alone add."""
-    if isinstance(config, PrivateConfig) and config.dp == "local" and train_config.get("dp") != "local":
-        raise RunError(
-            "dp = 'local': clients add this noise, and their requests don't ask for it; allowed are central, or an "
-            "app that adds it by train_config: dp = 'local', dp-clipping-norm, dp-noise-multiplier"
-        )

@@ -11,10 +11,12 @@ from flwr.serverapp import Grid
 
 from strategies.clients.roster import Client
 from strategies.core.compressed_updates import CompressedUpdates
+from strategies.core.config import PrivateConfig, StrategyConfig
 from strategies.core.patience import Limit, Patience
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
+from strategies.flower.errors import RunError
 from strategies.flower.exchange import looks, never, pushed
 from strategies.timing.load import Loads
 
@@ -27,6 +29,15 @@ _AWAITED = (
 
 Fields = Callable[[], Mapping[str, Any]]
 Records = Callable[[Client], Mapping[str, messages.RecordType]]
+
+
+def check_local_noise(config: StrategyConfig, train_config: ConfigRecord) -> None:
+    """Raise RunError for ``dp = 'local'`` if requests don't ask clients for the noise, which they alone add."""
+    if isinstance(config, PrivateConfig) and config.dp == "local" and train_config.get("dp") != "local":
+        raise RunError(
+            "dp = 'local': clients add this noise, and their requests don't ask for it; allowed are central, or an "
+            "app that adds it by train_config: dp = 'local', dp-clipping-norm, dp-noise-multiplier"
+        )
 
 
 class TrainingRequests:

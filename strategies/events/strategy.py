@@ -48,8 +48,8 @@ from strategies.core.config import (
     SecureConfig,
     StrategyConfig,
 )
-from strategies.core.protection import check_local_noise
 from strategies.core.reporter import EvaluateFn
+from strategies.core.requests import check_local_noise
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.arrival_rule import ArrivalRule, check_arrivals
 from strategies.events.contribution_weights import ContributionWeights

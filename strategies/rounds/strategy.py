@@ -24,8 +24,8 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights, of_each
 from strategies.core.capabilities import hook
 from strategies.core.config import StrategyConfig, SynchronousConfig
-from strategies.core.protection import check_local_noise
 from strategies.core.reporter import EvaluateFn
+from strategies.core.requests import check_local_noise
 from strategies.core.strategy import FederatedStrategy
 from strategies.core.wrapper import OuterLoop, Wrapped
 from strategies.flower import messages
