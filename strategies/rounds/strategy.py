@@ -209,8 +209,7 @@ class SynchronousStrategy(FederatedStrategy):
             run, closing, reporter, pace = self.run, self.closing, self.reporter, self.run.pace
             self._call_up.begin()
             state = self._begin(initial_arrays)
-            asks_by_itself = "configure_train" in self.capabilities.round_hooks  # may look up nobody
-            if run.aggregations < num_rounds and not run.is_over() and not asks_by_itself:
+            if run.aggregations < num_rounds and not run.is_over():
                 run.clients = self.population.look(grid, train_config)
             if state is None:
                 pace.begin()
@@ -272,7 +271,11 @@ class SynchronousStrategy(FederatedStrategy):
     ) -> Sequence[Message] | SummedRound:
         """Draw a round's participants; return the requests, or the round whose sum an engine is asked for."""
         if not isinstance(grid, SummingGrid) or not self._takes_sums():
-            return list(self.configure_train(server_round, arrays, config, grid))
+            self._round = None
+            asked = list(self.configure_train(server_round, arrays, config, grid))
+            if not (self.run.stopped() or self._call_up.nobody_comes):
+                self._follow_requests(server_round, arrays, config, grid, asked)
+            return asked
         chosen = self._call_up.participants(server_round, grid, config)
         if chosen is None:
             return []
@@ -294,21 +297,45 @@ class SynchronousStrategy(FederatedStrategy):
                 return summed
         return self._requests(current, arrays, config)
 
+    def _follow_requests(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        asked: Sequence[Message],
+    ) -> None:
+        """Open a round of the clients that are asked, if a user-defined hook asks others than those drawn.
+
+        Its clients count by the sizes in their replies, as the draw has no weights for them.
+        """
+        by_node = {request.metadata.dst_node_id: request for request in asked}
+        drawn = self._round
+        if drawn is not None and by_node.keys() <= {client.node_id for client in drawn.clients}:
+            return
+        if drawn is None:
+            self.run.clients = self.population.look(grid, config)
+        clients = [client for client in self.run.clients if client.node_id in by_node]
+        current = self._open(server_round, arrays, (clients, None))
+        self.closing.open(current, config)
+        for client in clients:
+            self.closing.sent(client, by_node[client.node_id], {})
+        self.closing.ready(current)
+        current.bytes_down = sum(messages.total_bytes(request) for request in asked)
+
     def _train(self, server_round: int, grid: Grid, asked: Sequence[Message] | SummedRound) -> Outcome:
         """Have the clients of a round train, and make the next model of their updates.
 
         A round that is cut off leaves no trace: None for the model and the metrics.
         """
         current = self._round
+        assert current is not None
         if isinstance(asked, SummedRound):
             assert isinstance(grid, SummingGrid)
-            assert current is not None
             total = asked.work(grid, self.closing.cut_off)
             if self.closing.cut_off():
                 return None, None
             return self._conclude(current, asked.request.tasks.weights, total, Untrained(self.run.buffers))
-        if current is None:  # a user-defined ``configure_train`` opens no round
-            return self.aggregate_train(server_round, list(self.pending.awaited(grid, asked)))
         if self._secure is not None:
             noise = self.config.dp_noise_multiplier
             total, weights = self._secure.work(current, grid, asked, noise, self.closing.cut_off)

@@ -92,7 +92,8 @@ class Halving(FedAvg):
         contents = [message.content for message in valid]
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         self.fraction_train = self.fraction_train / 2
-        return contents[0].array_records["arrays"], metrics
+        largest = max(contents, key=lambda content: content.metric_records["metrics"]["num-examples"])
+        return largest.array_records["arrays"], metrics
 
 
 class StockHalving(flower.FedAvg):
@@ -107,6 +108,7 @@ def test_a_subclass_that_uses_flowers_helpers_gives_flowers_result():
     ours = Halving().start(grids[0], model(), 3)
     theirs = StockHalving().start(grids[1], model(), 3)
     assert grids[0].asked() == grids[1].asked() == [0, 1, 2, 0, 0]
+    assert sorted(grids[0].asked("evaluate")) == sorted(grids[1].asked("evaluate"))
     assert ours.arrays["w"].data == theirs.arrays["w"].data
 
 

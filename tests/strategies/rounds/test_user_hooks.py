@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies import AsyncFedAvg, FedAvg, FedNova, RunError
@@ -56,6 +57,73 @@ def test_a_round_that_asks_nobody_keeps_the_model(federation, model, values_of):
     counts = [result.train_metrics_clientapp[number] for number in (1, 2)]
     assert [(each["participants"], each["failures"]) for each in counts] == [(3, 0), (0, 0)]
     assert values_of(result.arrays) == [0.625]
+
+
+def to_nodes(
+    strategy: FedAvg, nodes: Iterable[int], arrays: ArrayRecord, config: ConfigRecord
+) -> list[Message]:
+    """Return requests as Flower's users make them."""
+    record = RecordDict({strategy.arrayrecord_key: arrays, strategy.configrecord_key: config})
+    return list(strategy._construct_messages(record, list(nodes), messages.TRAIN))
+
+
+class OwnDraw(FedAvg):
+    """Asks the last two clients, without the draw of the library."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        return to_nodes(self, list(grid.get_node_ids())[1:], arrays, config)
+
+
+class OneMore(FedAvg):
+    """Asks client 2 beside those that the library draws."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        more = to_nodes(self, list(grid.get_node_ids())[2:], arrays, config)
+        return [*super().configure_train(server_round, arrays, config, grid), *more]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "asked", "moved"),
+    [
+        (OwnDraw, {}, [1, 2], (2 * 0.5 - 5) / 7),
+        (OwnDraw, {"client_weights": "uniform"}, [1, 2], (0.5 - 1) / 2),
+        (OwnDraw, {"round_deadline": 1e6}, [1, 2], (2 * 0.5 - 5) / 7),
+        (OneMore, {"participation": "fixed:0"}, [0, 2], (1 - 5) / 6),
+    ],
+)
+def test_all_clients_that_a_hook_asks_count(
+    federation, model, values_of, train_config, kind, options, asked, moved
+):
+    grid, strategy = federation(), kind(**options)
+    result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
+    assert values_of(result.arrays) == pytest.approx([1 + moved], rel=1e-7)
+    assert result.train_metrics_clientapp[1]["participants"] == 2
+    assert sorted(grid.asked(messages.TRAIN)) == asked
+    assert [strategy.accounts[index].tasks for index in range(3)] == [int(i in asked) for i in range(3)]
+    assert sorted(grid.asked(messages.EVALUATE)) == [0, 1, 2]
+
+
+def test_a_round_with_a_draw_of_a_hooks_own_begins_from_its_own_model(federation, model, train_config):
+    # With a momentum of the server the move is from the model of the round, not of the last that the library drew.
+    class InRound2(FedAvg):
+        def configure_train(
+            self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        ) -> Iterable[Message]:
+            if server_round == 2:
+                return to_nodes(self, grid.get_node_ids(), arrays, config)
+            return super().configure_train(server_round, arrays, config, grid)
+
+    models = [
+        kind(server_optimizer="momentum").start(
+            federation(), model(1.0), num_rounds=3, train_config=train_config()
+        )
+        for kind in (InRound2, FedAvg)
+    ]
+    assert models[0].arrays["w"].numpy() == pytest.approx(models[1].arrays["w"].numpy(), rel=1e-6)
 
 
 # ---- A loop of its own -------------------------------------------------------------------------------------------
