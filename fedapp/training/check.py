@@ -85,6 +85,9 @@ def check_parts(
         targets = y.numpy(force=True) if targets is None else targets
         _check_targets(model_name, loss, outputs, y, targets, lambda: inputs_of(model, x))
         _check_labels(loss, metrics, targets)
+        if len(x) > 1:
+            alone = _one_row(model_name, model, state, x[:1], outputs)
+            _check_losses(model_name, loss, alone, y[:1], lambda: inputs_of(model, x[:1]))
         for metric in metrics:
             _check_metric(metric, outputs, y)
         _check_learning(model_name, model, loss, x, y, precision)
@@ -224,6 +227,22 @@ def _check_outputs(
         )
 
 
+def _one_row(model_name: str, model: nn.Module, state: dict[str, Tensor], x: Tensor, outputs: Any) -> Any:
+    """Return a model's outputs for one row (1, ...); refuse others than for several, whose ``outputs`` these are."""
+    what = f"model = {model_name!r}: can't predict one row, as the last batch of a client may be"
+    alone = _tried(what, lambda: _judged(_bounded(model_name, model, x), state, x))
+    axes = [
+        each.dim() if isinstance(each, Tensor) and each.dim() and len(each) == 1 else 0
+        for each in tree_leaves(alone)
+    ]
+    if axes != [each.dim() for each in tree_leaves(outputs)]:
+        raise OwnPartError(
+            f"model = {model_name!r}: returns {_shape(alone)} for one row, as the last batch of a client may be, and "
+            f"{_shape(outputs)} for several; both need the same axes (squeeze() drops that of the rows)"
+        )
+    return alone
+
+
 def _shape(outputs: Any) -> str:
     """Say what a model's outputs are like."""
     if isinstance(outputs, Tensor):
@@ -352,6 +371,10 @@ def _check_targets(
         raise OwnPartError(
             f"loss = 'bce': the targets of the data must lie in [0, 1], they lie in [{least:g}, {most:g}]"
         )
+    _check_losses(model_name, loss, outputs, y, inputs)
+
+
+def _check_losses(model_name: str, loss: Loss, outputs: Any, y: Tensor, inputs: Callable[[], Any]) -> None:
     losses = _tried(
         f"loss = {loss.name!r}: can't take outputs {_shape(outputs)} of model = {model_name!r}",
         lambda: loss.of(outputs, y, inputs),

@@ -450,6 +450,34 @@ def test_a_model_returns_outputs_of_each_example(change, returns):
         check_parts("m:m", Returns(change).eval(), CROSS_ENTROPY, (), X, Y)
 
 
+def test_a_model_takes_one_row_as_it_takes_several():
+    # Else the clients whose last batch has one row would be left out of every round.
+    squeezes = Returns(lambda out: out.squeeze()).eval()
+    said = (
+        r"^model = 'm:m': returns \(3,\) for one row, .*, and \(8, 3\) for several; both need the same axes"
+    )
+    with pytest.raises(OwnPartError, match=said):
+        check_parts("m:m", squeezes, CROSS_ENTROPY, (), X, Y)
+    by_batch = nn.Sequential(nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).eval()
+    with pytest.raises(
+        OwnPartError, match=r"^model = 'm:m': can't predict one row, .* more than 1 value per"
+    ):
+        check_parts("m:m", by_batch, CROSS_ENTROPY, (), X, Y)
+    pair = Returns(lambda out: (out, out.sum(1))).eval()
+    check_parts("m:m", pair, Loss("m:second", lambda outputs, targets: outputs[1]), (), X, Y)
+
+
+def test_a_loss_takes_one_row_as_it_takes_several():
+    def squeezes(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(
+            outputs.squeeze(), targets.squeeze().float(), reduction="none"
+        )
+
+    said = r"^loss = 'm:b': must return the loss of each example, \(1,\), returns \(\)"
+    with pytest.raises(OwnPartError, match=said):
+        check_parts("m:m", nn.Linear(6, 1).eval(), Loss("m:b", squeezes), (), X, Y % 2)
+
+
 def test_a_loss_that_depends_on_no_parameter_is_refused():
     constant = Returns(lambda out: 0 * out.detach() + torch.zeros(3, requires_grad=True)).eval()
     with pytest.raises(OwnPartError, match=r"^model = 'm:m': .* \(the loss depends on no parameter\)$"):
