@@ -345,9 +345,10 @@ class RunState:
         except ArraysMismatchError as error:
             of_values = NOT_FINITE in str(error) or OVERFLOWS in str(error)
             faults = self.layout.faults(arrays) if of_values else []
-            raise ArraysMismatchError(
-                f"the initial arrays are no model to train: {'; '.join(faults) or error}"
-            ) from None
+            why = str(error)
+            if faults:  # such as a mask of −∞
+                why = f"{'; '.join(faults)}; arrays that never change may hold any values if trained names the others"
+            raise ArraysMismatchError(f"the initial arrays are no model to train: {why}") from None
 
     def in_real_time(self) -> bool:
         """Return True in real time, where task times are observed; False in virtual time."""

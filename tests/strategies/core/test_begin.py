@@ -37,13 +37,17 @@ def arrays(**named: Any) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(values)) for name, values in named.items()})
 
 
+INSTEAD = "; arrays that never change may hold any values if trained names the others$"
 NAMED = [
-    (np.float32([0, -np.inf]), r"array 'mask' holds values that aren't finite \(NaN or infinity\)$"),
+    (np.float32([0, -np.inf]), rf"array 'mask' holds values that aren't finite \(NaN or infinity\){INSTEAD}"),
     (
         np.full(2, np.finfo(np.float32).min),
-        r"array 'mask' has the norm 4\.8e\+38, whose square overflows float32$",
+        rf"array 'mask' has the norm 4\.8e\+38, whose square overflows float32{INSTEAD}",
     ),
-    (np.full(2, np.finfo(np.float64).min), r"array 'mask' has the norm inf, whose square overflows float32$"),
+    (
+        np.full(2, np.finfo(np.float64).min),
+        rf"array 'mask' has the norm inf, whose square overflows float32{INSTEAD}",
+    ),
     (np.zeros(2, np.complex64), "array 'mask' is complex64; allowed are real numbers of NumPy's own"),
 ]
 
@@ -54,6 +58,13 @@ def test_an_initial_array_that_is_no_model_is_named(kind, mask, why):
     initial = arrays(weight=np.zeros(2, np.float32), mask=mask)
     with pytest.raises(ValueError, match=f"^the initial arrays are no model to train: {why}"):
         kind(fraction_evaluate=0.0).start(grid(), initial, num_rounds=1)
+
+
+def test_an_initial_array_that_is_not_trained_may_hold_any_values():
+    initial = arrays(weight=np.zeros(2, np.float32), mask=np.float32([0, -np.inf]))
+    result = FedAvg(trained="weight", fraction_evaluate=0.0).start(grid(), initial, num_rounds=1)
+    assert result.arrays["mask"].data == initial["mask"].data
+    assert result.arrays["weight"].numpy().tolist() == [1, 1]
 
 
 def test_nor_is_one_in_a_wrapper():
