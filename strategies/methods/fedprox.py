@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from strategies.core.config import FLOWERS_ORDER, StrategyConfig, SynchronousConfig
+from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.rounds.strategy import SynchronousStrategy
@@ -42,6 +43,8 @@ class FedProx(SynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = FedProxConfig
     config: FedProxConfig
+
+    proximal_mu = FlowerAttribute()
 
     def local_rule(self) -> dict[str, float]:
         """Return α for the clients, which add the pull α (w − w̄) to each gradient."""

@@ -15,7 +15,7 @@ from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
 import strategies
-from strategies import Bulyan, FedAdam, FedAvg, FedAvgM, Krum, QFedAvg, RunError
+from strategies import Bulyan, FedAdam, FedAvg, FedAvgM, FedProx, Krum, QFedAvg, RunError
 from strategies.core.config import FlowerOptions
 from tests.strategies.flower.test_stock_app import grid, model
 
@@ -98,6 +98,21 @@ def test_attributes_are_read_and_set_before_a_run():
     assert (strategy.eta, strategy.beta_2) == (0.03, 0.99)
     results = [each.start(grid(), model(), num_rounds=3) for each in (strategy, given)]
     assert results[0].arrays["w"].data == results[1].arrays["w"].data
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedProx", *SAME])
+def test_every_keyword_of_flowers_is_an_attribute(name):
+    strategy = getattr(strategies, name)(**SAME.get(name, [{}])[0])
+    for keyword in inspect.signature(getattr(flower, name)).parameters:
+        setattr(strategy, keyword, getattr(strategy, keyword))
+        assert keyword not in vars(strategy)  # where nothing reads it
+
+
+def test_a_pull_that_is_set_is_sent():
+    strategy, clients = FedProx(), grid()
+    strategy.proximal_mu = 0.5
+    strategy.start(clients, model(), num_rounds=1)
+    assert {each.content["config"]["proximal-mu"] for each in clients.requests()} == {0.5}
 
 
 def test_keys_of_another_server_optimizer_are_refused():
