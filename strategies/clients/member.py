@@ -19,6 +19,7 @@ class Member:
     answers: int = 0  # number of tasks that were observed
     latest: float = 0.0  # seconds of its last observed task; not saved
     unfit: int = 0  # number of refused replies in a row
+    lost: int = 0  # number of tasks in a row that were lost, as the client went away
     task: str = ""  # message id of the last task
     waiting: int = 0  # number of its contributions in the buffer
     since: int = 0  # number of aggregations before it joined, or while it was dropped
@@ -33,7 +34,7 @@ class Member:
 
     def took(self, seconds: float) -> None:
         """Record the duration of one of the client's tasks, in seconds."""
-        self.latest = seconds
+        self.latest, self.lost = seconds, 0
         self.seconds += seconds
         self.answers += 1
 

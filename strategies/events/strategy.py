@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from strategies import streams
-from strategies.clients.accounts import ACCEPTED, MAX_MISSES
+from strategies.clients.accounts import ACCEPTED, LOST_IN_A_ROW, MAX_MISSES
 from strategies.clients.client_metrics import beside, of_clients
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
@@ -77,7 +77,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr.strategies")
 
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
-LOST_IN_A_ROW = 200  # tasks for each client: then it is certain that none will be done, or none will count
 NOBODY = "no client is left: each was lost or failed"
 NO_MODEL = "the run is over, at %g s, before its first model was made: %d contributions wait for it"
 STUCK = (
@@ -635,6 +634,7 @@ class AsynchronousStrategy(FederatedStrategy):
         self.accounts[client.index].note(messages.LOST)
         self.timeline.end(client.index, now, messages.LOST)
         self.run.warn_once(LOSES, client, member.tasks, now)
+        member.lost += 1
         self._lost_in_a_row += 1
         if self._lost_in_a_row > LOST_IN_A_ROW * max(len(ledger.members), 1):
             raise RunError(

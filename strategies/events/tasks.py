@@ -324,6 +324,7 @@ class TaskLedger:
             "weight": [member.weight for member in members],
             "seconds": [member.seconds for member in members],
             "answers": [member.answers for member in members],
+            "lost": [member.lost for member in members],
             "there-since": [member.since for member in members],
             "gone": [member.gone for member in members],
             "parted": [(index, *numbers) for index, numbers in self.parted.items()],
@@ -379,6 +380,7 @@ class TaskLedger:
                 weight=state["weight"][place],
                 seconds=state["seconds"][place],
                 answers=state["answers"][place],
+                lost=state["lost"][place] if "lost" in state else 0,  # older states don't have it
                 since=state["there-since"][place],
                 gone=state["gone"][place],
             )

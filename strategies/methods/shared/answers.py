@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from strategies.clients.accounts import LOST_IN_A_ROW
 from strategies.clients.member import Member
 from strategies.core.run_state import RunState
 from strategies.events.tasks import TaskLedger
@@ -15,7 +16,7 @@ class Answers:
     """Tells which clients may still answer, and whether all have answered once.
 
     Clients that will never be available again, or never for as long as a task takes, are not waited for. A client
-    that is dropped after several failures isn't, either.
+    that is dropped after several failures isn't, either, nor one that lost ``LOST_IN_A_ROW`` tasks.
 
     Parameters
     ----------
@@ -30,9 +31,19 @@ class Answers:
 
     def may_come(self, member: Member) -> bool:
         """Return False for a client that is never available again, or never for as long as a task takes."""
-        pace = self._run.pace
-        if pace.always or member.waiting or self._ledger.busy(member):
+        pace, task = self._run.pace, self._ledger.tasks.get(member.task)
+        # A task whose client goes before its end is no answer, however long the client is at work on it.
+        if pace.always or member.waiting or (task is not None and not task.gone):
             return True
+        if (
+            member.lost > LOST_IN_A_ROW
+        ):  # such as one that never gets a place while it is there for long enough
+            self._run.warn_once(
+                "%s isn't waited for any more: it went away before each of its last %d tasks was done",
+                member.client,
+                LOST_IN_A_ROW,
+            )
+            return False
         if pace.comes(member.client, pace.now()) == NEVER:
             return False
         return bool(np.isfinite(self._cycles([member])[0]))

@@ -174,6 +174,24 @@ def test_who_is_gone_for_good_is_not_waited_for(go, tmp_path):
     assert models[-1] == pytest.approx(P[rest] @ np.array(CENTRES)[rest] / P[rest].sum(), abs=0.05)
 
 
+def test_who_is_never_there_for_long_enough_is_not_waited_for(go, tmp_path):
+    # One of clients 2 and 3 is always at work, on a task of 1 s that it leaves after half a second.
+    path = tmp_path / "there.csv"
+    path.write_text("client,start,end,period\n0,0,1,1\n1,0,1,1\n2,0,0.5,1\n3,0.5,1,1\n")
+    there = {"availability": f"trace:{path}", "time_scenario": "F0", "time_budget": 60.0}
+    models, _, _ = go(Ringleader, 20, server_lr=0.3, **there)
+    assert len(models) == 21
+    assert models[-1] == pytest.approx(P[:2] @ CENTRES[:2] / P[:2].sum(), abs=0.1)
+
+
+def test_who_never_gets_a_place_while_it_is_there_for_long_enough_is_not_waited_for(go, federation, caplog):
+    there = {"availability": "diurnal:0.3,4", "seed": 42, "concurrency": 1, "time_budget": 2000.0}
+    models, _, strategy = go(Ringleader, 12, grid=federation(CENTRES[:3], SIZES[:3]), **there)
+    assert len(models) == 13
+    assert strategy.shares_of_clients()["participation"][2] == 0
+    assert caplog.text.count("it went away before each of its last 200 tasks was done") == 1
+
+
 def test_few_at_work_at_once(go, federation):
     models, grid, strategy = go(Ringleader, 30, concurrency=2, server_lr=0.3)
     assert set(grid.asked()) == {0, 1, 2, 3}
