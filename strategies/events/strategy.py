@@ -533,7 +533,6 @@ class AsynchronousStrategy(FederatedStrategy):
         if task.gone:
             self._lose(member)
             return
-        self._lost_in_a_row = 0
         base = task.companions.get(self.run.flower.arrayrecord_key)  # what was sent in place of the model
         try:
             if self.secure is not None:
@@ -545,6 +544,9 @@ class AsynchronousStrategy(FederatedStrategy):
             self._miss(member, str(error), fault_of(reply))
             return
         assert reply is not None
+        self._lost_in_a_row = (
+            0  # an error of a client that is dropped, and asked again and again, changes nothing
+        )
         if pace.real_time:
             self.contribution_weights.expire()
         if member.dropped:
@@ -637,9 +639,10 @@ class AsynchronousStrategy(FederatedStrategy):
         member.lost += 1
         self._lost_in_a_row += 1
         if self._lost_in_a_row > LOST_IN_A_ROW * max(len(ledger.members), 1):
+            others = " but those whose contributions wait" if ledger.buffer else ""
             raise RunError(
-                f"the last {self._lost_in_a_row} tasks were lost, one after the other: no client is there for as "
-                "long as its task takes (availability, task_failure, time_scenario)"
+                f"the last {self._lost_in_a_row} tasks were lost, one after the other: no client{others} is there "
+                "for as long as its task takes (availability, task_failure, time_scenario)"
             )
         self.dispatcher.dispatch([member])
         self._go_on_without(member)

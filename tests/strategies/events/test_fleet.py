@@ -181,6 +181,20 @@ def test_clients_that_never_stay_for_a_task_end_the_run_with_a_reason(federation
         )
 
 
+@pytest.mark.parametrize("scheme", KINDS)
+def test_nor_does_a_client_that_always_fails_keep_such_a_run_going(federation, start, there, scheme):
+    # It is dropped, and asked again for ever.
+    grid = federation([4.0, 0.0], [1, 1])
+    grid.spoil(0, "raise")
+    with pytest.raises(RunError, match="no client is there for as long as its task takes"):
+        start(scheme, grid, 5, limit=5.0, **there("0,0,1,1\n1,0,0.5,1\n"))
+
+
+def test_a_buffer_that_is_never_full_ends_a_run_with_who_waits(federation, start, there):
+    with pytest.raises(RunError, match="no client but those whose contributions wait is there for as"):
+        start("fedbuff", federation([4.0, 0.0], [1, 1]), 5, buffer_size=2, **there("0,0,1,1\n1,0,0.5,1\n"))
+
+
 @pytest.mark.parametrize("scheme", ["fedavg", *KINDS])
 def test_a_time_budget_ends_a_run_before_somebody_comes(federation, start, there, scheme):
     run = start(
