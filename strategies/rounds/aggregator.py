@@ -234,8 +234,8 @@ class RoundAggregation:
 
     def _leave_out(self, client: Client, error: ArraysMismatchError, reply: Message | None) -> None:
         """Note why a client's reply doesn't count."""
-        self._aggregator.run.last_reason = str(error)
         self._current.leave_out(client, str(error), reply)
+        self._aggregator.run.last_reason = self._current.failures[client.index]
         self._unweighed = self._unweighed or isinstance(error, UnweighedError)
 
     def _note(self, added: Sequence[Added]) -> None:

@@ -181,6 +181,11 @@ def test_clients_that_never_stay_for_a_task_end_the_run_with_a_reason(federation
         )
 
 
+def test_rounds_whose_clients_never_stay_for_a_task_end_with_that_reason(federation, start, there):
+    with pytest.raises(RunError, match=r"the last reason was 'it went away before its task was done'$"):
+        start("fedavg", federation([4.0, 0.0], [1, 1]), 3, **there("0,0,0.5,1\n1,0,0.3,1\n"))
+
+
 @pytest.mark.parametrize("scheme", KINDS)
 def test_nor_does_a_client_that_always_fails_keep_such_a_run_going(federation, start, there, scheme):
     # It is dropped, and asked again for ever.
