@@ -414,10 +414,20 @@ class SynchronousStrategy(FederatedStrategy):
         """
         current = self._round
         if current is None:
-            raise RuntimeError("aggregate_train is called after configure_train")
+            raise RunError(
+                f"{self.run.name}: aggregate_train is called after configure_train of this library; in a loop around "
+                "the strategy an override calls super().configure_train()"
+            )
         if self.aggregator.wrapper is not None:
             self.aggregator.wrapper.passes_on()
         if not self.run.own_loop:
+            replies = list(replies)
+            known = {request.message_id for request in current.requests}
+            if any(reply.metadata.reply_to_message_id not in known for reply in replies):
+                self.run.warn_once(
+                    "replies to requests that super().configure_train() didn't make don't count in a loop around the "
+                    "strategy; in its own start() they do"
+                )
             replies = self.closing.closed_by_others(current, replies)
         aggregation = RoundAggregation(self.aggregator, current)
         for reply in replies:
