@@ -17,9 +17,7 @@ from strategies.flower import messages
 
 ACCEPTED = "accepted"
 MAX_MISSES = 3  # after this many failed tasks in a row, a client is no longer waited for
-LOST_IN_A_ROW = (
-    200  # tasks of a client, lost as it went away or refused: then it is certain that none will count
-)
+LOST_IN_A_ROW = 200  # after this many lost or refused tasks in a row, none of a client is expected to count
 OUTCOMES = (ACCEPTED, messages.LATE, messages.FAILED, messages.REFUSED, messages.TOO_OLD, messages.LOST)
 
 

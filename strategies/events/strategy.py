@@ -544,9 +544,8 @@ class AsynchronousStrategy(FederatedStrategy):
             self._miss(member, str(error), fault_of(reply))
             return
         assert reply is not None
-        self._lost_in_a_row = (
-            0  # an error of a client that is dropped, and asked again and again, changes nothing
-        )
+        # Not before: a dropped client that is asked again, and fails again, would begin the count anew for ever.
+        self._lost_in_a_row = 0
         if pace.real_time:
             self.contribution_weights.expire()
         if member.dropped:

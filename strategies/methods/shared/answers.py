@@ -35,9 +35,8 @@ class Answers:
         # A task whose client goes before its end is no answer, however long the client is at work on it.
         if pace.always or member.waiting or (task is not None and not task.gone):
             return True
-        if (
-            member.lost > LOST_IN_A_ROW
-        ):  # such as one that never gets a place while it is there for long enough
+        # Such as a client that never gets a place while it is there for long enough.
+        if member.lost > LOST_IN_A_ROW:
             self._run.warn_once(
                 "%s isn't waited for any more: it went away before each of its last %d tasks was done",
                 member.client,
