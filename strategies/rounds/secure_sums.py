@@ -57,14 +57,10 @@ class SecureSums:
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if a round of so many clients has no graph with these keys."""
-        config, scheme = self._config, self._selection.scheme
-        drawn = len(scheme.fixed) or num_clients // scheme.turns
-        if scheme.scheme in ("uniform", "flower"):
-            drawn = scheme.sample_size(num_clients)
-        if self._selection.stragglers is not None:
-            drawn = self._selection.stragglers.counting(drawn)
-        if scheme.scheme != "poisson":  # whose rounds are of any size
-            terms_for(drawn, config.secure_neighbours, config.secure_threshold)
+        config = self._config
+        if self._selection.scheme.scheme != "poisson":  # whose rounds are of any size
+            number = self._selection.number_that_counts(num_clients)
+            terms_for(number, config.secure_neighbours, config.secure_threshold)
         elif config.dp == "central" and not config.distributes_noise:
             self._check_hidden(num_clients)
 

@@ -67,17 +67,18 @@ class Selection:
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if so many clients are too few for the participation scheme or the aggregation rule."""
-        config, scheme = cast(SynchronousConfig, self._run.config), self.scheme
-        scheme.check(num_clients)
-        if (rule := config.rule()) is None:
-            return
-        there = scheme.sample_size(num_clients) if scheme.scheme in ("uniform", "flower") else num_clients
-        there //= scheme.turns
-        drawn = len(scheme.fixed) or there
-        if self.stragglers is not None:
-            drawn = self.stragglers.counting(drawn)
-        if drawn < rule.least:
-            raise ValueError(f"{rule.text}: needs {rule.least} clients a round or more, {drawn} take part")
+        self.scheme.check(num_clients)
+        rule = cast(SynchronousConfig, self._run.config).rule()
+        if rule is not None and (number := self.number_that_counts(num_clients)) < rule.least:
+            raise ValueError(f"{rule.text}: needs {rule.least} clients a round or more, {number} take part")
+
+    def number_that_counts(self, num_clients: int) -> int:
+        """Return how many of ``num_clients`` clients count in a round; with ``poisson`` and ``md`` at most."""
+        scheme = self.scheme
+        drawn = len(scheme.fixed) or num_clients // scheme.turns
+        if scheme.scheme in ("uniform", "flower"):
+            drawn = scheme.sample_size(num_clients)
+        return drawn if self.stragglers is None else self.stragglers.counting(drawn)
 
     def suffices(self, clients: Sequence[Client]) -> bool:
         """Return True if a round can be drawn among these of the connected clients."""
