@@ -1,8 +1,9 @@
 """Statistics of an asynchronous run since its last evaluation."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
@@ -78,45 +79,13 @@ class Tally:
             if len({np.shape(value) for value in values}) == 1
         }
 
-    def state(self) -> "TallyState":
-        """Return the counts for a checkpoint, as JSON values."""
+    def state(self) -> dict[str, Any]:
+        """Return the counts for a checkpoint, as JSON values; ``contents`` isn't among them."""
         return {
-            "staleness": list(self.staleness),
-            "values": {name: list(values) for name, values in self.values.items()},
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "failures": self.failures,
-            "clipped": self.clipped,
-            "discarded": self.discarded,
-            "lost": self.lost,
-            "unevaluated": self.unevaluated,
+            item.name: deepcopy(getattr(self, item.name)) for item in fields(self) if item.name != "contents"
         }
 
     @classmethod
-    def restored(cls, state: "TallyState") -> "Tally":
-        """Return the statistics of a state."""
-        return cls(
-            staleness=list(state["staleness"]),
-            values={name: list(values) for name, values in state["values"].items()},
-            bytes_up=state["bytes_up"],
-            bytes_down=state["bytes_down"],
-            failures=state["failures"],
-            clipped=state["clipped"],
-            discarded=state["discarded"],
-            lost=state.get("lost", 0),  # an earlier version has none
-            unevaluated=state["unevaluated"],
-        )
-
-
-class TallyState(TypedDict):
-    """What a ``Tally`` holds."""
-
-    staleness: list[int]
-    values: dict[str, list[Any]]
-    bytes_up: int
-    bytes_down: int
-    failures: int
-    clipped: int
-    discarded: int
-    lost: NotRequired[int]
-    unevaluated: bool
+    def restored(cls, state: Mapping[str, Any]) -> "Tally":
+        """Return the statistics of a state; a count that the state of an earlier version lacks is 0."""
+        return cls(**deepcopy(dict(state)))
