@@ -30,7 +30,7 @@ REAL = "fiub"  # allowed kinds of dtypes: floats, signed and unsigned integers, 
 HALF = np.dtype(np.float16)
 
 BLOCK = 8192  # values of a vector that are worked on at once: 64 KiB in float64, which a core's cache holds
-_HEADER = 4096  # upper bound of the bytes of an array's header
+HEADER = 4096  # upper bound of the bytes of an array's header
 LARGEST_SQUARE = float(np.finfo(np.float32).max)  # upper bound of the square of a model's norm
 
 
@@ -92,7 +92,7 @@ class Layout:
     def most_bytes(self) -> int:
         """Upper bound of the bytes of a record of this layout, with headers of any writer."""
         return sum(
-            dtype.itemsize * size + _HEADER for size, dtype in zip(self.sizes, self.dtypes, strict=True)
+            dtype.itemsize * size + HEADER for size, dtype in zip(self.sizes, self.dtypes, strict=True)
         )
 
     @property

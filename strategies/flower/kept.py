@@ -28,7 +28,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies.flower import messages
-from strategies.flower.arrays import pack, unpack
+from strategies.flower.arrays import HEADER, pack, unpack
 from strategies.flower.errors import RunError
 from strategies.flower.frozen import name_in
 from strategies.flower.internals import with_content
@@ -41,7 +41,6 @@ _PLACE = "strategies.place"  # serialisation type of an array that stands where 
 _CHANGED = "changed"  # in the record of a reply: a frozen array that its client changed
 _MODELS = (messages.NEIGHBOURS, messages.PERSONAL_MODEL)  # records beside the model that are models
 _STATE = "frozen:"  # before the names in a checkpoint
-_HEADER = 4096  # upper bound of the bytes of an array's header
 
 
 def travelling_names(names: Iterable[str], trained: Trained, untrained: Sequence[str]) -> tuple[str, ...]:
@@ -207,7 +206,7 @@ class KeptArrays:
     @property
     def most_bytes(self) -> int:
         """The most bytes that a reply has more if it has the whole model."""
-        return sum(len(array.data) + _HEADER for array in self.parts.frozen.values())
+        return sum(len(array.data) + HEADER for array in self.parts.frozen.values())
 
     def whole(self, record: ArrayRecord) -> ArrayRecord:
         """Return the whole model; many nodes are sent the same, which is made once."""

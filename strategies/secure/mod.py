@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 
 from strategies import streams
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, pack, unpack
+from strategies.flower.arrays import HEADER, ArraysMismatchError, Layout, Vector, pack, unpack
 from strategies.flower.internals import with_content
 from strategies.secure.client import KEYS, MASKED, OVER, SHARES, UNMASK, ClientSession, PublicKeys
 from strategies.secure.masking import LARGEST_NUMBER, Quantizer, SecureSumError
@@ -225,7 +225,7 @@ def values_of(reply: Message, size: int) -> "np.ndarray[Any, np.dtype[np.uint32]
     """Return the masked values (size,) of a reply; SecureSumError if it hasn't any."""
     record = reply.content.get(messages.MASKED)
     array = record.get("values") if isinstance(record, ArrayRecord) else None
-    if not isinstance(array, Array) or len(array.data) > 4 * size + 4096:
+    if not isinstance(array, Array) or len(array.data) > 4 * size + HEADER:
         raise SecureSumError("its reply has no masked update of the model's size")
     try:
         values = array.numpy()
