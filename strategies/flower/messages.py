@@ -208,6 +208,11 @@ def arrays_of(message: Message, key: str = ARRAYS) -> ArrayRecord | None:
     return record if isinstance(record, ArrayRecord) else None
 
 
+def array_records(message: Message) -> dict[str, ArrayRecord]:
+    """Return all records of arrays of a message, by name."""
+    return {name: record for name, record in message.content.items() if isinstance(record, ArrayRecord)}
+
+
 def metrics_of(reply: Message) -> MetricRecord:
     """Return the ``metrics`` record of a reply, or its first MetricRecord under another name; maybe empty."""
     records = [reply.content.get(METRICS), *reply.content.values()]
@@ -309,8 +314,8 @@ def model_of(reply: Message, key: str = ARRAYS) -> ArrayRecord | None:
     """Return the arrays under ``key`` in a reply, or its only arrays under whatever name."""
     if (arrays := arrays_of(reply, key)) is not None:
         return arrays
-    records = [record for record in reply.content.values() if isinstance(record, ArrayRecord)]
-    return records[0] if len(records) == 1 else None
+    records = array_records(reply)
+    return next(iter(records.values())) if len(records) == 1 else None
 
 
 def beside_the_model(reply: Message, key: str = ARRAYS) -> dict[str, RecordType]:
@@ -337,7 +342,7 @@ def num_bytes(arrays: ArrayRecord) -> int:
 
 def total_bytes(message: Message) -> int:
     """Return the size in bytes of all serialised arrays of a message."""
-    return sum(num_bytes(record) for record in message.content.values() if isinstance(record, ArrayRecord))
+    return sum(map(num_bytes, array_records(message).values()))
 
 
 def record_bytes(record: RecordType) -> int:

@@ -18,7 +18,7 @@ understand it takes ``reads_packed`` among its mods::
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from math import inf, prod
 
 import numpy as np
@@ -188,7 +188,7 @@ class PackingGrid(GridAround):
             for name, config in message.content.config_records.items():
                 content[name] = ConfigRecord({**config, READS_PACKED: True})
         elif message.metadata.dst_node_id in self._readers:
-            for name, record in _array_records(message):
+            for name, record in messages.array_records(message).items():
                 content[name] = self._packed(name, record)
         return with_content(message, content)
 
@@ -231,12 +231,12 @@ def reads_packed(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Unpack the models that a ClientApp receives, and pack the models of its replies; a mod for Flower."""
-    packed = message.has_content() and any(is_packed(record) for _, record in _array_records(message))
+    packed = message.has_content() and any(map(is_packed, messages.array_records(message).values()))
     reply = call_next(_unpacked(message) if packed else message, context)
     if not reply.has_content():
         return reply
     if packed:
-        for name, record in list(_array_records(reply)):
+        for name, record in messages.array_records(reply).items():
             reply.content[name] = pack_record(record)
     elif _asks_for_description(message) and any(
         config.get(READS_PACKED) for config in message.content.config_records.values()
@@ -249,13 +249,8 @@ def _asks_for_description(message: Message) -> bool:
     return message.metadata.message_type == messages.DESCRIBE
 
 
-def _array_records(message: Message) -> Iterator[tuple[str, ArrayRecord]]:
-    for name, record in message.content.items():
-        if isinstance(record, ArrayRecord):
-            yield name, record
-
-
 def _unpacked(message: Message) -> Message:
     """Return a message in which no record is packed."""
-    packed = {name: unpack_record(record) for name, record in _array_records(message) if is_packed(record)}
+    records = messages.array_records(message)
+    packed = {name: unpack_record(record) for name, record in records.items() if is_packed(record)}
     return with_content(message, RecordDict({**message.content, **packed})) if packed else message

@@ -27,7 +27,7 @@ from flwr.app import ArrayRecord, Context, Error, Message, MessageType, RecordDi
 
 from strategies.flower.errors import RunError
 from strategies.flower.internals import CRASHED, MESSAGE_UNAVAILABLE, UNKNOWN, with_content
-from strategies.flower.messages import answer_to
+from strategies.flower.messages import answer_to, array_records
 from strategies.simulation import worker as worker_script
 
 log = logging.getLogger("flwr.strategies")
@@ -97,10 +97,10 @@ class Task:
 
 def tasks_of(messages: Sequence[Message]) -> Iterator[Task]:
     """Yield the tasks of messages, whose common records of arrays are written once."""
-    uses = Counter(id(record) for message in messages for _, record in _arrays_of(message))
+    uses = Counter(id(record) for message in messages for record in array_records(message).values())
     written: dict[tuple[tuple[str, int], ...], Shared] = {}
     for message in messages:
-        common = {name: record for name, record in _arrays_of(message) if uses[id(record)] > 1}
+        common = {name: record for name, record in array_records(message).items() if uses[id(record)] > 1}
         shared = None
         if common:
             key = tuple((name, id(record)) for name, record in common.items())
@@ -108,10 +108,6 @@ def tasks_of(messages: Sequence[Message]) -> Iterator[Task]:
         empty = {name: ArrayRecord() for name in common}
         small = with_content(message, RecordDict({**message.content, **empty}))
         yield Task(message, pickle.dumps(small, protocol=5), shared)
-
-
-def _arrays_of(message: Message) -> list[tuple[str, ArrayRecord]]:
-    return [(name, record) for name, record in message.content.items() if isinstance(record, ArrayRecord)]
 
 
 @dataclass
