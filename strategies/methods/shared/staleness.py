@@ -15,10 +15,6 @@ from strategies.core.parameters import parameter
 
 ALLOWED = "constant, polynomial:A or hinge:A,B with numbers A, B >= 0"
 _NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
-MEANING = (
-    "s(δ), the factor of a contribution that is δ aggregations old: 1, (δ + 1)^−A, or 1 up to B and beyond it "
-    "1/(A (δ − B) + 1)"
-)
 PATTERN = rf"^(constant|polynomial:{_NUMBER}|hinge:{_NUMBER},{_NUMBER})$"
 
 
@@ -53,8 +49,8 @@ class Discount:
 
 
 def discount_parameter() -> Any:
-    """Declare the field ``staleness_discount`` of a Config."""
-    return parameter("constant", MEANING, pattern=PATTERN, words=ALLOWED)
+    """Declare the field ``staleness_discount`` of a Config; the docstring of the Config says what s(δ) multiplies."""
+    return parameter("constant", pattern=PATTERN, words=ALLOWED)
 
 
 def discount_of(text: str) -> Discount:
