@@ -154,11 +154,6 @@ class TaskLedger:
         return self._observed
 
     @property
-    def idle(self) -> list[Member]:
-        """The clients that are present, not dropped and without a task under way, by index."""
-        return [member for member in self.counting if member.there and not self.busy(member)]
-
-    @property
     def free(self) -> list[int]:
         """The indices of the idle clients that can get a task, in order; don't change the list."""
         if self._free is None:

@@ -50,7 +50,8 @@ class ConcurrentFedBuff(AsynchronousStrategy):
         return [(1 + c.staleness) ** -0.5 / self.config.buffer_size for c in contributions]
 
     def choose(self, free: Sequence[Member]) -> list[Member]:
-        idle, places = self.ledger.idle, self.config.concurrency - len(self.ledger.tasks)
+        idle = [m for m in self.ledger.counting if m.there and not self.ledger.busy(m)]
+        places = self.config.concurrency - len(self.ledger.tasks)
         rng = streams.generator(self.config.seed, "next-clients", self.ledger.dispatched)
         return [idle[i] for i in rng.choice(len(idle), min(places, len(idle)), replace=False)]
 

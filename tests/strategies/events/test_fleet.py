@@ -414,8 +414,8 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(federation, model, tr
 
     class Watched(kind):  # type: ignore[misc]
         def choose(self, free: Any) -> Any:
-            again = [m for m in self.ledger.members.values() if m.dropped and m.again and m.there]
-            free = [*self.ledger.idle, *(m for m in again if not self.ledger.busy(m))]
+            there = [m for m in self.ledger.members.values() if m.there and not self.ledger.busy(m)]
+            free = [m for m in there if m.again or not m.dropped]
             expected = sorted(m.client.index for m in free if self.works_on or not m.waiting)
             assert self.ledger.free == expected
             there = {i for i in self.ledger.members if self.pace.there(self.ledger.members[i].client)}
