@@ -10,11 +10,11 @@ log = logging.getLogger("flwr.strategies")
 PACKAGE = Path(__file__).parents[1]
 
 
-def namesakes(folders: Iterable[str], package: Path = PACKAGE) -> list[Path]:
+def namesakes(folders: Iterable[str]) -> list[Path]:
     """Return the modules and packages in these folders that have the library's name, and aren't the library."""
     found = []
     for folder in dict.fromkeys(Path(folder or ".").resolve() for folder in folders):
-        for path in (folder / package.name / "__init__.py", folder / f"{package.name}.py"):
+        for path in (folder / PACKAGE.name / "__init__.py", folder / f"{PACKAGE.name}.py"):
             if path.is_file() and not (path.parent / "flower" / "internals.py").is_file():
                 found.append(path)
     return found

@@ -15,11 +15,6 @@ from strategies.flower import messages
 from strategies.updates.chain import Contribution
 
 
-def told_path(contribution: Contribution) -> float:
-    """Return the path that a client tells; NaN if it tells none that can be."""
-    return messages.path_of(contribution.records.get(messages.APPLIED))
-
-
 def paths_of(contributions: Sequence[Contribution], bound: float = 0.0) -> Weights:
     """Return the paths s_i (n,) of a round's contributions; NaN where a client tells none.
 
@@ -29,7 +24,7 @@ def paths_of(contributions: Sequence[Contribution], bound: float = 0.0) -> Weigh
         A safeguard: a path counts as at most so many times the median of the round, and at least its part; 0: none.
         By a path that is too short a device could make its update count without limit.
     """
-    paths = np.array([told_path(contribution) for contribution in contributions])
+    paths = np.array([messages.path_of(each.records.get(messages.APPLIED)) for each in contributions])
     if bound and not np.isnan(paths).all():
         usual = float(np.nanmedian(paths))
         paths = np.clip(paths, usual / bound, usual * bound)
