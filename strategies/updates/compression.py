@@ -32,7 +32,7 @@ from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, pack, unpack
 from strategies.flower.kept import split_as_asked
 from strategies.updates.buffers import UNTRAINED, untrained_names, untrained_positions
-from strategies.updates.compression_residual import keep_left_out, left_out_before
+from strategies.updates.compression_residual import keep_residual, residual_before
 from strategies.updates.compressors import NONE, Code, Sizes, code_of
 
 COMPRESSED = "strategies.compressed"  # serialisation type, and name, of the array
@@ -251,14 +251,14 @@ class _Asked:
         seed, run, client, task = (
             self._number(key) for key in (messages.SEED, messages.RUN, messages.CLIENT, messages.TASK)
         )
-        before, update = left_out_before(context, run, task), (model - base)[places]
+        before, update = residual_before(context, run, task), (model - base)[places]
         if before is not None:
             update += unpack(before)
         rng = streams.generator(seed, "compression", client, task)
-        record, left_out = compression.write(update, model, rng)
+        record, residual = compression.write(update, model, rng)
         if compression.code.biased:
             kind = np.result_type(compression.sizes.dtype, np.float32)
-            keep_left_out(context, run, task, before, pack(left_out.astype(kind)))
+            keep_residual(context, run, task, before, pack(residual.astype(kind)))
         for key, value in list(reply.content.items()):
             if value is trained:
                 reply.content[key] = record

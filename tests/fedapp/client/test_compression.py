@@ -16,7 +16,7 @@ from fedapp.training.trainer import Trainer
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
 from strategies.updates.compression import is_compressed, size_of
-from strategies.updates.compression_residual import LEFT_OUT
+from strategies.updates.compression_residual import RESIDUALS
 from tests.runs import arrays_of, lines_of, same_files, vector_of
 
 CLIENTS = 4
@@ -133,7 +133,7 @@ def test_with_local_privacy_what_is_compressed_has_its_noise(go):
         assert is_compressed(record)
         layout = Layout.of(messages.arrays_of(request))  # type: ignore[arg-type]
         private_update = layout.to_vector(released) - layout.to_vector(messages.arrays_of(request))  # type: ignore[arg-type]
-        left_out = context.state[LEFT_OUT]["since"].numpy()  # type: ignore[index]
+        left_out = context.state[RESIDUALS]["since"].numpy()  # type: ignore[index]
         sent = private_update - left_out
         assert np.count_nonzero(np.abs(sent) > 1e-6) == 65  # a tenth of 650
         kept = np.sort(np.abs(private_update))[-65:]

@@ -27,7 +27,7 @@ from strategies.updates.compression import (
     is_compressed,
     size_of,
 )
-from strategies.updates.compression_residual import LEFT_OUT, LEFT_OUT_OF
+from strategies.updates.compression_residual import RESIDUALS, RESIDUALS_OF
 from tests.strategies.methods.test_registry import content, initial_model, small_config
 
 Make = Callable[..., Any]
@@ -91,7 +91,7 @@ def test_an_update_by_hand():
     assert read(base, record, "topk:0.3").tolist() == [10.0, 8.0, 5.0]
     record = sent(base, model_of(w=np.float64([10.5, 10.0]), v=np.float64(5.25)), "topk:0.3", context, task=2)
     assert read(base, record, "topk:0.3").tolist() == [11.5, 10.0, 5.0]
-    assert context.state[LEFT_OUT]["since"].numpy().tolist() == [0.0, 0.0, 0.75]  # type: ignore[index]
+    assert context.state[RESIDUALS]["since"].numpy().tolist() == [0.0, 0.0, 0.75]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,7 +153,7 @@ def test_what_was_meant_and_what_is_left_out_is_all_that_was_trained(name, updat
         record = sent(base, model_of(w=update[:3], v=update[3:]), name, context, task=task)
         meant += read(base, record, name)
         true += update
-    left_out = context.state[LEFT_OUT]["since"].numpy()  # type: ignore[index]
+    left_out = context.state[RESIDUALS]["since"].numpy()  # type: ignore[index]
     assert left_out.dtype == kind
     tolerance = 1e-12 if kind is np.float64 else 1e-5
     assert meant + left_out == pytest.approx(true, abs=tolerance * (1 + np.abs(updates).sum()))
@@ -166,14 +166,14 @@ def test_a_task_that_is_handed_out_again_is_done_again_and_another_run_begins_an
     models = [model_of(w=rng.normal(size=50).astype(np.float32)) for _ in range(3)]
     first = sent(base, models[0], name, context, task=4)
     second = sent(base, models[1], name, context, task=6)
-    kept = context.state[LEFT_OUT]["since"].data  # type: ignore[index]
+    kept = context.state[RESIDUALS]["since"].data  # type: ignore[index]
     assert content(sent(base, models[1], name, context, task=6)) == content(second)
-    assert context.state[LEFT_OUT]["since"].data == kept  # type: ignore[index]
+    assert context.state[RESIDUALS]["since"].data == kept  # type: ignore[index]
     fresh = a_context()
     assert content(sent(base, models[1], name, fresh, task=6)) != content(second)
     other = sent(base, models[0], name, context, task=7, run=RUN + 1)
     assert content(other) == content(first)
-    assert dict(context.state[LEFT_OUT_OF]) == {messages.RUN: RUN + 1, messages.TASK: 7}  # type: ignore[arg-type]
+    assert dict(context.state[RESIDUALS_OF]) == {messages.RUN: RUN + 1, messages.TASK: 7}  # type: ignore[arg-type]
 
 
 def test_a_code_that_is_right_in_the_mean_leaves_nothing_and_draws_by_client_and_task():
@@ -335,8 +335,8 @@ def test_an_app_without_the_mod_sends_whole_models_and_the_log_says_so_once(name
     assert content(whole.arrays) == content(plain.arrays)
     lines = [line for line in warnings_of(caplog) if "compression" in line]
     assert lines == [
-        "compression = 'int8': clients send their models whole; an app follows by the mod `compresses` of "
-        "strategies.compression"
+        "compression = 'int8': clients send their models whole; a ClientApp compresses its updates by the mod "
+        "strategies.compresses"
     ]
 
 
@@ -433,7 +433,7 @@ def test_a_bad_model_is_left_out_for_the_reason_that_it_has_without(fault, reaso
         run("fedavg", grid=grid, **options)
         said.append([line for line in warnings_of(caplog) if "left out" in line])
         caplog.clear()
-        assert (LEFT_OUT in grid.node(1).context.state) is False
+        assert (RESIDUALS in grid.node(1).context.state) is False
     assert said[0] == said[1]
     assert len(said[0]) == 3
     assert reason in said[0][0]
