@@ -492,18 +492,16 @@ def _changed(
         if key in declared:
             replace(declared[key], name=by_user).check(value)
     changes = {key: value for key, value in given.items() if key in own}
-    if changes.get("fraction_train", 1.0) != 1 and draws and getattr(config, "participation", "") == "full":
+    if changes.get("fraction_train", 1.0) != 1 and draws and config.participation == "full":
         changes.setdefault("participation", "flower")
     made = replace(config, **changes)
     check_parameters(made)  # a Config with a __post_init__ of its own may have left it out
     if made.compression != compressors.NONE:
         compressors.code_of(made.compression)  # raises if the pattern allows a number that the code doesn't
-    if "min_train_nodes" in given and (scheme := getattr(made, "participation", "full")) not in (
-        "full",
-        "flower",
-    ):
+    if "min_train_nodes" in given and made.participation not in ("full", "flower"):
         raise ValueError(
-            f"min_train_nodes = {given['min_train_nodes']}: goes with participation full or flower, not {scheme!r}"
+            f"min_train_nodes = {given['min_train_nodes']}: goes with participation full or flower, not "
+            f"{made.participation!r}"
         )
     concurrency = getattr(made, "concurrency", 0)
     if concurrency and given.get("fraction_train", 1.0) != 1:
