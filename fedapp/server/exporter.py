@@ -52,7 +52,7 @@ class Exporter(Observer):
         from prometheus_client import CollectorRegistry, start_http_server
 
         registry = CollectorRegistry()
-        registry.register(self)  # it has what is asked of a collector
+        registry.register(self)  # by ``collect``, Prometheus' Collector interface
         try:
             self._server, self._thread = start_http_server(
                 self.config.metrics_port, self.config.metrics_host, registry

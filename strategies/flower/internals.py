@@ -275,7 +275,8 @@ def _object_ids(tree: Any) -> Iterator[str]:
 def bounded_pulls(grid: "Grid", most_bytes: Callable[[], float]) -> BoundedPulls | None:
     """Let a Grid read no reply with more bytes; return the bound, or None for a Grid that isn't Flower's own.
 
-    Flower's Grid of a deployment (1.38 and later) has its client of the SuperLink under this name.
+    Flower's Grid of a deployment (1.38 and later) has its client of the SuperLink as ``_client``; its property
+    ``_runtime_client`` connects the Grid first.
     """
     client = getattr(grid, "_runtime_client", None)
     if client is None:
