@@ -147,7 +147,7 @@ def train(
     w = Tensors({name: value.clone() for name, value in start.items()})
     fixed = (start if anchor is None else anchor, neighbours, constant)
     anchors = Anchors(*(None if one is None else Tensors(one) for one in fixed))
-    state = _State(w, buffers or {}, x.new_zeros((), dtype=torch.float32), keep=replay)
+    state = _State[Tensors](buffers or {}, x.new_zeros((), dtype=torch.float32), keep=replay)
 
     def take(rows: Tensor | slice, mask: Tensor | None, *change: Tensor) -> None:
         # A step that is all padding must not move the model by momentum, λ, α or h either.
@@ -166,8 +166,6 @@ class _State(Generic[T]):
 
     Parameters
     ----------
-    w : Tensors
-        The model.
     buffers : dict of str to Tensor
         What the forward pass keeps up to date; it may put other tensors in their place.
     zero : Tensor
@@ -176,7 +174,7 @@ class _State(Generic[T]):
         Whether all stays in the memory where it is after the first step, as a replay needs it.
     """
 
-    def __init__(self, w: T, buffers: Parameters, zero: Tensor, *, keep: bool) -> None:
+    def __init__(self, buffers: Parameters, zero: Tensor, *, keep: bool) -> None:
         self.velocity: T | None = None
         self._total, self._count = zero, zero.clone()
         self._buffers, self._memory, self._keep = buffers, dict(buffers), keep
@@ -309,7 +307,7 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     fixed = Stack.of([dict(task.fixed) for task in tasks]).named
     move = first.optimizer.begin()
     replay = first.x.is_cuda and has_replay(first)
-    state = _State(w, fixed, torch.zeros(len(tasks), device=device), keep=replay)
+    state = _State[Stack](fixed, torch.zeros(len(tasks), device=device), keep=replay)
     with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
 
         def loss_of(own: Parameters, fixed: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
