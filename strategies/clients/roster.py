@@ -529,7 +529,7 @@ class Roster:
         self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
 
 
-def sized_by(client: Client, metrics: MetricRecord, key: str = messages.NUM_EXAMPLES) -> Client:
+def sized_by(client: Client, metrics: MetricRecord, key: str) -> Client:
     """Return the client with the number of examples from a reply's metrics, unless its description reports one."""
     if client.described:
         return client
@@ -539,9 +539,7 @@ def sized_by(client: Client, metrics: MetricRecord, key: str = messages.NUM_EXAM
     return client
 
 
-def sized_by_replies(
-    clients: Sequence[Client], replies: Mapping[int, Message], key: str = messages.NUM_EXAMPLES
-) -> list[Client]:
+def sized_by_replies(clients: Sequence[Client], replies: Mapping[int, Message], key: str) -> list[Client]:
     """Apply ``sized_by`` to several clients; ``replies`` are by node id."""
     sized = []
     for client in clients:

@@ -141,7 +141,7 @@ class Receiver:
             self.look_at(local.client, reply, sent)
         return Contribution.of(local, reply, version, staleness, self._run.flower.arrayrecord_key)
 
-    def look_at(self, client: Client, reply: Message, sent: Iterable[str] = ()) -> None:
+    def look_at(self, client: Client, reply: Message, sent: Iterable[str]) -> None:
         """Warn once of what a client's valid reply says beside its model; ``sent``: records beside the model."""
         self._check_applied(reply, sent)
         self._check_names(client, messages.metrics_of(reply))

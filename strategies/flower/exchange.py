@@ -170,7 +170,7 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[]
         clock.wait_until(clock.now() + NODE_POLL)
 
 
-def wait_while(missing: Callable[[], bool], timeout: float, stopped: Callable[[], bool] = never) -> None:
+def wait_while(missing: Callable[[], bool], timeout: float, stopped: Callable[[], bool]) -> None:
     """Poll ``missing`` until it returns False, for ``timeout`` seconds at most."""
     clock = WallClock()
     while missing() and not stopped() and clock.now() < timeout:

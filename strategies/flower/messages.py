@@ -284,7 +284,7 @@ def whole(value: object) -> int | None:
     return None
 
 
-def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str = NUM_EXAMPLES) -> float | None:
+def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str) -> float | None:
     """Return how much a description or a reply says that its client counts, which is its size; None if it doesn't.
 
     Raises
@@ -318,7 +318,7 @@ def model_of(reply: Message, key: str = ARRAYS) -> ArrayRecord | None:
     return next(iter(records.values())) if len(records) == 1 else None
 
 
-def beside_the_model(reply: Message, key: str = ARRAYS) -> dict[str, RecordType]:
+def beside_the_model(reply: Message, key: str) -> dict[str, RecordType]:
     """Return the records of a reply other than the model and its metrics, by name."""
     known = (model_of(reply, key), metrics_of(reply))
     return {name: record for name, record in reply.content.items() if all(record is not k for k in known)}

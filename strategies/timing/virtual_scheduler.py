@@ -40,9 +40,9 @@ class VirtualScheduler(Scheduler):
         scenario: str,
         seed: int,
         budget: float,
-        loads: Loads | None = None,
-        availability: str = ALWAYS,
-        task_failure: float = 0.0,
+        loads: Loads | None,
+        availability: str,
+        task_failure: float,
     ) -> None:
         super().__init__(clock, scenario, seed, budget, loads)
         self._clients: Sequence[Client] = ()

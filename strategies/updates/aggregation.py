@@ -199,7 +199,7 @@ class WeightedSum:
         spans: Sequence[slice],
         models: Sequence[tuple[float, ModelInReply] | None],
         *,
-        measure: bool = True,
+        measure: bool,
     ) -> bool:
         """Compute the sum with models that are still in their replies; ``keep`` makes it the sum.
 
@@ -307,10 +307,10 @@ def gathering(
     size: int,
     number: int,
     *,
-    squares: bool = False,
-    bound: float = 0.0,
-    private: bool = False,
-    each: float = 0.0,
+    squares: bool,
+    bound: float,
+    private: bool,
+    each: float,
 ) -> Gathered:
     """Return the aggregate of a round's ``number`` updates (D,) by a rule, or their sum; D is ``size``."""
     if rule is None:
@@ -348,7 +348,7 @@ def add_models(
     spans: Sequence[slice],
     blocks: Sequence[Sequence[tuple[float, ModelInReply]]],
     *,
-    measure: bool = True,
+    measure: bool,
 ) -> bool:
     """Write to ``out`` (D,) the sum of ``total`` (D,) and blocks of d_i Δ_i; each block is summed first.
 
