@@ -23,7 +23,7 @@ def table() -> str:
     return "\n".join([BEGIN, "", *lines, END]) + "\n"
 
 
-def methods_in_words(names: Sequence[str] = ()) -> str:
+def methods_in_words(names: Sequence[str]) -> str:
     """Return methods as text of 80 columns: each in short, or those that are named in full.
 
     Raises

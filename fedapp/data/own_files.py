@@ -53,7 +53,7 @@ def files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def image_folder_data(root: Path, group_column: str = "") -> RawData:
+def image_folder_data(root: Path, group_column: str) -> RawData:
     """Read a folder of images by class, CLASS/*.png and so on; or such folders `train` and, optionally, `test`.
 
     Natural ids stand in a table ROOT/metadata.csv, with the images' paths from ROOT in a column `file_name` and the

@@ -223,7 +223,7 @@ def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
-    valid_for: datetime.timedelta = CERTIFICATE_VALID_FOR,
+    valid_for: datetime.timedelta,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

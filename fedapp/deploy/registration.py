@@ -92,7 +92,7 @@ def new_key(out: Path, deployment: Deployment, name: str) -> Registration:
     return Registration(name, "new key", made.node_id, line)
 
 
-def retire(out: Path, name: str, node_id: str = "") -> str:
+def retire(out: Path, name: str, node_id: str) -> str:
     """Have the SuperLink refuse a device's key from now on; return its number there.
 
     A key that the SuperLink was never told is registered for this: nobody else can register it afterwards.

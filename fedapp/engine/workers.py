@@ -281,7 +281,7 @@ class WorkersGrid(VectorizedGrid):
 
 
 @contextmanager
-def grid_of_workers(simulation: SimulationConfig, way: Way | None = None) -> Iterator[WorkersGrid]:
+def grid_of_workers(simulation: SimulationConfig, way: Way | None) -> Iterator[WorkersGrid]:
     """Start workers on Ray, in the cluster of ``RAY_ADDRESS`` or one of this machine, and end them.
 
     Raises

@@ -81,7 +81,7 @@ class Cell:
         """Write a metric at a time, or its final value, mean ± standard deviation."""
         return spread_text(self.scores(key, time), digits)
 
-    def text_at(self, axis: str, place: float, key: str, digits: int = 4) -> str:
+    def text_at(self, axis: str, place: float, key: str, digits: int) -> str:
         """Write a metric at a place on one of `AXES`, mean ± standard deviation."""
         return spread_text(self.values_at(axis, place, key), digits)
 

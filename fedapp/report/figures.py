@@ -189,7 +189,7 @@ def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, strata: st
     )
 
 
-def _heat_map(figure: Figure, counts: Array, *, strata: str = "class") -> None:
+def _heat_map(figure: Figure, counts: Array, *, strata: str) -> None:
     top, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
     # Every k-th client rather than a mean over k, which would make skewed clients look alike.
     every = -(-len(counts) // _HEAT_CLIENTS)

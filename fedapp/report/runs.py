@@ -32,7 +32,7 @@ def sweeps_in(folder: Path) -> list[Path]:
     return sorted({path.parents[2] for path in folder.glob("*/runs/*/config.toml")})
 
 
-def runs_table(runs: Iterable[Path], *, differences: bool = True) -> Table:
+def runs_table(runs: Iterable[Path], *, differences: bool) -> Table:
     """Return a row for each run: how it stands, what tells it from the others if asked for, its final metrics.
 
     Runs of a sweep, whose folders are called by what tells them apart and a hash, are called by the former.

@@ -36,7 +36,7 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
 
 
-def spread_text(values: Sequence[float], digits: int = 4) -> str:
+def spread_text(values: Sequence[float], digits: int) -> str:
     """Write mean ± standard deviation of those that are finite; - of none."""
     mean, spread = mean_and_spread(values)
     if not math.isfinite(mean):

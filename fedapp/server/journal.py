@@ -42,14 +42,14 @@ class Journal(Observer):
         experiment: Experiment,
         strategy: FederatedStrategy,
         directory: RunDirectory,
-        watch: WallClock | None = None,
+        watch: WallClock,
     ) -> None:
         self.experiment = experiment
         self.strategy = strategy
         self.directory = directory
         self._graph_of: tuple[tuple[int, ...], int] = ((), 0)  # the version of the graph that is written
         self._clients, self._tasks = ClientsFile(directory.path), TasksFile(directory.path)
-        self._watch = strategy.timeline.watch = watch or WallClock()
+        self._watch = strategy.timeline.watch = watch
         self._publish_at = 0.0
         values = experiment.config.flat()
         # A run without parts of the user's own doesn't enter what reads them.

@@ -146,7 +146,7 @@ def epsilon_of(config: RunConfig, releases: int, sampling: Sampling) -> float:
     return sampled_epsilon(config.dp_noise_multiplier, config.dp_delta, releases, sampling)
 
 
-def most_releases(config: RunConfig, epsilon: float, sampling: Sampling, known: int = 0) -> int:
+def most_releases(config: RunConfig, epsilon: float, sampling: Sampling, known: int) -> int:
     """Return the largest number of releases with an ε of at most this; no more than are ``known`` to come, if any."""
 
     def fits(releases: int) -> bool:

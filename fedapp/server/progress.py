@@ -56,8 +56,8 @@ class Display(Observer):
         summary: Summary,
         sparingly: Sparingly,
         *,
-        has_rounds: bool = True,
-        json: bool = False,
+        has_rounds: bool,
+        json: bool,
     ) -> None:
         self.total = total
         self.sparingly = sparingly
@@ -210,7 +210,7 @@ class Heartbeat(Observer):
 
 
 def progress_line(
-    aggregation: int, total: int, working: int, clients: int, seconds_left: float | None = None
+    aggregation: int, total: int, working: int, clients: int, seconds_left: float | None
 ) -> str:
     """Return ``progress: aggregation 12 of 100, 3 of 5 devices at work, 0:04:10 left``.
 

@@ -77,9 +77,7 @@ def is_installed() -> bool:
     return find_spec(PACKAGE) is not None
 
 
-def sampled_epsilon(
-    noise_multiplier: float, delta: float, releases: int, sampling: Sampling = EVERYBODY
-) -> float:
+def sampled_epsilon(noise_multiplier: float, delta: float, releases: int, sampling: Sampling) -> float:
     """Return the smallest known ε for which so many releases of random samples together are (ε, δ)-private.
 
     Each has noise of deviation z = ``noise_multiplier`` times what one client's update can change; each sample is
@@ -98,7 +96,7 @@ def sampled_epsilon(
 
 
 @lru_cache
-def as_releases(rounds: int, turns: int = 1, restart: int = 1) -> int:
+def as_releases(rounds: int, turns: int, restart: int) -> int:
     """Return Σ k² of the client for which it is the largest: as many releases of one round cost as much.
 
     Parameters
