@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
-from strategies.flower import higher_is_better as direction
+from strategies.flower.higher_is_better import PERSONAL as PERSONAL_PREFIX
 from strategies.flower.internals import (
     MESSAGE_UNAVAILABLE,
     MOD_FAILED,
@@ -30,9 +30,7 @@ CONFIG: Final = "config"
 METRICS: Final = "metrics"
 NEIGHBOURS: Final = "neighbours"  # u, a second model beside w̄, in requests of the spectral method
 CONSTANT: Final = "constant"  # h, of the model's layout: added to every gradient of the local step
-PERSONAL_MODEL: Final = (
-    "personal"  # in requests to evaluate: a model of this client's, scored beside the global one
-)
+PERSONAL_MODEL: Final = "personal"  # in requests to evaluate: the client's personal model
 DIRECTION: Final = "direction"  # one array (d,): the direction of a client's data in the similarity graph
 DEVICE: Final = "device"  # beside the metrics of a description: a ConfigRecord with the field below
 
@@ -41,43 +39,35 @@ TRAIN: Final = MessageType.TRAIN
 EVALUATE: Final = MessageType.EVALUATE
 DESCRIBE: Final = f"{MessageType.QUERY}.describe"
 ASK_DIRECTION: Final = f"{MessageType.QUERY}.direction"
-ASK_KEPT: Final = (
-    f"{MessageType.QUERY}.kept"  # a simulation's server asks for a personal model, or hands it back
-)
+ASK_KEPT: Final = f"{MessageType.QUERY}.kept"  # a simulation's server asks for, or returns, a personal model
 
 # Fields of `config`, from the server.
 SERVER_ROUND: Final = "server-round"  # the round or aggregation the model belongs to, from 1
 CLIENT: Final = "strategies.client"  # the client's index in the federation, 0..C-1
-TASK: Final = (
-    "strategies.task"  # the client's task number: with seed and client it fixes the task's random stream
-)
+TASK: Final = "strategies.task"  # task number: seed, client and task fix the task's random stream
 ALPHA: Final = "proximal-mu"  # α of the local step's pull α (w − w̄); the name is Flower's
 BETA: Final = "strategies.beta"  # β of the point β w + (1−β) u the gradient is taken at
-PART: Final = "strategies.part"  # of its usual local work, in (0, 1], that a client is to do: rounded up
+PART: Final = "strategies.part"  # the part, in (0, 1], of the client's usual local work; rounded up
 STEPS: Final = "strategies.steps"  # local steps of the task, in place of the client's usual work
-PATH: Final = "strategies.path"  # asks for the client's path, see below; its value says nothing
-COMPRESSION: Final = (
-    "strategies.compression"  # asks for a compressed update (strategies/updates/compression.py), by
-)
-SEED: Final = "strategies.seed"  # draws of this seed,
-RUN: Final = "strategies.run"  # with what the client has left out in this run,
-MODEL: Final = "strategies.arrays"  # of the model in this record, if it isn't `arrays`,
-UNTRAINED: Final = "strategies.untrained"  # but for arrays of these names, patterns
-FROZEN: Final = (
-    "strategies.frozen"  # digest of arrays that aren't sent, and a record of them (flower/frozen.py)
-)
+PATH: Final = "strategies.path"  # asks for the client's path (see APPLIED); its value says nothing
+COMPRESSION: Final = "strategies.compression"  # compressor of the update (updates/compression.py)
+SEED: Final = "strategies.seed"  # seed of the compressor's draws
+RUN: Final = "strategies.run"  # number of the run, for which a client keeps its compression residual
+MODEL: Final = "strategies.arrays"  # name of the record that holds the model, if it isn't `arrays`
+UNTRAINED: Final = "strategies.untrained"  # patterns of names of buffers, which aren't compressed
+FROZEN: Final = "strategies.frozen"  # digest of arrays that aren't sent; their record (flower/frozen.py)
 TRAVELS: Final = "strategies.travels"  # names of the arrays of a whole model that travel (flower/kept.py)
 PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
 UNDER_WAY: Final = "strategies.under-way"  # in requests to evaluate: the client's task that isn't over yet
-KEPT_FOR: Final = "strategies.kept-for"  # a run's own number: what a client keeps is kept for it alone
+KEPT_FOR: Final = "strategies.kept-for"  # number of the run that a client keeps its personal model for
 
 # Error code of a reply from a client that doesn't have the frozen arrays (Flower's codes are below 100).
 NEEDS_FROZEN: Final = 105
 
-# A ConfigRecord of replies: which of these fields, and which records beside the model, the local step went by.
+# A ConfigRecord of replies: which fields of `config`, and which records beside the model, the local step went by.
+# Its field PATH is how far the local steps go along a gradient that stays 1, γ_i ‖a_i‖₁: K_i γ_i for plain SGD.
 APPLIED: Final = "strategies.applied"
 RECORDS: Final = "records"
-# Under PATH it has how far the local steps go along a gradient that stays 1, γ_i ‖a_i‖₁: K_i γ_i for plain SGD.
 
 # Secure sums (strategies/secure): the stage's record of requests and replies, and the masked update of a reply.
 SECURE: Final = "strategies.secure"
@@ -85,9 +75,7 @@ MASKED: Final = "strategies.masked"
 SECURE_STAGES: Final = tuple(
     f"{SECURE}.{stage}" for stage in ("keys", "shares", "masked", "unmask")
 )  # beside training
-KEEP: Final = (
-    "keep"  # of training without rounds: the client keeps its update, and masks it when a buffer is full
-)
+KEEP: Final = "keep"  # without rounds: the client keeps its update, and masks it when the buffer is full
 
 # Fields of `metrics`, from the client.
 NUM_EXAMPLES: Final = "num-examples"
@@ -101,13 +89,11 @@ NAME: Final = "name"
 
 # Results that an evaluation may return beside its metrics: f_i(w) of all clients, by index.
 CLIENT_LOSSES: Final = "client-losses"
-PER_CLIENT: Final = "per-client."  # and the name of another metric of theirs, by index too
-WITHOUT: Final = (
-    "without."  # and one of these names: indices of the clients that have none, and count in no mean
-)
+PER_CLIENT: Final = "per-client."  # before a metric's name: its values of all clients, by index
+WITHOUT: Final = "without."  # before a metric's name: indices of clients without a value, in no mean
 
 # Prefix of the names of metrics of clients' personal models.
-OF_PERSONAL: Final = direction.PERSONAL
+OF_PERSONAL: Final = PERSONAL_PREFIX
 
 # Metrics that a strategy reports about an aggregation.
 PARTICIPANTS: Final = "participants"  # of a round
@@ -121,17 +107,13 @@ CLIPPING_NORM: Final = "dp-clipping-norm"  # of a round, where it adapts
 DISCARDED: Final = "discarded-updates"
 LOST_TASKS: Final = "lost-tasks"  # of the failures, those whose clients went away while they worked
 LATE_UPDATES: Final = "late-updates"  # of a round that closes early: those that weren't there when it did
-DROPPED_UPDATES: Final = "dropped-updates"  # … and never count
+DROPPED_UPDATES: Final = "dropped-updates"  # late updates that never count
 EARLIER_UPDATES: Final = "earlier-updates"  # late ones of earlier rounds that count in this one
-DEVICE_SECONDS: Final = (
-    "device-seconds"  # of the run's clock that clients' tasks took, those under way left out
-)
-WASTED_SECONDS: Final = "wasted-seconds"  # of these, of tasks that came to nothing
-JOULES: Final = "joules"  # that they took, where a device profile has watts
+DEVICE_SECONDS: Final = "device-seconds"  # seconds of the run's clock that the clients' ended tasks took
+WASTED_SECONDS: Final = "wasted-seconds"  # device-seconds of tasks whose updates were not accepted
+JOULES: Final = "joules"  # energy of the ended tasks, where a device profile has watts
 BYTES_WASTED: Final = "bytes-wasted"  # sent for updates that were dropped, and by them
-EVALUATED: Final = (
-    "client-evaluation"  # the aggregation whose model the metrics `client-…` are of, if an earlier one
-)
+EVALUATED: Final = "client-evaluation"  # the aggregation that metrics `client-…` are of, if an earlier one
 
 # Prefixes and names of what a strategy, its evaluations and the app report; a client's metric of such a name gets a
 # prefix.
