@@ -106,7 +106,7 @@ class ServerSession:
     # ---- Masked updates ------------------------------------------------------------------------------------------
 
     def take_masked(self, client: int, values: Ring) -> None:
-        """Add a client's masked values (m,) to the sum; SecureSumError if they are as many as another's aren't."""
+        """Add a client's masked values (m,) to the sum; ``values_of`` (secure/mod.py) has checked their size."""
         if self._total is None:
             self._total = np.zeros(len(values), dtype=np.uint32)
         self._total += values
