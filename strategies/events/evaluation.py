@@ -18,17 +18,17 @@ from strategies.timing.scheduler import patience
 class EvaluationUnderWay:
     """One evaluation in the background: complete when all clients have answered, or the timeout is over.
 
-    An answer is waited for as long as a task's is, by what this client's usually take. Before its first it is by what
-    those of the slowest do, so that one that never answers doesn't keep the next evaluation; at the end, after which
-    none comes, and before anybody's first, as long as the timeout says. One that comes later doesn't count, but says
-    how long this client takes.
+    A client's answer is waited for as long as a task's, given the mean time of the client's answers so far. A client
+    that hasn't answered yet is given the mean time of the slowest client, so that a client that never answers doesn't
+    hold up the next evaluation; in a run's last evaluation, and before the first answer of any client, it is given
+    the timeout. An answer that comes later doesn't count, but its time enters the mean of its client.
 
     Parameters
     ----------
     mail : Mail
-        The loop's, whose polls bring the answers.
+        The mail of the run's loop, whose polls bring the answers.
     done : callable
-        Told the aggregation that made the model, the replies that came, and the ids of the nodes that were given up.
+        Called with the number of the model's aggregation, the replies, and the ids of the nodes that were given up.
     """
 
     def __init__(self, mail: Mail, done: Callable[[int, list[Message], Sequence[int]], None]) -> None:

@@ -1,13 +1,14 @@
-"""How often clients have contributed, kept up while a run goes on: P_i of one client in a few steps, of however many.
+"""The observed periods P_i of clients, kept up while a run goes on, at a cost that doesn't grow with their number.
 
-P_i, the aggregations from one contribution of client i to the next, is as observed since the client is there or,
-where that is less, together with one contribution at the mean period of all, A / K: a newcomer's first is worth no
-more than one of those like it.
+P_i is the number of aggregations from one contribution of client i to the next. It is the smaller of two estimates:
+a_i / c_i, and the same with one more contribution that took the mean period of all clients, A / K. So the first
+contribution of a new client is worth no more than one of a client with the mean period.
 
     P_i = min(a_i / max(c_i, 1), (a_i + A / K) / (c_i + 1)),    A = Σ a_j,    K = max(Σ c_j, 1)
 
-with c_i its contributions and a_i the aggregations since it is there, at least 1, with the one under way. All a_j
-grow by one with every aggregation, so that A needs no sum over the clients; being a whole number, it is exact.
+c_i is the number of contributions of client i, and a_i the number of aggregations since client i joined, with the one
+under way, at least 1. All a_j grow by one with every aggregation, so that A is kept up without a sum over clients; A
+is a whole number, and so exact.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ class Observable(Protocol):
 
 
 def periods(members: Sequence[Observable], aggregations: int) -> NDArray[np.float64]:
-    """Return P_i (n,) of all clients that count, after a number of aggregations: the formula, over all clients."""
+    """Return P_i (n,) of the clients ``members`` after a number of aggregations, by the formula above."""
     there = np.array([max(aggregations + 1 - member.since, 1) for member in members], np.float64)
     counts = np.array([member.contributions for member in members])
     usual = there.sum() / max(counts.sum(), 1)
@@ -38,7 +39,7 @@ class Observed:
     Parameters
     ----------
     members : iterable of Observable
-        All that count; where others do, this is to be made anew.
+        The clients that count; when they change, a new ``Observed`` is made.
 
     Attributes
     ----------
@@ -49,9 +50,9 @@ class Observed:
     def __init__(self, members: Iterable[Observable]) -> None:
         members = list(members)
         self.contributions = sum(member.contributions for member in members)
-        # Those that came after the aggregations so far: a_i is 1, and grows when they have been there for one.
+        # ``since`` of the clients that came after the aggregations so far, whose a_i is 1; the largest first.
         self._new = sorted((member.since for member in members), reverse=True)
-        self._grown, self._before = 0, 0  # how many others there are, and Σ of their aggregations before
+        self._grown, self._before = 0, 0  # number of the other clients, and the sum of their ``since``
 
     def contributed(self) -> None:
         """Note a contribution of a client."""

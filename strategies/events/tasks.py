@@ -90,6 +90,8 @@ class TaskLedger:
     ----------
     works_on : bool
         Whether a client is free while its work waits for the next aggregation.
+    most : int
+        Number of contributions after which a client gets no further task; 0: no limit.
 
     Attributes
     ----------
@@ -102,7 +104,9 @@ class TaskLedger:
     buffer : list of Contribution
         What has arrived since the last aggregation.
     held : deque of Held
-        What is held back, as it came; at this clock time, ``patient_until``, it is taken in at the latest.
+        Replies that are held back, in the order in which they came.
+    patient_until : float
+        Clock time at which replies that are held back are taken in at the latest.
     kept : dict of int to Task
         With secure sums, the tasks whose updates are kept by their clients and wait, by client index.
     since : Tally
@@ -112,7 +116,7 @@ class TaskLedger:
     parted : dict of int to (int, int)
         Numbers of contributions and of tasks, by index, of clients that were forgotten.
     changes : int
-        How often it has changed who counts, or how much p_i a client counts.
+        How often the clients that count, or their p_i, have changed.
     """
 
     def __init__(self, run: RunState, *, works_on: bool = False, most: int = 0) -> None:
@@ -148,7 +152,7 @@ class TaskLedger:
 
     @property
     def observed(self) -> Observed:
-        """The number of contributions of each client that counts."""
+        """What the observed periods P_i of the clients that count are computed from."""
         if self._observed is None:
             self._observed = Observed(self.counting)
         return self._observed
