@@ -51,13 +51,13 @@ def closing(
     began, deadline : float
         Clock seconds of its beginning, and seconds from then on; 0: no deadline.
     needed : float
-        L, replies that close it.
+        L, the number of valid replies that closes the round.
     worth : mapping of int to int, optional
-        For how many each counts: with replacement a client may be drawn more than once. By default 1.
+        The number of replies for which each client's reply counts: how often the client was drawn. By default 1.
     failed : collection of int
-        Those whose replies aren't valid: they count for none.
+        Clients whose replies aren't valid, and count for no reply.
     busy : collection of float
-        When those are done who are still at work for earlier rounds.
+        Clock seconds at which clients that still work for earlier rounds are done.
     """
     limit = began + deadline if deadline else inf
     if not due:
@@ -78,7 +78,7 @@ def closing(
 def _in_order(due: Mapping[int, float]) -> Iterator[tuple[int, float]]:
     """Yield clients as they come, and when the earliest that hasn't come yet is due.
 
-    Of those within ``RESOLUTION`` of the earliest the one with the least index is next, as in a ledger's agenda.
+    Of those within ``RESOLUTION`` of the earliest the one with the least index is next, as in an event queue.
     """
     queue = EventQueue()
     for client, time in due.items():
@@ -94,7 +94,7 @@ def number_to_ask(needed: int, over_select: float) -> int:
 
 
 def shared(weights: Sequence[float], total: float) -> list[float]:
-    """Return the weights d_i of those that count with the sum that all of a round have; as they are, if that is 0."""
+    """Return the weights d_i of the clients that count, scaled to the sum ``total``; unchanged if all are 0."""
     given = sum(weights)
     return [weight * (total / given) for weight in weights] if given > 0 else list(weights)
 

@@ -1,13 +1,13 @@
 """Rounds that may close before all replies are there: whom they ask, which replies count, and late work.
 
-See strategies/rounds/deadline.py for when a round closes. With d_i the weight that a client was drawn with, a round
-counts those that are in time and, with ``late = next``, the late work of earlier rounds that has arrived when it
-closes: with their d_i, scaled to the sum of all d_i that were drawn for the round, as where clients are lost. As the
-d_i of a round are by the clients that are free alone, they are told with the share Σ p_i of these first. Late work is
-an update of the model that its client was sent.
+See strategies/rounds/deadline.py for when a round closes. A round counts the clients whose replies are in time and,
+with ``late = next``, the late work of earlier rounds that has arrived when the round closes. Each client counts with
+the weight d_i with which it was drawn; the weights are then scaled to the sum of all d_i drawn for the round, as
+where clients are lost. A round draws among the free clients alone, so its d_i are first multiplied by the free
+clients' share of the connected clients' Σ p_i. Late work is an update of the model that its client was sent.
 
-In virtual time task times say beforehand who is in time. A task that is late is worked on in the round in which it
-counts, and not at all if it is dropped. In real time it is as replies come.
+In virtual time the task times tell beforehand which clients are in time. A late task is computed in the round in
+which it counts, and never if it is dropped. In real time the replies themselves tell who is in time.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""What rounds that close early minimise: their draws and closings played through, without any training.
+"""What rounds that close early minimise: their draws and closings are played in advance, without any training.
 
-In virtual time task times and draws are known beforehand, so the shares q_i that clients will have are those of the
-run itself, as long as no client fails. Fast clients are in time more often than slow ones: Σ q_i f_i is what is
-minimised, and not Σ p_i f_i.
+In virtual time task times and draws are known beforehand, so the shares q_i found here are those of the run itself,
+as long as no client fails. Fast clients are in time more often than slow ones, so the run minimises Σ q_i f_i and not
+Σ p_i f_i.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,24 +19,30 @@ from strategies.rounds.participation import Draw
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Schedule
 
-# Rounds that are played: no more, and no more than ask so many clients in all, but a few in any case.
+# Largest number of rounds that are played, largest number of tasks in them, and smallest number of rounds.
 MOST_ROUNDS, MOST_TASKS, FEWEST_ROUNDS = 5000, 50_000, 20
 
-# Shares are told if they are known so well: by how much ½ Σ |q_i − q̂_i| may be off. Every so many rounds it is looked
-# whether they are known very well, and no more are needed.
+# Largest errors of the distance ½ Σ |q_i − q̂_i| with which shares are reported, and at which playing stops early; the
+# number of rounds between two looks at the error.
 SURE, VERY_SURE, LOOK_EVERY = 0.02, 0.002, 500
 
-# Participants and weights of a round, by places among those that are free, given these, their p_i, the round's
-# number, and how many are there, at work or not.
+# Draws a round's participants, as places among the free clients, and their weights, given the free clients, their
+# p_i, the round's number, and the number of clients that are there, at work or not.
 Drawing = Callable[[Sequence[int], Weights, int, int], Draw]
 
 
 @dataclass
 class Played:
-    """What came of it: by client, Σ d_i of what counted, and how often it was asked and counted, (C,).
+    """The result of the rounds that were played.
 
-    ``before`` has Σ d_i as it was every ten rounds: how the first half differs from the second says what is known.
-    ``whole``: nobody is there any more, and no run has other rounds than these.
+    Attributes
+    ----------
+    weight, asked, counted : array (C,)
+        For each client, the sum of the d_i with which it counted, and how often it was asked and counted.
+    before : list of array (C,)
+        ``weight`` after every tenth round: the difference of the two halves of the rounds estimates the error.
+    whole : bool
+        Whether a run has no further rounds, as no client comes any more.
     """
 
     weight: Weights
@@ -52,7 +58,7 @@ class Played:
 
     @property
     def error(self) -> float:
-        """By how much ½ Σ |q_i − q̂_i| may be off."""
+        """Estimated error of the distance ½ Σ |q_i − q̂_i|."""
         if self.whole:
             return 0.0
         half = self.before[len(self.before) // 2 - 1]
@@ -60,7 +66,7 @@ class Played:
 
     @property
     def sure(self) -> bool:
-        """Whether enough rounds were played to know them."""
+        """Whether enough rounds were played to know the shares."""
         return self.error <= SURE
 
 
@@ -72,8 +78,8 @@ def _shares(weight: Weights) -> Weights:
 class Rules:
     """How rounds close, and what becomes of late work: see strategies/rounds/deadline.py.
 
-    ``needed`` and ``worth`` are told how many clients are there when a round begins, at work or not. Where nobody is
-    there, a round waits for one that ``may_draw`` wants, by its place.
+    ``needed`` and ``worth`` are given the number of clients that are there when a round begins, at work or not. Where
+    no client is there, a round waits for one whose place ``may_draw`` accepts.
     """
 
     deadline: float = 0.0
@@ -84,21 +90,22 @@ class Rules:
 
 
 def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawing, rules: Rules) -> Played:
-    """Play rounds through.
+    """Play rounds in advance.
 
     Parameters
     ----------
     schedule : Schedule
-        What becomes of a client's task, and when the clients are there.
+        When a client's task ends and whether it is lost, and when the clients are there.
     clients, p : sequence of Client, array (C,)
-        All that there are, and their importances.
+        All clients, and their importances.
     draw : callable
-        Who of those that are free takes part in a round, as places among these; called with places among all.
+        Draws the participants of a round; called with the free clients as places among all clients.
     """
-    now, tasks, number, lost = 0.0, 0, 0, set[int]()  # by place: whose last task is lost
+    now, tasks, number = 0.0, 0, 0
+    lost: set[int] = set()  # places of the clients whose last task is lost
     wanted = [place for place in range(len(p)) if rules.may_draw(place)]
     played = Played(np.zeros(len(p)), np.zeros(len(p)), np.zeros(len(p)))
-    late: dict[int, tuple[float, float]] = {}  # by place: when it is done, and its d_i
+    late: dict[int, tuple[float, float]] = {}  # by place: when the late task is done, and its d_i
     while number < FEWEST_ROUNDS or (number < MOST_ROUNDS and tasks < MOST_TASKS):
         number += 1
         if rules.late != NEXT:

@@ -20,23 +20,23 @@ class LateTask:
     Attributes
     ----------
     client, number : int
-        Whose it is, by index, and of which round.
+        Index of the client, and number of the round.
     began, due : float
-        Clock seconds when it was handed out, and when it ends; in real time, when it is given up.
+        Clock seconds at which the task was handed out, and at which it ends; in real time, at which it is given up.
     weight : float, optional
-        Its d_i in its round; None: by the size that its reply tells.
+        The client's d_i in its round; None: the size in the reply is the weight.
     base : array (D,), optional
-        The model that was sent; None where the work is dropped.
+        The model that was sent; None if the work is dropped.
     beside : mapping of str to array (D,)
-        Vectors that were sent beside it.
+        Vectors that were sent beside the model.
     request : Metadata, optional
-        Of the message whose reply is waited for, once it is sent.
+        Metadata of the request, once it is sent.
     reply : Message, optional
-        In real time, where it is there already.
+        In real time, the reply, if it has come.
     parts : Parts, optional
-        What its time consists of, in virtual time, if that is known.
+        The parts of the task's duration, in virtual time, if they are known.
     sent_bytes : int
-        That its client was sent for it.
+        Size of the request in bytes.
     """
 
     client: int

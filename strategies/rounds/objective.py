@@ -19,7 +19,7 @@ from strategies.rounds.selection import Selection
 
 log = logging.getLogger("flwr.strategies")
 
-# A client that has been asked so often in rounds that were played through, and never counted, never does.
+# A client that was asked this many times in the rounds played in advance, and never counted, is taken never to count.
 SEVERAL = 5
 
 
