@@ -44,9 +44,9 @@ def generator(seed: SupportsIndex, purpose: str, *ids: SupportsIndex) -> np.rand
 def generators(
     seed: SupportsIndex, purpose: str, ids: Iterable[Sequence[SupportsIndex]]
 ) -> Iterator[np.random.Generator]:
-    """Yield the stream of each list of ids, as ``generator`` does: of many in a fraction of the time.
+    """Yield what ``generator`` returns for each list of ids, in a fraction of the time.
 
-    Most of that is NumPy's seeding, which is done here for all of them at once.
+    Most of ``generator``'s time is NumPy's seeding, which is done here for all lists at once.
     """
     start = _name(seed, purpose)
     for words in _seeded(b"".join(_digest(start, each) for each in ids)):
@@ -75,7 +75,7 @@ def _digest(name: str, ids: Sequence[SupportsIndex]) -> bytes:
 
 
 class _Words(ISeedSequence):
-    """What a PCG64 asks its seed for, (4,): made already."""
+    """A seed sequence whose words (4,) for a PCG64 are computed already."""
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self.words = words

@@ -8,8 +8,8 @@
         Helps: where …
         '''
 
-A line that begins with one of ``FIELDS`` and a colon says it; more lines of the same paragraph go on with it. What a
-class doesn't say is what the nearest class above it says.
+A field begins with a line of one of ``FIELDS`` and a colon, and ends with its paragraph. A field that the docstring
+of a class lacks is taken from the nearest base class that has it.
 """
 
 import inspect
@@ -23,22 +23,22 @@ _FIELD = re.compile(rf"^({'|'.join(FIELDS)}): (.*(?:\n(?!(?:{'|'.join(FIELDS)}):
 
 @dataclass(frozen=True)
 class About:
-    """A method in words; "" for what no class says.
+    """A method in words; a field is "" if no class has it.
 
     Attributes
     ----------
     source : str
-        Name and, in brackets, where it was published.
+        Name of the method and, in brackets, its publication.
     new_model : str
-        When there is one.
+        When the server makes a new model.
     rule : str
-        What is done with clients' work.
+        How the server aggregates the clients' updates.
     needs : str
-        Of clients, beside training.
+        What the method asks of clients, beside training.
     sent, kept : str
-        By the server, beside the model.
+        What the server sends, and keeps, beside the model.
     helps : str
-        Where it does, and what it costs.
+        Where the method helps, and what it costs.
     """
 
     source: str

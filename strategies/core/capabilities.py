@@ -39,7 +39,8 @@ def _fills_in(kind: type, *names: str, but: str = "") -> bool:
 class Capabilities:
     """What a strategy's class needs of its loop.
 
-    A class declares those of the second part as attributes of the same name.
+    A class declares the capabilities from ``by_path`` on as attributes of the same name; the others are found by the
+    hooks that it overrides.
 
     Attributes
     ----------

@@ -26,7 +26,7 @@ _STATE, _CLIENTS = "personal", "personal-clients"  # under which a strategy's st
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """Models (M, D) of clients, in the narrowest dtype that holds them exactly, and whose they are, by index."""
+    """Models (M, D) that clients keep, in the narrowest dtype that holds them exactly, and the clients' indices."""
 
     models: NDArray[Any]
     clients: Sequence[int]
@@ -35,9 +35,9 @@ class Kept:
     def asked(
         cls, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float, number: int
     ) -> tuple["Kept", str]:
-        """Ask clients; return what they keep for the run of a number, and why a client can't say, "" if all can.
+        """Return the models that clients keep for run ``number``, and why a client's couldn't be got; "" if all were.
 
-        It is waited for also when the run is told to stop: half a state is none.
+        The replies are waited for even if the run is told to stop, as a part of the models is no state.
         """
         replies = exchange(grid, [_request(client, timeout, number) for client in clients], timeout)
         found: dict[int, NDArray[Any]] = {}
@@ -54,7 +54,7 @@ class Kept:
     def hand_back(
         self, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float, number: int
     ) -> str:
-        """Give clients what is theirs; return why one doesn't take it, "" if all do."""
+        """Send clients their models; return why a client refused its model, "" if none did."""
         rows = {index: row for row, index in enumerate(self.clients)}
         requests = [
             _request(
@@ -76,19 +76,19 @@ class Kept:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Kept | None":
-        """Return what such a state holds; None if it holds none."""
+        """Return the models in a strategy's state; None if it has none."""
         return cls(state[_STATE], state[_CLIENTS]) if state.get(_CLIENTS) else None
 
 
 class KeptByClients:
-    """What clients keep, as a part of a strategy's state: asked for in a simulation, and given back when it goes on.
+    """The models that clients keep, as a part of a strategy's state; a resumed simulation hands them back.
 
     Parameters
     ----------
     layout : callable
-        Returns the layout of what each client keeps.
+        Returns the layout of the model that each client keeps.
     number : callable
-        Returns the run's own number, under which clients keep it.
+        Returns the run's number, under which clients keep their models.
     """
 
     def __init__(self, run: RunState, layout: Callable[[], Layout], number: Callable[[], int]) -> None:

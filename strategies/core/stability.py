@@ -29,8 +29,8 @@ from strategies.core.config import StrategyConfig
 
 log = logging.getLogger("flwr.strategies")
 
-ENTRIES = 4096  # of the model, at most
-WINDOW, SHORT = 8, 3  # movements, and evaluations
+ENTRIES = 4096  # the largest number of values of the model that are watched
+WINDOW, SHORT = 8, 3  # numbers of movements, or of losses, in the long and the short window
 GROWTH, TURN, WAY = 8.0, -0.5, 0.25
 LOST, ABOVE, LEARNT, GAINED = 0.5, 1.5, 0.1, 0.1
 
@@ -90,7 +90,7 @@ class StabilityMonitor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore these; a state of an earlier version has none of them."""
+        """Restore the warning and what a run is compared with; a state of an earlier version has neither."""
         self.reset()
         self.warning = str(state.get("unstable", ""))
         self._at_first = float(state.get("moved-at-first", 0.0))

@@ -9,13 +9,11 @@ algorithm 1:
 
 W is the model that the client was sent. Both models take the same number of steps, of the same size, on minibatches
 with the same law, from separate random streams. v_i starts from the first model that the client was sent. W is the
-model of FedAvg, bit for bit. With λ = 0 each client trains v_i
-without the others; the larger λ, the nearer v_i stays to W (with
-γ λ < 2: beyond, the pull overshoots).
+model of FedAvg, bit for bit. With λ = 0 each client trains v_i without the others; the larger λ, the nearer v_i stays
+to W, as long as γ λ < 2: the pull overshoots beyond.
 
 The client keeps v_i in Flower's ``context.state``, and never sends it. Only in a simulation the server asks for v_i
-when it writes a checkpoint, and returns it to the client of a resumed run
-(strategies/core/kept_models.py).
+when it writes a checkpoint, and returns it to the client of a resumed run (strategies/core/kept_models.py).
 
 Sent: the messages of FedAvg. Kept: v_i on each client, for this run alone.
 """

@@ -191,7 +191,7 @@ class Quantizer:
         Raises
         ------
         SecureSumError
-            If a number is above 2²², or none.
+            If a number is NaN or above 2²².
         """
         norm = (
             float(np.einsum("i,i->", update, update)) ** 0.5 if self.norm else 0.0

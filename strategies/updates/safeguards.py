@@ -212,14 +212,14 @@ class Safeguards:
     def furthest(
         self, clients: Sequence[Client], distances: Sequence[float], ratio: float | None = None
     ) -> list[float]:
-        """Return how far from their mean the vectors may be that a method keeps of a round's clients.
+        """Return the largest distances from their mean (n,) that the vectors that a method keeps of clients may have.
 
         Parameters
         ----------
         distances : sequence of float
-            How far they are (n,).
+            The vectors' distances from their mean (n,).
         ratio : float, optional
-            The bound as a multiple of the median distance, where it isn't ``norm_ratio_bound``.
+            The bound as a multiple of the median distance, in place of ``norm_ratio_bound``.
         """
         if not (self.active and self.bounds.memory_ratio and len(distances) >= LEAST_NORMS):
             return [math.inf] * len(clients)
@@ -241,7 +241,7 @@ class Safeguards:
     ) -> Sequence[float]:
         """Return the bounded sizes n_i (n,), from the reported ones; 0 where a client hasn't reported a size.
 
-        ``others`` are clients whose sizes, too, tell what is usual.
+        ``others`` are further clients whose sizes enter the median.
         """
         if not self.active:
             return said
@@ -264,7 +264,7 @@ class Safeguards:
     def left(self, clients: Iterable[int]) -> Weights | None:
         """Return the mean factor (n,) by which the updates of clients, given by index, were shortened.
 
-        None if none was. The sum d_i Δ_i counts a client by d_i times it.
+        None if no update was shortened. In the sum Σ d_i Δ_i a client counts with d_i times its factor.
         """
         if all(total == number for total, number in self.norms.left.values()):
             return None
