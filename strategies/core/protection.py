@@ -37,6 +37,9 @@ def check_protection(name: str, capabilities: Capabilities, given: str, *, rule:
             "mean, and dp none or local"
         )
     if capabilities.needs_all_updates:
-        raise ValueError(f"{given}: {name} puts updates together by itself (weigh, aggregate)")
+        raise ValueError(
+            f"{given}: {name} puts updates together by itself (weigh, aggregate); allowed are mean, and dp none or "
+            "local"
+        )
     if rule and capabilities.unequal:
         raise ValueError(f"{given}: takes contributions as equals; {capabilities.unequal}, allowed is mean")

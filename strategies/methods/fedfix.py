@@ -49,7 +49,8 @@ class FedFixConfig(PrivateEventsConfig):
         super().__post_init__()
         if self.aggregation_weights not in ("time-based", OBSERVED):
             raise ValueError(
-                f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights, or observed ones"
+                f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights; allowed are "
+                f"time-based, {OBSERVED}"
             )
 
 

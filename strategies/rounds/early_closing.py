@@ -604,7 +604,7 @@ def check_early(name: str, config: SynchronousConfig, scheme: str, capabilities:
     if config.over_select and scheme not in ("uniform", "md", "flower"):
         raise ValueError(f"{given}: goes with participation uniform, md or flower, not with {scheme!r}")
     if config.over_select and capabilities.chooses_clients:
-        raise ValueError(f"{given}: {name} chooses clients by itself (select)")
+        raise ValueError(f"{given}: {name} chooses clients by itself (select); allowed is 0")
     if scheme == "paired":
         raise ValueError(
             f"round_deadline = {config.round_deadline:g}: participation = 'paired' needs the last client in "

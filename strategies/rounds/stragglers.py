@@ -75,7 +75,10 @@ class Stragglers:
 def check_stragglers(config: SynchronousConfig) -> None:
     """Raise ValueError if no participant would ever count, or rounds also close early."""
     if config.stragglers == 1 and config.drop_stragglers:
-        raise ValueError("stragglers = 1 with drop_stragglers = true: no work would ever count")
+        raise ValueError(
+            "stragglers = 1 with drop_stragglers = true: no work would ever count; allowed are stragglers < 1, or "
+            "drop_stragglers = false"
+        )
     for name in ("round_deadline", "over_select"):
         if config.stragglers and (value := getattr(config, name)):
             raise ValueError(

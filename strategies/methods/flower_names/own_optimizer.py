@@ -18,7 +18,7 @@ class OwnOptimizer(SynchronousStrategy):
             if (value := getattr(config, key)) != none:
                 raise ValueError(
                     f"{key} = {value!r}: {type(self).__name__} has its own server optimizer, with learning rate "
-                    f"{self.lr_keyword}"
+                    f"{self.lr_keyword}; allowed is {none}"
                 )
         return config
 

@@ -153,7 +153,9 @@ class FedMedian(SynchronousStrategy):
         """Return the config; refuse the keys of another rule."""
         for key, none in (("aggregation_rule", MEAN), ("faulty_clients", 0)):
             if (value := getattr(config, key)) != none:
-                raise ValueError(f"{key} = {value!r}: {type(self).__name__} is a robust rule itself")
+                raise ValueError(
+                    f"{key} = {value!r}: {type(self).__name__} is a robust rule itself; allowed is {none}"
+                )
         return config
 
 

@@ -95,7 +95,11 @@ class Weighing(AsynchronousStrategy):
         ),
         (DelayAdaptive, EQUAL, "DelayAdaptive weighs them by their staleness, allowed is mean"),
         (FedFix, {"client_weights": "uniform"}, "fedfix weighs them by time, allowed is mean"),
-        (Weighing, EQUAL, r"Weighing puts updates together by itself \(weigh, aggregate\)"),
+        (
+            Weighing,
+            EQUAL,
+            "Weighing puts updates together by itself .*; allowed are mean, and dp none or local",
+        ),
     ],
 )
 def test_contributions_that_are_not_equals_are_refused(kind, options, text):
