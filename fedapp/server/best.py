@@ -47,7 +47,7 @@ def check_metrics(config: RunConfig, best: BestModel, measured: Sequence[str]) -
 
 
 def _by_server(config: RunConfig) -> bool:
-    """Tell whether the server evaluates clients one by one, and not they themselves."""
+    """Tell whether the server evaluates the model on each client's rows, and the clients don't."""
     personal = (
         strategy_class(config.strategy).capabilities.personal or config.fine_tune_epochs or config.personal
     )

@@ -70,7 +70,7 @@ def told_to_stop() -> Iterator[None]:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Log what the user can mend as one line; Flower, which lets the run fail, then adds no traceback."""
+    """Log an error that the user can mend as one line, and keep Flower from logging its traceback."""
     try:
         yield
     except USER_ERRORS as error:
@@ -83,6 +83,6 @@ def one_line_errors() -> Iterator[None]:
 
 
 def _repeats(record: logging.LogRecord, error: Exception) -> bool:
-    """Tell whether Flower says once more what was said: the error with its traceback, and that there was one."""
+    """Tell whether a record of Flower's log repeats an error that was logged: its traceback, or its exit code."""
     told = bool(record.exc_info) and record.exc_info[1] is error  # type: ignore[index]
     return told or str(record.msg).startswith("Exit Code:")

@@ -225,7 +225,7 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
 
 
 def _with_account(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:
-    """Return the config with the noise that its differential privacy needs, of a run whose account can be made."""
+    """Check that the run's privacy can be accounted for; return the config with the noise that its target ε needs."""
     config = with_local_norm(config)
     check_privacy(config, strategy)
     check_account(config, strategy, num_clients)
@@ -251,10 +251,10 @@ def _with_clock(config: RunConfig, *, on_devices: bool) -> RunConfig:
 
 
 def _with_lengths(experiment: Experiment) -> Experiment:
-    """Return the experiment whose strategy knows what follows from the data, the model and the run's length.
+    """Return the experiment with what the data and the model tell the strategy.
 
-    That is: what of the model isn't trained, how long a task takes, and how often the model is evaluated. Where task
-    times follow from what a task weighs, so does the run's length.
+    The strategy is given the names of the arrays that aren't trained, the duration of a task, and how often the model
+    is evaluated. Where a task's duration follows from its work and bytes, so does the run's length.
     """
     config, strategy = experiment.config, experiment.strategy
     fixed = (name for name in names_of(experiment.model).fixed if name in experiment.travelling)
@@ -270,7 +270,7 @@ def _with_lengths(experiment: Experiment) -> Experiment:
 
 
 def task_work(experiment: Experiment) -> Callable[[int, float], float]:
-    """Return what tells the work of a client's task, by the client's index and its number of examples."""
+    """Return the function that gives the work of a client's task from the client's index and number of examples."""
     config, dataset, partition = experiment.config, experiment.dataset, experiment.partition
 
     def rows() -> torch.Tensor:
@@ -295,7 +295,7 @@ def _say(
     model: nn.Module,
     travelling: Collection[str],
 ) -> None:
-    """Say what of the data and the model isn't as one may think."""
+    """Log what a user may not expect of the run's privacy, precision and data."""
     if config.dp != "none":
         say_what_stays(config, [name for name in names_of(model).fixed if name in travelling])
         say_what_is_repeated(config)

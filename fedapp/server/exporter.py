@@ -164,7 +164,7 @@ _MEANINGS = {
 
 
 def _bounded(accounts: dict[int, Account]) -> dict[int | None, Account]:
-    """Return the accounts of the first clients, and under None what those of all others come to."""
+    """Return the accounts of the first ``MOST_CLIENTS`` clients, and under None the sum of all other accounts."""
     first: dict[int | None, Account] = {index: accounts[index] for index in sorted(accounts)[:MOST_CLIENTS]}
     if rest := [account for index, account in accounts.items() if index not in first]:
         first[None] = Account(**{key: sum(getattr(each, key) for each in rest) for key in vars(rest[0])})

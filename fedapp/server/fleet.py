@@ -25,7 +25,7 @@ def work_of_clients(config: RunConfig, num_clients: int) -> list[int]:
 
 
 def check_fleet(config: RunConfig, num_clients: int) -> None:
-    """Read the files that say who is there when, and what the devices can do; ValueError if they aren't right."""
+    """Read the files of availability and of devices, if the config names any; ValueError if one isn't valid."""
     if config.clock == "wall":
         return
     if config.availability != ALWAYS:
@@ -41,13 +41,13 @@ def check_fleet(config: RunConfig, num_clients: int) -> None:
 def work_of(
     config: RunConfig, num_clients: int, model: nn.Module, rows: Callable[[], Tensor], timed_steps: int = 0
 ) -> Callable[[int, float], float]:
-    """Return what tells the work of a client's task, by the client's index and its number of examples.
+    """Return the function that gives the work of a client's task from the client's index and number of examples.
 
     Parameters
     ----------
     timed_steps : int
-        Local steps that take the time scenario's time, where the strategy sets how many a task has; 0: the
-        config says how much clients work.
+        Number of local steps that take the time scenario's time, where the strategy sets the steps of each task; 0:
+        the config says how much clients work.
     rows : callable
         Returns inputs (n, ...) of some rows, on which operations are counted.
 
@@ -76,7 +76,7 @@ def work_of(
 
 
 def by_client(work: Callable[[int, float], float], sizes: NDArray[np.int64]) -> Callable[[Client], float]:
-    """Return what tells the work of a client, whose size is what it says, or what the division gave it."""
+    """Return the function that gives a client's work, by its reported size or else its size in the partition."""
 
     def told(client: Client) -> float:
         known = int(sizes[client.index]) if client.index < len(sizes) else 0

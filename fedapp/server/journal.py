@@ -124,7 +124,7 @@ class Journal(Observer):
             self._write_graph()
 
     def state(self) -> dict[str, Any]:
-        """Return what there is on the disk of metrics.jsonl, clients and tasks, and digests of data and sources."""
+        """Return the sizes of metrics.jsonl and the tables of clients and tasks, and digests of data and sources."""
         self._tasks.add(self.strategy.timeline.take())
         return {
             "sources": self._sources,
@@ -152,7 +152,7 @@ class Journal(Observer):
             self.directory.write_graph(graph.snapshot())
 
     def _write_away(self) -> None:
-        """Write when clients weren't there, where that is known: it follows from the clock alone."""
+        """Write away.parquet, the times at which clients were away, if the clock knows them."""
         pace = self.strategy.pace
         if pace.comes_and_goes:
             write_away(self.directory.path, last_away(pace.away, pace.now()))
@@ -181,7 +181,7 @@ class KeptModel(Observer):
         self._write()
 
     def end(self, status: str) -> None:
-        """Write the best model of a run that was resumed at its end; where no evaluation counted, the last one."""
+        """Write the best model, if ``note`` has not; the last model if no evaluation counted."""
         self._write()
         last = self.directory.path / LAST_MODEL
         if self.best.aggregation is None and last.exists():
@@ -310,11 +310,11 @@ class Summary(Observer):
         self.watch.resume(state["wall-seconds"])
 
     def begin(self) -> None:
-        """Write that it runs."""
+        """Write summary.json: the run is under way."""
         self._write(RUNNING)
 
     def measure(self, entry: Entry) -> None:
-        """Remember the metrics that there are so far; comes after those that measure."""
+        """Remember the metrics of the aggregation; the observers that measure have come before."""
         self._last = {**entry.metrics, "aggregation": entry.progress.aggregation}
 
     def note(self, entry: Entry) -> None:

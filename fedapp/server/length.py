@@ -59,7 +59,7 @@ def with_length(
 def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDArray[np.float64]) -> int:
     num_clients = len(times)
     if strategy.interval is not None and config.clock == "wall":
-        return ROUNDS  # what an interval is beside a round in real time, nobody knows either
+        return ROUNDS  # in real time the ratio of an interval to a round isn't known either
     if (foreseen := strategy.foreseen_aggregations(times, ROUNDS * float(times.max()))) is not None:
         return foreseen
     if strategy.interval is not None:
@@ -89,7 +89,7 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
 
 
 def _played(times: NDArray[np.float64], size: int, end: float) -> int:
-    """Return how often a buffer is full by then: whose work is in it waits until it is."""
+    """Return how often a buffer of ``size`` is full by time ``end``, where its clients wait until it is full."""
     queue: EventQueue = EventQueue()
     for client, time in enumerate(times):
         queue.push(float(time), client, client)
@@ -103,22 +103,22 @@ def _played(times: NDArray[np.float64], size: int, end: float) -> int:
 
 
 def _played_on(strategy: AsynchronousStrategy, times: NDArray[np.float64], size: int, end: float) -> int:
-    """Return how often so much fresh work has come by then, where clients work on and old work is thrown away."""
+    """Return how often ``size`` fresh contributions have come by time ``end``, where clients work on."""
     seconds, rng = times.tolist(), streams.generator(strategy.config.seed, "length-of-a-run")
     idle = rng.permutation(len(seconds)).tolist()
     at_work = [idle.pop() for _ in range(min(strategy.config.concurrency or len(idle), len(idle)))]
-    # When it is done, and the model it works on.
-    agenda = [(seconds[client], client, 0) for client in at_work]
-    heapq.heapify(agenda)
+    # By task: when it is done, its client, and the version of the model that it began from.
+    queue = [(seconds[client], client, 0) for client in at_work]
+    heapq.heapify(queue)
     number = waiting = 0
-    while agenda[0][0] <= end * (1 + 1e-9):
-        now, client, version = agenda[0]
+    while queue[0][0] <= end * (1 + 1e-9):
+        now, client, version = queue[0]
         waiting += strategy.fresh(number - version)
         if waiting == size:
             number, waiting = number + 1, 0
-        if idle:  # its place is that of any of those that are free
+        if idle:  # the next task goes to any client that is free, this one included
             place = int(rng.integers(len(idle) + 1))
             if place < len(idle):
                 idle[place], client = client, idle[place]
-        heapq.heapreplace(agenda, (now + seconds[client], client, number))
+        heapq.heapreplace(queue, (now + seconds[client], client, number))
     return max(number, 1)

@@ -24,7 +24,7 @@ def _under_way(strategy: AsynchronousStrategy, client: Client) -> dict[str, int]
 
 
 class OwnLayers(Observer):
-    """What clients keep of a run, under a number of this run alone; in a simulation's checkpoint, too."""
+    """Clients' own arrays, kept by them under the run's number, and in the checkpoints of a simulation."""
 
     def __init__(self, experiment: Experiment, strategy: FederatedStrategy) -> None:
         self._number = int(streams.unpredictable().integers(1, messages.LARGEST))

@@ -94,7 +94,7 @@ def check_engine(strategy: FederatedStrategy, personal: str, engine: str) -> Non
 
 
 def say_pooled(config: RunConfig, dataset: Dataset) -> None:
-    """Say what becomes of the test rows that a dataset ships, where each client has some of its own."""
+    """Log that a dataset's test rows are divided over the clients, where clients have test rows of their own."""
     if shipped := len(dataset.y) - dataset.num_train:
         log.info(
             "test-on = 'own': the %d test rows that '%s' ships are divided over the clients with the others",

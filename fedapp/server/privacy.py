@@ -101,12 +101,12 @@ class PrivacyAccount(Observer):
 
 
 def _protects_from_server(strategy: FederatedStrategy) -> bool:
-    """Return True if clients add the noise, so that a draw hides nothing from whom it protects from."""
+    """Return True if clients add the noise: it protects from the server, which knows who was drawn."""
     return isinstance(strategy, SynchronousStrategy) and strategy.config.distributes_noise
 
 
 def neighbours(config: RunConfig) -> str:
-    """Return the relation of ``dp-epsilon``: in what two runs differ that it compares."""
+    """Return the neighbouring relation of ``dp-epsilon`` in words: in what two neighbouring runs differ."""
     if config.dp == "local":
         return "replace one client: all its data, or any others in their place"
     if not strategy_class(config.strategy).has_rounds:
@@ -335,7 +335,7 @@ def say_what_stays(config: RunConfig, names: Sequence[str]) -> None:
 
 
 def say_what_is_repeated(config: RunConfig) -> None:
-    """Say what the account of a run that goes on doesn't hold: in real time it does anew what no checkpoint has."""
+    """Warn that a resumed run in real time repeats aggregations since the checkpoint, which its ε doesn't count."""
     if config.resume and config.clock == "wall":
         log.warning(
             "dp = %r: what was sent after the checkpoint that this run goes on from isn't in dp-epsilon; it is "

@@ -23,18 +23,18 @@ log = logging.getLogger("flwr.fedapp")
 
 LINES = 10  # progress lines in the log of a run without a terminal
 SCORES = 2  # metrics beside the loss in such a line
-MINUTE = 60.0  # real seconds between two of them that a pipe gets
+MINUTE = 60.0  # real seconds between two progress lines that go to a pipe
 
 
 class Sparingly:
-    """Tells which lines of progress go to a pipe, too: one a minute, and those that must."""
+    """Tells which progress lines go to a pipe as well: at most one a minute, and those marked ``always``."""
 
     def __init__(self, now: Callable[[], float] | None = None) -> None:
         self.now = now or WallClock().now
         self._last: float | None = None
 
     def shown(self, *, always: bool = False) -> dict[str, bool]:
-        """Return what marks a line of the log as to be shown now, or not (``fedapp.logs.is_shown``)."""
+        """Return the field of a log record by which ``fedapp.logs.is_shown`` shows it, or doesn't."""
         now = self.now()
         due = always or self._last is None or now - self._last >= MINUTE
         self._last = now if due else self._last
@@ -174,7 +174,7 @@ class Heartbeat(Observer):
         self._last = (0, 0.0)
 
     def watching(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Return ``stopped`` so that whoever asks it lets the line be logged where it is due."""
+        """Return ``stopped``, made to log the progress line whenever it is called and the line is due."""
 
         def asked() -> bool:
             self.look()

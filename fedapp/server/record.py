@@ -17,19 +17,19 @@ from strategies.flower.arrays import Layout
 
 @dataclass(frozen=True)
 class Entry:
-    """An aggregation as the run's record has it: ``metrics`` are what the strategy tells and observers measure."""
+    """An aggregation in the run's record; ``metrics`` are those that the strategy reports and observers measure."""
 
     progress: Progress
     metrics: dict[str, Any]
 
     @classmethod
     def of(cls, progress: Progress) -> "Entry":
-        """Begin with what the strategy tells."""
+        """Return the entry with the metrics that the strategy reports."""
         return cls(progress, dict(progress.metrics))
 
     @classmethod
     def resumed(cls, line: Mapping[str, Any], arrays: ArrayRecord) -> "Entry":
-        """Take back what was ``kept`` of an evaluation, and the model it is of."""
+        """Return the entry of an evaluation from what ``kept`` returned, and from its model."""
         rest = {key: line[key] for key in line if key not in ("aggregation", "time", "clock", "clients")}
         clients = dict(line.get("clients", {}))
         names = {index: name for index, name in enumerate(clients.pop("name", ())) if name}
@@ -42,11 +42,11 @@ class Entry:
         return head | self.metrics
 
     def kept(self, clock: str) -> dict[str, Any]:
-        """Return what ``resumed`` takes back: the line, and what is known of clients."""
+        """Return the content of the entry for ``resumed``: the line, and the clients' metrics."""
         return self.line(clock) | ({"clients": self._clients()} if self.progress.clients else {})
 
     def _clients(self) -> dict[str, list[Any]]:
-        """Return what is known of each client, with the names of those that have one."""
+        """Return the clients' metrics as columns, with a column of names if any client has a name."""
         clients, names = self.progress.clients, self.progress.names
         size = max(map(len, clients.values()))
         return {**({"name": [names.get(index, "") for index in range(size)]} if names else {}), **clients}
@@ -56,15 +56,15 @@ log = logging.getLogger("flwr.fedapp")
 
 
 class Observer:
-    """One concern of a run. What a hook isn't overridden for does nothing.
+    """The base class of a run's observers; a hook that isn't overridden does nothing.
 
     Attributes
     ----------
     reason : str
         At the end, why a run failed or diverged, or finished before all its aggregations.
     complete : bool
-        At the end, whether it went through all its aggregations, with somebody's work to the last; a run that
-        diverged may have.
+        At the end, whether the run went through all its aggregations, and the last one had a contribution; a run that
+        diverged may be complete.
     ended : str
         Why this observer ended the run before its last aggregation; "" if it didn't.
     """
@@ -74,7 +74,7 @@ class Observer:
     ended: str = ""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned before; comes before ``begin``."""
+        """Restore what ``state`` returned in an earlier run; called before ``begin``."""
 
     def begin(self) -> None:
         """Get ready: the first round is about to begin."""
@@ -83,7 +83,7 @@ class Observer:
         """Add to an aggregation's metrics."""
 
     def note(self, entry: Entry) -> None:
-        """Take note of an aggregation, when all have measured and what can be resumed from is on the disk."""
+        """Take note of an aggregation, after all observers have measured and a due checkpoint is on the disk."""
 
     def state(self) -> dict[str, Any]:
         """Return what JSON holds and a resumed run needs, by keys that no other observer has."""
@@ -118,16 +118,16 @@ class Saving:
         self.watch = watch
         self.announces = announces
         self.last = 0
-        self._rest = 0.0  # wall seconds until which no other is written
+        self._rest = 0.0  # wall seconds until which no other checkpoint is written
 
     def is_due(self, progress: Progress) -> bool:
         """Tell whether an aggregation is saved.
 
         In real time an aggregation is saved before its metrics are reported, so that no aggregation whose metrics
-        were reported is ever lost; the log's line of progress (``Heartbeat``) may be ahead of the checkpoint.
-        In virtual time what is lost comes again: checkpoints may take a
-        twentieth of the run's time, and an evaluation that there is only because the run ends here isn't part of what
-        is resumed, unless the run came to its end there (``is_lacking``).
+        were reported is ever lost; the log's line of progress (``Heartbeat``) may be ahead of the checkpoint. In
+        virtual time lost aggregations come again, so checkpoints may take only a twentieth of the run's time. An
+        evaluation that is made only because the run ends is no part of the checkpoint, unless the run came to its end
+        there (``is_lacking``).
         """
         config, aggregation = self.config, progress.aggregation
         if config.checkpoint_every == 0 or aggregation == 0:
@@ -202,7 +202,7 @@ class Record:
         self._note(entry)
 
     def save_end(self) -> None:
-        """Save a run that came to its end, where its last aggregation isn't saved yet: a longer one goes on there."""
+        """Save the last aggregation of a run that came to its end, for a longer run, unless it is saved already."""
         if self.saving.is_lacking(self.strategy.aggregations):
             self._save(None)
 
@@ -230,7 +230,7 @@ class Record:
             observer.judge()
 
     def end(self, status: str, reason: str = "", *, complete: bool = False) -> None:
-        """End a run, for those who have begun it."""
+        """End the run for the observers that have begun."""
         for observer in self._begun:
             observer.reason, observer.complete = reason, complete
             observer.end(status)

@@ -171,7 +171,7 @@ def _run(
 
 @contextmanager
 def own_parts_named(config: RunConfig) -> Iterator[None]:
-    """Turn what a user-defined part raises into an ``OwnPartError`` of one line, which says where it was raised."""
+    """Turn an exception of a user-defined part into an ``OwnPartError`` of one line that says where it was raised."""
     try:
         yield
     except USER_ERRORS:
@@ -183,13 +183,13 @@ def own_parts_named(config: RunConfig) -> Iterator[None]:
 
 
 def _line(error: Exception, config: RunConfig) -> str:
-    """Return what an error says, as it may stand in summary.json."""
+    """Return the text of an error for summary.json: one line without unprintable characters."""
     raised = "" if isinstance(error, USER_ERRORS) else raised_by(error, config.flat())
     return messages.clean(raised or in_keys(error) or type(error).__name__)
 
 
 def _with_unread(experiment: Experiment, engine: str) -> Experiment:
-    """Add what is given and isn't read by an engine to what isn't read by the run."""
+    """Add ``round-timeout`` to the keys that aren't read, if it is given and the engine doesn't read it."""
     usual = type(experiment.config).defaults()["round-timeout"]
     if engine not in IN_PROCESS or experiment.config.round_timeout == usual:
         return experiment
@@ -205,7 +205,7 @@ def _warn_of_unread(experiment: Experiment) -> None:
 
 @contextmanager
 def _in_words(config: RunConfig, directory: RunDirectory, record: Record) -> Iterator[None]:
-    """Turn what a full disk or a checkpoint that isn't what this run needs raises into a ConfigError."""
+    """Turn the errors of a full disk, and of a checkpoint that doesn't fit the run, into a ConfigError."""
     try:
         yield
     except OSError as error:
@@ -229,7 +229,7 @@ def _record(
     directory: RunDirectory,
     others: Sequence[Observer],
 ) -> Record:
-    """Put together who watches: those that measure before those that write, who end in this order."""
+    """Return the record with its observers: those that measure come before those that write, also at the end."""
     config, watch = experiment.config, WallClock()
     best = strategy.run.best
     unstable = partial(getattr, strategy.reporter.stability, "warning")

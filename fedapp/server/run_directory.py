@@ -53,15 +53,14 @@ BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A strategy's state (``strategies.core.strategy.FederatedStrategy.state``), and what those that watch the run
-    add."""
+    """The states of a strategy (``strategies.core.strategy.FederatedStrategy.state``) and of the run's observers."""
 
     strategy: dict[str, Any]
     observers: dict[str, Any]
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint in place of the one in ``folder``; on an OSError that one stays."""
+    """Replace the checkpoint in ``folder``; the old one stays if an OSError is raised."""
     temporary = folder / ".new"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -92,7 +91,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     Raises
     ------
     OSError, ValueError
-        If it isn't as it was written.
+        If the checkpoint can't be read, or has changed since it was written.
     """
     numbers = _complete(folder)
     if not numbers:
@@ -200,17 +199,17 @@ class RunDirectory:
         self._replace("config.toml", tomli_w.dumps(content).encode())
 
     def write_moments(self, moments: Moments) -> None:
-        """Write standardization.json: what the model's inputs are standardized by, which it is no use without."""
+        """Write standardization.json: the mean and deviation by which the model's inputs are standardized."""
         content = {"mean": moments.mean, "deviation": moments.std}
         self._replace(STANDARDIZATION, json.dumps(content).encode())
 
     def read_moments(self) -> Moments:
-        """Read it back.
+        """Return the mean and deviation in standardization.json.
 
         Raises
         ------
         ConfigError
-            If it isn't there, or not as it was written.
+            If there is no such file, or it has another form.
         """
         path = self.path / STANDARDIZATION
         try:
@@ -224,12 +223,12 @@ class RunDirectory:
         self._write_arrays(PARTITION, _division(partition, labels, num_classes))
 
     def has_partition(self, partition: Partition, labels: np.ndarray, num_classes: int) -> bool:
-        """Tell whether partition.npz, where there is one, is of the same rows and classes.
+        """Tell whether partition.npz holds the same rows and classes, or doesn't exist.
 
         Raises
         ------
         ConfigError
-            If it can't be read.
+            If partition.npz can't be read.
         """
         path = self.path / PARTITION
         if not path.is_file():
@@ -242,7 +241,7 @@ class RunDirectory:
             raise ConfigError(f"resume = {self.config.resume!r}: {path} can't be read ({error})") from None
 
     def write_graph(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write graph.npz: directions (``messages``), misalignment, adjacency, eigenvalues, and whose they are."""
+        """Write graph.npz: directions (``messages``), misalignment, adjacency, eigenvalues, and clients' indices."""
         self._write_arrays("graph.npz", arrays)
 
     def write_model(self, state: Mapping[str, Tensor], name: str = MODEL) -> None:
@@ -269,12 +268,12 @@ class RunDirectory:
             return file.tell()
 
     def cut_metrics(self, size: int) -> None:
-        """Drop what metrics.jsonl has beyond ``size`` bytes: a resumed run writes it anew.
+        """Cut metrics.jsonl to ``size`` bytes: a resumed run writes the later lines anew.
 
         Raises
         ------
         ConfigError
-            If it has fewer.
+            If metrics.jsonl has fewer bytes.
         """
         path = self.path / "metrics.jsonl"
         path.touch()

@@ -23,7 +23,7 @@ class TensorBoard(Observer):
         self.writer: Any = None
 
     def begin(self) -> None:
-        """Open an event file; what a resumed run writes anew is hidden in those before."""
+        """Open an event file; steps that a resumed run writes anew are hidden in the earlier event files."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self.writer = SummaryWriter(str(self.path), purge_step=self.resumed_from)
