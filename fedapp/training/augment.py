@@ -22,14 +22,14 @@ AUGMENTATIONS = ("none", "flip", "crop", "flip+crop")
 
 @dataclass(frozen=True, eq=False)
 class Augmentation:
-    """What becomes of every example of a task's steps.
+    """How the image of every example of a task's steps is mirrored and shifted.
 
     Attributes
     ----------
     flips : bool array (S, B)
         Which examples are mirrored.
     shifts : int64 array (S, B, 2)
-        Row and column of the part that is cut out, from 0 to 2 * BORDER; BORDER: as it is.
+        Row and column at which the image is cut out of its padded one, from 0 to 2 * BORDER; BORDER: not shifted.
     """
 
     flips: np.ndarray
@@ -46,7 +46,7 @@ class Augmentation:
         task: int,
         draws: Draws = SENT,
     ) -> "Augmentation":
-        """Draw for so many steps of so many examples, from the random stream of a purpose.
+        """Draw for ``steps`` steps of ``width`` examples each, from the random stream of the name.
 
         ``name`` is one of ``AUGMENTATIONS`` other than none.
         """

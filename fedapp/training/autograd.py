@@ -60,10 +60,10 @@ def batch_loss(trainee: Trainee, loss: Loss, fixed: Parameters, precision: Preci
 
 
 def _up_to_date(name: str, value: Tensor, found: Tensor, *, in_place: bool) -> Tensor:
-    """Return a buffer as the forward pass has left it, which may have put another tensor in its place.
+    """Return the value of a buffer after the forward pass, which may have put another tensor in its place.
 
-    Not in the memory of the one before, which the backward pass may need; ``in_place``: there, or not at all, as
-    under ``vmap``, which refuses what would then be another for each client.
+    The value is in new memory, as the backward pass may need the old value. With ``in_place`` it is written to the
+    old memory, as ``vmap`` demands, which raises an error if the buffer would differ from client to client.
     """
     if found is value:
         return value.detach() if value.requires_grad else value
@@ -133,7 +133,7 @@ def train(
     move : callable, optional
         An optimizer's, in place of w ← w − γ v.
     changes : iterable of Change, optional
-        What becomes of each step's images; as they are without.
+        The augmentation of each step's images; none by default.
     buffers : dict of str to Tensor, optional
         What ``loss`` keeps up to date beside the parameters.
     replay : bool
@@ -244,7 +244,7 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
 
 
 def _changes(task: LocalTask) -> list[Change] | None:
-    """Return what becomes of the images of each step, for one client."""
+    """Return the flips and shifts of the images of each step, for one client; None without augmentation."""
     if task.augmentation is None:
         return None
     flips, shifts = (
@@ -261,7 +261,7 @@ _copies = threading.local()
 
 @contextmanager
 def _own_copy(model: nn.Module, sent: Collection[str]) -> Iterator[Trainee]:
-    """Yield this thread's copy of a model, to train; its own arrays, which aren't among those sent, must stay."""
+    """Yield this thread's copy of a model for training; check that training changes no array that isn't ``sent``."""
     if getattr(_copies, "model", None) is not model:
         _copies.model, _copies.trainee = model, Trainee(model)
     own: Trainee = _copies.trainee

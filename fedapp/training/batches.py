@@ -48,14 +48,14 @@ FINE_TUNING = Draws(
 
 
 def batches_of_many(seed: int, clients: Sequence[int], task: int) -> Iterator[np.random.Generator]:
-    """Yield what ``SENT`` draws the batches of this task of each of the clients from."""
+    """Yield the generator from which ``SENT`` draws the batches of a task, for each client."""
     return streams.generators(seed, "batches", [(client, task) for client in clients])
 
 
 # Rows of a batch: an index into the client's data, or everything; and the mask of a padded batch.
 Batch = tuple[Tensor | slice, Tensor | None]
 
-# Of so many examples or fewer a list is shuffled sooner than an array.
+# Up to this number of examples a list is shuffled faster than an array.
 FEW = 24
 
 
@@ -84,7 +84,7 @@ class Batches:
         return len(self.sizes)
 
     def ragged(self, device: torch.device | str = "cpu") -> list[Batch]:
-        """Batches for one client, each as long as it is."""
+        """Return the batches of one client without padding."""
         if self.whole:
             return [(slice(None), None)] * len(self)
         indices = torch.from_numpy(self.indices).to(device)
@@ -138,16 +138,16 @@ def _whole(num_examples: int, steps: int) -> Batches:
 
 @dataclass(frozen=True, eq=False)
 class BatchesOfMany:
-    """Which examples each local step of G tasks sees, by column: what ``Batches`` says of one.
+    """Which examples each local step of G tasks sees: the arrays of G ``Batches``, column by column.
 
     Attributes
     ----------
     num_examples, steps, widths : int array (G,)
         n_i, S_i and B_i: a task's indices are (S_i, B_i).
     per_epoch, last : int array (G,)
-        After so many steps comes one of so many real examples; the others see B_i.
+        Number of steps of an epoch, and number of examples in the last of them; the other steps see B_i.
     order, starts : int array (T,), (G,)
-        The indices of all tasks, one after the other, and where each one's begin; of ``whole`` ones none.
+        The indices of all tasks, one task after the other, and where each task's begin; empty with ``whole``.
     whole : bool
         Every step sees all examples of its task, in order.
     """
@@ -165,7 +165,7 @@ class BatchesOfMany:
         return len(self.steps)
 
     def of(self, place: int) -> Batches:
-        """Return those of one task."""
+        """Return the batches of one task."""
         steps, width, number = int(self.steps[place]), int(self.widths[place]), int(self.num_examples[place])
         if self.whole:
             return _whole(number, steps)
@@ -174,9 +174,9 @@ class BatchesOfMany:
         return Batches(indices, self._sizes(np.array([place]), steps)[:, 0], number)
 
     def stacked(self, places: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the indices (S, G, B) and sizes (S, G) of some, of which none is longer than the one before.
+        """Return the indices (S, G, B) and sizes (S, G) of some tasks, the one with most steps first.
 
-        What a task hasn't is 0.
+        Indices and sizes of steps that a task doesn't have are 0.
         """
         chosen = np.asarray(places)
         steps = int(self.steps[chosen[0]])
@@ -220,7 +220,7 @@ def plan_many(
     steps: NDArray[np.int64],
     rngs: Iterable[np.random.Generator],
 ) -> BatchesOfMany:
-    """Draw the batches of G tasks, as ``plan_batches`` does for one; arrays are (G,), and ``rngs`` are theirs."""
+    """Draw the batches of G tasks, as ``plan_batches`` does for one; arrays are (G,), and so is ``rngs``."""
     widths = np.minimum(num_examples, batch_size) if batch_size else num_examples
     in_epochs, once = bool(epochs.any()) and batch_size > 0, np.ones_like(widths)
     per_epoch = -(-num_examples // widths) if in_epochs else once

@@ -208,7 +208,7 @@ def _check_parameters(model_name: str, model: nn.Module) -> None:
 def _check_outputs(
     model_name: str, loss: Loss, metrics: tuple[Metric, ...], outputs: Any, data: str, rows: int
 ) -> None:
-    """Refuse what isn't a tensor, or several in a tuple or dict, and several where a part takes one."""
+    """Refuse outputs that aren't tensors of B rows, and several tensors where the loss or a metric takes one."""
     leaves = tree_leaves(outputs)
     if not leaves or not all(
         isinstance(each, Tensor) and each.dim() and len(each) == rows for each in leaves
@@ -332,7 +332,7 @@ def _check_learning(
 
 
 def _check_attributes(model_name: str, found: Carried) -> None:
-    """Refuse outputs that depend on what earlier passes have left in an attribute; name what is counted there."""
+    """Refuse a model whose outputs depend on an attribute that earlier passes changed; warn of counters."""
     if found.read:
         raise OwnPartError(
             f"model = {model_name!r}: its outputs depend on its attribute {', '.join(found.read)}, which each "

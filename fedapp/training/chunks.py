@@ -41,14 +41,14 @@ def cut(tasks: Sequence[LocalTask], positions: Sequence[int], *, padded: bool) -
 
 
 def cut_evenly(like: LocalTask, widest: int, positions: Sequence[int]) -> Iterator[list[int]]:
-    """Cut tasks like one, with batches of so many examples at most, into chunks of like sizes that fit the memory."""
+    """Cut tasks that are alike, with ``widest`` examples a batch, into chunks of equal size that fit the memory."""
     count = -(-len(positions) // max(_budget(like) // stack_bytes(like, widest), 1))
     ends = [len(positions) * number // count for number in range(count + 1)]
     yield from (list(positions[start:end]) for start, end in pairwise(ends))
 
 
 def stack_bytes(like: LocalTask, widest: int) -> int:
-    """Return what a task takes in a stack, with batches of so many examples."""
+    """Return the bytes that a task takes in a stack, with ``widest`` examples a batch."""
     model_bytes, row_bytes = _bytes(like)
     return model_bytes + row_bytes * widest
 

@@ -28,7 +28,7 @@ from fedapp.training.task import TaskStack
 
 
 def train_dense(stack: TaskStack) -> tuple[Parameters, Tensor]:
-    """Train a stack of G clients, in place: at each step those that still train are its first.
+    """Train a stack of G clients in place; at each step the clients that still train are the first of the stack.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def train_dense(stack: TaskStack) -> tuple[Parameters, Tensor]:
             direction, loss = step(rule, own, around, gradient, lr[:count], before, move)
             if not replay or before is None or direction is None:
                 velocity = direction
-            else:  # in the memory where it is
+            else:  # a replay reads the same memory
                 for name, value in before.named.items():
                     value.copy_(direction.named[name])
         total[:count].add_(loss)
@@ -73,8 +73,9 @@ def train_dense(stack: TaskStack) -> tuple[Parameters, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Gradient:
-    """The gradient of a step's examples: inputs (A, d, B), targets (A, 1 or M, B), and what each example weighs in
-    its client's mean, (A, 1, B) or a number if it's the same for all.
+    """The gradient of a step's examples: inputs (A, d, B), and targets (A, 1 or M, B).
+
+    ``share`` is each example's weight in its client's mean, (A, 1, B), or a number if all weigh the same.
     """
 
     layers: list[Layer]
@@ -93,9 +94,7 @@ class _Gradient:
         return Stack(g), loss
 
     def forward(self, w: Parameters) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Return the losses (A,), the input of every layer (A, in, B), and each example's error at the output
-        (A, K, B), not weighed yet.
-        """
+        """Return the losses (A,), the layers' inputs (A, in, B), and the unweighted output errors (A, K, B)."""
         weight, bias = self.layers[0]
         outputs = torch.baddbmm(w[bias].unsqueeze(2), w[weight], self.inputs)
         activations, outputs = forward(self.layers, w, outputs)
@@ -193,8 +192,9 @@ class FusedSteps:
 
 
 class _StackedBatch(NamedTuple):
-    """What the A clients that still train see in a step: rows (A, B) of the shared data, targets (A, 1 or M, B), and
-    what each example weighs in its client's mean: (A, 1, B), or a number if it's the same for all.
+    """The batch of the A clients that still train in a step: rows (A, B) of the shared data, targets (A, 1 or M, B).
+
+    ``share`` is each example's weight in its client's mean, (A, 1, B), or a number if all weigh the same.
     """
 
     rows: Tensor
@@ -203,7 +203,7 @@ class _StackedBatch(NamedTuple):
 
 
 def _steps(stack: TaskStack) -> Iterator[_StackedBatch]:
-    """Yield what each step sees; whatever can be looked up for all steps at once is."""
+    """Yield the batch of each step; what all steps need is looked up once."""
     y, sizes = stack.like.y, stack.sizes
     widths = sizes.max(1)
     active = (sizes > 0).sum(1)

@@ -74,7 +74,7 @@ class Metric:
 
 
 def _hits(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Right labels: the largest logit's; for numbers, each label's whose logit is above 0 where it is 1."""
+    """Return which examples' largest logit is of their class; with float targets, the share of labels predicted."""
     if targets.is_floating_point():
         return ((outputs > 0) == (targets > 0.5)).double().flatten(1).mean(1)
     return classes_first(outputs, targets).argmax(dim=1) == targets
@@ -146,9 +146,9 @@ def _several_labels(targets: Tensor) -> bool:
 
 
 def counts_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return how many positions of each row are of a class and taken for it, taken for it, and of it, (N, 3, K).
+    """Return for each row and class the true positives, the predictions and the labels, (N, 3, K).
 
-    In a type of 1 or 4 bytes, whatever the number of positions.
+    The counts are of a type of 1 byte, or of 4 bytes for rows of 256 positions or more.
     """
     if targets.is_floating_point():
         guess, truth = outputs > 0, targets > 0.5
@@ -176,7 +176,7 @@ def _f1_macro(counts: NDArray[np.int64], every: bool) -> float:
 
 
 def _iou(counts: NDArray[np.int64], every: bool) -> float:
-    """Intersection over union of what is of a class and what is taken for it, the mean over classes or labels."""
+    """Return the intersection over union of a class's labels and predictions, the mean over classes."""
     both, guessed, true = counts
     return _mean_of_classes(both, guessed + true - both, every)
 
@@ -286,7 +286,7 @@ def is_taken(name: str) -> bool:
 
 
 def _called(name: str) -> str:
-    """Return what one of the user's own is called: as its function, without the digest of what no module has."""
+    """Return the name of a metric of the user's own: its function's, without the digest of one in no module."""
     own = name.rpartition(":")[2].rpartition(".")[2]
     if name.startswith(f"{HERE}:"):
         own = re.sub(r"_[0-9a-f]{8}$", "", own)

@@ -22,16 +22,16 @@ class Precision(NamedTuple):
 
     @classmethod
     def now(cls) -> "Precision":
-        """Return what holds in this process."""
+        """Return the precision of this process."""
         cudnn, matmul = _switches()
         return cls(cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision, matmul.fp32_precision)
 
     def take(self) -> None:
-        """Let it hold, by PyTorch's newer names and by the older ones, which other code may ask for."""
+        """Set this precision, by PyTorch's newer names and by the older ones, which other code may read."""
         if self == self.now():
             return
         cudnn, matmul = _switches()
-        # Which PyTorch 2.9 warns of; by the newer alone, other code that asks by the older gets an error.
+        # PyTorch 2.9 warns of the older names; without them, other code that reads them gets an error.
         warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
         cudnn.allow_tf32 = self.convolutions == self.recurrent == "tf32"
         matmul.allow_tf32 = self.products == "tf32"

@@ -64,7 +64,7 @@ class Loss:
     def each(
         self, outputs: Any, targets: Tensor, inputs: Inputs = _not_given
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the loss of each example, (B,), and how many positions it is the sum of; None: it is a mean."""
+        """Return the loss of each example, (B,), and the number of positions that it sums; None if it is a mean."""
         return by_example(self.of(outputs, targets, inputs), targets)
 
     def mean(
@@ -84,7 +84,7 @@ class Loss:
 
 
 def by_example(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return what examples have of something, (B,), and of how many positions it is the sum; None: it is a mean.
+    """Return the value of each example, (B,), and the number of positions that it sums; None if it is a mean.
 
     Parameters
     ----------

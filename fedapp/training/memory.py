@@ -16,7 +16,7 @@ MOST_KEPT = 256 << 20
 
 @cache
 def keep_freed() -> bool:
-    """Have this process keep what it frees, up to ``MOST_KEPT``; tell whether its C library can be told so."""
+    """Let this process keep freed memory, up to ``MOST_KEPT``; return False if its C library can't."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # not glibc: its allocator does as it does

@@ -100,7 +100,7 @@ class LocalAdam:
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, w: Tensors, direction: Tensors, rate: float | Tensor) -> None:
-        """Move a model, or a stack of them that may only lose its last ones from step to step."""
+        """Move a model, or a stack of models, of which later steps may only leave out the last."""
         self.count += 1
         first, second = 1 - self.first**self.count, 1 - self.second**self.count
         for name, value in w.named.items():

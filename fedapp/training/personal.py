@@ -48,7 +48,7 @@ def own_arrays(model: nn.Module, personal: str) -> OwnArrays:
 def apart(
     model: nn.Module, personal: str, changing: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of what training changes that all clients share, and of what each keeps."""
+    """Return the names of the arrays that training changes: those shared by all clients, and each client's own."""
     own = set(own_arrays(model, personal).names)
     return tuple(name for name in changing if name not in own), tuple(
         name for name in changing if name in own

@@ -80,7 +80,7 @@ def _is_known(layer: nn.Module) -> bool:
 
 @contextmanager
 def replayed(step: Step) -> Iterator[Step]:
-    """Yield what takes a step on a GPU, again and again: its recording, once it has one.
+    """Yield a function that takes a step on a GPU: it replays the step's recording, once there is one.
 
     Parameters
     ----------

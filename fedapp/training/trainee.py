@@ -53,12 +53,12 @@ class Dropout(nn.Module):
 
 
 class Trainee:
-    """A copy of a module, to train with; of one thread, as functional_call puts parameters into it for a while.
+    """A copy of a module for training in one thread: while functional_call runs, the copy holds other parameters.
 
     Parameters
     ----------
     model : nn.Module
-        Stays as it is.
+        The module that is copied, and not changed.
     """
 
     def __init__(self, model: nn.Module) -> None:

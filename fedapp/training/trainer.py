@@ -154,7 +154,7 @@ TrainedStack = tuple[Parameters, Tensor]
 # Bytes of a stack whose steps are short.
 SHORT = 1 << 20
 
-# No task's error: smaller stacks would do, and give other bits; after a GPU's error nothing runs on it any more.
+# Errors of the whole process: smaller stacks would fit, but give other bits; a GPU is unusable after an error.
 OF_ALL_TASKS = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 
 S = TypeVar("S")
@@ -184,9 +184,9 @@ class Trainer:
     Parameters
     ----------
     way : str, optional
-        Overrides ``way_of``; what can't be stacked, or has no dual form, is trained singly.
+        Overrides ``way_of``; a task that can't be stacked, or has no dual form, is trained singly.
     workers : int
-        Threads; 0: one for each core (one alone on a GPU, whose work is in order anyway).
+        Number of threads; 0: one for each core (a GPU is used by one thread).
     """
 
     def __init__(self, way: Way | None = None, workers: int = 0) -> None:
@@ -204,11 +204,11 @@ class Trainer:
     ) -> list[Trained | Exception]:
         """Return the trained parameters and mean loss of every task, or what it raised, in the order of the tasks.
 
-        What is raised for want of memory is raised here: it tells of the stack, not of a task. So is a GPU's error,
-        after which nothing in this process runs on it: an index that is out of range, in one client's data.
+        An error for lack of memory is raised here, as it is the stack's and not a task's. An error of a GPU, such as
+        an index out of range in one client's data, is raised as well, as this process can't use the GPU after it.
 
-        ``groups`` divide the tasks by their places: what is in different ones is never stacked. By default all are
-        one.
+        ``groups`` divide the tasks by their places: tasks of different groups are never stacked. By default all tasks
+        are one group.
         """
         trained: list[Trained | Exception | None] = [None] * len(tasks)
         together = groups or [range(len(tasks))]
@@ -223,7 +223,7 @@ class Trainer:
         return trained  # type: ignore[return-value]
 
     def stacks(self, block: TaskBlock) -> Iterator[tuple[list[int], TrainedStack | Exception]]:
-        """Train a block on this thread; yield places of some, and what they came to, or what one of them raised."""
+        """Train a block on this thread; yield the places of tasks, and their result, or the exception of one task."""
         for way, places in self._stacks_of(block):
             found = _stack_or_why(block, way, places)
             if isinstance(found, Exception) and len(places) > 1:
@@ -232,9 +232,9 @@ class Trainer:
                 yield places, found
 
     def waits(self, task: LocalTask, number: int) -> bool:
-        """Say whether threads would wait for each other rather than work, with stacks of so many such tasks.
+        """Tell whether threads would wait for each other, with stacks of ``number`` tasks like ``task``.
 
-        What is short goes from one call of PyTorch to the next, under Python's lock.
+        A step of a small stack spends its time between calls of PyTorch, under Python's lock.
         """
         return (
             self._way(task) == "stacked" and stack_bytes(task, task.batches.indices.shape[1]) * number < SHORT
@@ -243,9 +243,9 @@ class Trainer:
     def ahead(
         self, work: Callable[[S], T], items: Iterable[S], *, alone: bool = False, in_turn: bool = False
     ) -> Iterator[T]:
-        """Yield the results of some work on threads, in order; a few of it are ahead of who takes them.
+        """Yield the results of ``work`` on threads, in order; threads are a few items ahead of the caller.
 
-        ``in_turn``: none are ahead, and one thread works; ``alone``: this one, as on a GPU.
+        With ``in_turn`` they aren't ahead, and one thread works at a time; with ``alone`` this thread works.
         """
         if alone:
             yield from map(work, items)
@@ -321,7 +321,7 @@ class Trainer:
 def _each_or_why(
     train: Callable[[Sequence[LocalTask]], list[Trained]], tasks: Sequence[LocalTask]
 ) -> list[Trained | Exception]:
-    """Train a chunk; if it raises, each task of it alone, so that the others don't miss what one of them does."""
+    """Train a chunk; if that raises, train each of its tasks alone, so that one task's exception is its own."""
     try:
         return [*train(tasks)]
     except OF_ALL_TASKS:
@@ -334,14 +334,14 @@ def _each_or_why(
 
 
 def _stack_or_why(block: TaskBlock, way: Way, places: list[int]) -> TrainedStack | Exception:
-    """Train some of a block together; return what is raised, but for ``OF_ALL_TASKS``."""
+    """Train some tasks of a block together; return an exception, unless it is one of ``OF_ALL_TASKS``."""
     try:
         if way == "stacked":
             return train_dense(block.stacked(places))
         return _TOGETHER[way]([block.one(place) for place in places])
     except OF_ALL_TASKS:
         raise
-    except Exception as error:  # likewise
+    except Exception as error:  # of a model, or of what it is trained on
         return error.with_traceback(None)
 
 

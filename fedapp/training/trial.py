@@ -96,9 +96,9 @@ class Carried:
 
 
 def carried(model: nn.Module, x: Tensor) -> Carried:
-    """Return what a model keeps from one forward pass to the next and that is no buffer, however small its effect.
+    """Return the attributes, other than buffers, that a model keeps from one forward pass to the next.
 
-    What a pass writes before it reads it, such as activations to look at, isn't carried: the outputs stay the same.
+    An attribute that a pass writes before it reads it, such as activations to look at, affects no later pass.
     """
     used, fresh = copy.deepcopy(model).train(), copy.deepcopy(model).train()
     seen = [_attributes(used)]
@@ -151,7 +151,7 @@ def _copied(value: Any) -> Any:
 
 
 def _in_container(container: Any) -> list[Any]:
-    """Return the lengths and numbers of a container and of those in it, in a tuple, and copies of their tensors.
+    """Return a tuple of the lengths and numbers in a container and its containers, then copies of their tensors.
 
     A container that is there twice, as one that holds itself, counts once.
     """
