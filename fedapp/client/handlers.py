@@ -159,7 +159,7 @@ def evaluate_model(message: Message, context: Context) -> Message:
 
 
 def tell_kept(message: Message, context: Context) -> Message:
-    """Tell the model that this client keeps, or keep the one in the message: for the checkpoint of a simulation.
+    """Send the model that this client keeps, or keep the one in the message, for a checkpoint of a simulation.
 
     Raises
     ------

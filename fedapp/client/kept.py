@@ -81,7 +81,7 @@ def keep_model(context: Context, record: ConfigRecord, arrays: ArrayRecord) -> N
 
 
 def kept_frozen(context: Context, digest: str) -> bytes | None:
-    """Return the frozen arrays of a digest that this client keeps, a safetensors file; None if it has none."""
+    """Return the safetensors file with a digest's frozen arrays that this client keeps; None if it keeps none."""
     kept = context.state.get(FROZEN_RECORD)
     if isinstance(kept, ArrayRecord) and digest in kept:
         return unpack(kept[digest]).tobytes()
@@ -90,7 +90,7 @@ def kept_frozen(context: Context, digest: str) -> bytes | None:
 
 
 def keep_frozen(context: Context, digest: str, arrays: ArrayRecord, data: bytes) -> None:
-    """Keep frozen arrays, in a device's folder if it has one, else in the context's state in place of those before.
+    """Keep frozen arrays in the device's folder; without a folder, in the context's state, where they replace others.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def keep_frozen(context: Context, digest: str, arrays: ArrayRecord, data: bytes)
 
 
 def _write(path: Path, content: bytes, what: str) -> None:
-    """Write a file in place of the one before; of a few of its kind, the last stay."""
+    """Replace a file; of the files with its ending, the newest ``MOST_FILES`` stay."""
     temporary = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +137,6 @@ def _run(record: ConfigRecord) -> int:
 
 
 def _path(context: Context, record: ConfigRecord) -> Path | None:
-    """Return where it is on a device; None where there is no folder for it, or the run has no number."""
+    """Return the path of the client's own model on a device; None without a folder, or if the run has no number."""
     run, folder = _run(record), context.node_config.get(STATE_PATH)
     return None if not run or folder is None else Path(str(folder)) / f"{run}{ENDING}"

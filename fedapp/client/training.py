@@ -76,7 +76,7 @@ def model_of(
     device: torch.device,
     sent: Collection[str] | None = None,
 ) -> nn.Module:
-    """Return the model that a client trains; its arrays that aren't among those sent are the server's.
+    """Return the model that a client trains; the arrays that aren't sent are the same as the server's.
 
     Raises
     ------
@@ -155,7 +155,7 @@ class TaskTerms:
         device: torch.device,
         own: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> "TaskTerms":
-        """Read them from a request, its model and the data that it expects; ``own``: what a client has kept."""
+        """Return the terms of a request with its model and dataset; ``own`` are the arrays that the client keeps."""
         server_round = integer(record, messages.SERVER_ROUND)
         lr = config.lr
         if config.lr_schedule != "constant":
@@ -239,7 +239,7 @@ class TaskTerms:
 
 
 def part_of(record: ConfigRecord) -> float:
-    """Return what part of its usual work a request asks for."""
+    """Return the part, in (0, 1], of the client's usual work that a request asks for."""
     return float(record.get(messages.PART, 1.0))  # type: ignore[arg-type]
 
 
@@ -254,7 +254,7 @@ def batches_of(
     part: float = 1.0,
     steps: int = 0,
 ) -> Batches:
-    """Draw a task's batches: as many as the run's config says, or a part; or so many epochs, or steps."""
+    """Draw a task's batches: for ``epochs`` or ``steps`` if given, else for ``part`` of the config's local work."""
     if not epochs and not steps:
         epochs, steps = config.local_epochs, config.local_steps
         if config.step_heterogeneity != "none":
@@ -276,16 +276,16 @@ def augmentation_of(
 
 
 def rule_of(config: RunConfig, alpha: float = 0.0, beta: float = 1.0) -> LocalRule:
-    """Return the local step with what of it the run's config says."""
+    """Return the rule of the local step, with the momentum, L2 and clipping norm of the run's config."""
     return LocalRule(alpha, beta, momentum=config.momentum, l2=config.l2, clip_norm=config.clip_norm)
 
 
 def trained_reply(
     message: Message, context: Context, task: LocalTask, trained: dict[str, np.ndarray], loss: float
 ) -> Message:
-    """Answer a training request with the trained model; what isn't trained goes back as it came.
+    """Answer a training request with the trained model; arrays that aren't trained go back unchanged.
 
-    The arrays that this client keeps for itself stay here.
+    The arrays that this client keeps for itself aren't sent.
     """
     record, config = read_config(message)
     if config.personal:
@@ -303,7 +303,7 @@ def trained_reply(
 
 
 def trained_model(message: Message, trained: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Return the model in a message with what was trained in its place; the rest, like frozen weights, as it came."""
+    """Return the model in a message with its trained arrays replaced; the rest, like frozen weights, as it came."""
     arrays = ArrayRecord()
     for name, sent in sent_model(message).items():
         own = trained.get(name)
@@ -312,7 +312,7 @@ def trained_model(message: Message, trained: Mapping[str, np.ndarray]) -> ArrayR
 
 
 def task_metrics(task: LocalTask, loss: float) -> MetricRecord:
-    """Return what a client tells of a task that it has done."""
+    """Return the metrics of a task: its numbers of examples and steps, and the training loss."""
     return MetricRecord(
         {
             messages.NUM_EXAMPLES: task.batches.num_examples,
@@ -323,7 +323,7 @@ def task_metrics(task: LocalTask, loss: float) -> MetricRecord:
 
 
 def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
-    """Return which fields and records of a request the local step went by, beside those of every task."""
+    """Return the fields and records of a request that the local step used, other than those of every task."""
     record = record_of(message)
     known = (messages.ALPHA, messages.BETA, messages.PERSONAL, messages.PART, messages.STEPS)
     applied = {key: record[key] for key in known if key in record}
@@ -334,7 +334,7 @@ def _applied(message: Message, task: LocalTask) -> dict[str, Any]:
 
 
 def parts_of(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[Parameters, Parameters]:
-    """Return what of the state that was sent is trained, and what isn't."""
+    """Return the parts of the state that was sent: the trained arrays, and the fixed ones."""
     names = names_of(model)
     fixed = {name: state[name] for name in names.fixed if name in state}
     return {name: state[name] for name in names.trained}, fixed

@@ -43,7 +43,7 @@ def _other_names() -> Iterator[str]:
 
 
 def _other_defaults() -> Iterator[str]:
-    """Yield a row for each default that is another one in the library, for all of its strategies or for one."""
+    """Yield a row for each default that differs between the app and the library's strategies, or one of them."""
     usual = {name: parameter.default for name, parameter in parameters_of(StrategyConfig).items()}
     for name, other in OTHER_DEFAULTS.items():
         yield f"| `{name.replace('_', '-')}` | `{_toml(other.value)}` | `{_toml(usual[name])}`: {other.why} |"
@@ -135,8 +135,8 @@ def in_words(names: Sequence[str] = (), *, every: bool = False) -> str:
     Parameters
     ----------
     names : sequence of str
-        Keys or topics; another name stands for all keys that it is a part of. None: the everyday ones.
-    every
+        Keys or topics; any other name stands for all keys that it is a part of. Without names: the everyday keys.
+    every : bool
         Whether no names stand for all keys.
 
     Raises

@@ -30,16 +30,16 @@ CLIENTS_BY = "--federation-config num-supernodes=N"
 
 
 class ConfigError(ValueError):
-    """The run config, or what it asks for, isn't possible; the text is the message for the user."""
+    """The run config, or a run that it asks for, isn't possible; the text is the message for the user."""
 
 
 def pattern(allowed: str, regex: str) -> Any:
-    """Return what makes a text match a regular expression; ``allowed`` says it in words."""
+    """Return the annotation of a text that must match a regular expression; ``allowed`` describes it in words."""
     return Field(description=allowed, pattern=regex)
 
 
 def choice(names: Any) -> Any:
-    """Return what makes a text one of some names."""
+    """Return the annotation of a text that must be one of some names."""
     return pattern(f"one of {', '.join(names)}", f"^({'|'.join(names)})$")
 
 
@@ -239,7 +239,7 @@ def where(key: str, *values: Value) -> Readers:
 
 
 def if_(text: str, holds: Callable[[Setting], bool]) -> Readers:
-    """Return the runs of which something holds; ``text`` says what."""
+    """Return the runs of which ``holds`` is true; ``text`` describes the condition."""
     return Readers(lambda _: text, lambda setting, _: holds(setting))
 
 

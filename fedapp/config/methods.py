@@ -79,6 +79,6 @@ def _capabilities(kind: type[FederatedStrategy]) -> str:
 
 
 def _own_keys(kind: type[FederatedStrategy]) -> list[str]:
-    """Return the keys of a method that not all of its kind have."""
+    """Return the keys of a method beside those that all synchronous, or all asynchronous, methods have."""
     shared = {field.name for common in (SynchronousConfig, EventsConfig) for field in fields(common)}
     return [field.name.replace("_", "-") for field in fields(kind.Config) if field.name not in shared]

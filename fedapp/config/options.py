@@ -135,9 +135,9 @@ def read_options(name: str, texts: list[str] | None) -> dict[str, Value]:
 def read_run_options(
     name: str, texts: list[str] | None, but: Collection[str] = ()
 ) -> tuple[dict[str, Value], int | None]:
-    """Return what ``read_options`` does, and the number of clients, if one of the files is a run's config.toml.
+    """Return the values of ``read_options``, and the number of clients if one of the files is a run's config.toml.
 
-    ``but`` are keys that aren't taken from such a file either.
+    ``but`` are keys that aren't taken from a run's config.toml.
     """
     texts = texts or []
     for text in texts:
@@ -168,7 +168,7 @@ def read_run_options(
 
 
 def stated_options(name: str, texts: list[str] | None) -> dict[str, Value]:
-    """Return what somebody wrote: what ``read_options`` does, less what stands in a run's config.toml alone."""
+    """Return the values of ``read_options`` without those of a run's config.toml: what the user wrote."""
     of_runs = [
         text
         for text in texts or []
@@ -200,7 +200,7 @@ def _read(name: str, text: str) -> dict[str, Value]:
 
 
 def _key(name: str) -> str:
-    """Return a key as it is written, also if it is given with underscores, as in Python."""
+    """Return a key with hyphens in place of the underscores of Python."""
     return name.replace("_", "-")
 
 
@@ -209,7 +209,7 @@ def _quoted(value: str) -> str:
 
 
 def _of_a_run(name: str, text: str, values: dict[str, Value]) -> tuple[int, dict[str, Value]]:
-    """Return a run's number of clients, and its run config without its name, which is taken."""
+    """Return a run's number of clients, and its run config without ``run-name``, as that name is taken."""
     number = values.get(NUM_CLIENTS)
     if not isinstance(number, int) or isinstance(number, bool):
         raise ConfigError(f"{name} {text!r}: {NUM_CLIENTS} = {number!r}: must be a whole number")

@@ -90,23 +90,23 @@ def _of_the_library(strategy: type[FederatedStrategy]) -> list[type]:
 def unfolded(
     given: Mapping[str, Value], text: str, own: type[Keys], known: Collection[str]
 ) -> dict[str, Value]:
-    """Return what is given with the keys that stand in one text by themselves.
+    """Return the given values with those of ``strategy-config`` as keys of their own.
 
     Parameters
     ----------
     given : mapping
-        Values by key; one that the text has too must be the same there.
+        Values by key; a key that is in the text as well must have the same value there.
     text : str
-        ``strategy-config``.
+        Value of ``strategy-config``.
     own : type of Keys
-        What the text may hold.
+        Keys of the strategy alone, which the text may have.
     known : collection of str
-        Keys of every run, which it may not.
+        Keys of every run, which the text may not have.
 
     Raises
     ------
     ConfigError
-        If the text isn't made of such pairs.
+        If the text isn't made of pairs of such keys, or gives a key another value.
     """
     values = _pairs(text)
     for key, value in values.items():
@@ -124,7 +124,7 @@ def unfolded(
 
 
 def folded(given: Mapping[str, Value], own: Collection[str], known: Collection[str]) -> dict[str, Value]:
-    """Return what is given with the strategy's own keys in one text, which is how `flwr run` passes them on.
+    """Return the given values with the strategy's own keys in ``strategy-config``, as `flwr run` passes them on.
 
     Parameters
     ----------

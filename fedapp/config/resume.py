@@ -74,7 +74,7 @@ def resumed(given: Mapping[str, Value], defaults: Mapping[str, Value]) -> dict[s
 
 
 def _as_recorded(given: Mapping[str, Value], before: Mapping[str, Value]) -> dict[str, Value]:
-    """Return what is given as it would stand in the config.toml of the run, less what says nothing of its own."""
+    """Return the given values as the run's config.toml has them, without values that leave the choice to the run."""
     values = {
         key: value
         for key, value in given.items()

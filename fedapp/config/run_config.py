@@ -206,9 +206,9 @@ def own_keys(strategy: type[FederatedStrategy]) -> type[Keys]:
 
 
 def _with_own_keys(given: Mapping[str, Value]) -> dict[str, Value]:
-    """Return what is given with each key of ``strategy-config`` by itself, if its strategy has keys of its own.
+    """Return the given values with the keys of ``strategy-config`` as keys of their own, if the strategy has any.
 
-    A run that goes on has the strategy that it had.
+    A resumed run has the strategy of the earlier run.
     """
     values, earlier = dict(given), given.get("resume")
     if isinstance(earlier, str) and earlier and "strategy" in (before := resume.read_run(earlier)[0]):

@@ -115,5 +115,5 @@ class RunKeys(Keys):
 
 
 def scaled(eval_every: int, aggregations: int) -> int:
-    """Return ``eval-every`` in aggregations, where it counts rounds' worth of them: as many are 40 rounds."""
+    """Return ``eval-every`` in aggregations, where it counts rounds: ``aggregations`` take as long as 40 rounds."""
     return max(1, round(eval_every * aggregations / ROUNDS))

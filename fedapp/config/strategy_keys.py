@@ -160,7 +160,7 @@ READ_BY_CLIENTS = ("dp", "dp_clipping_norm", "dp_noise_multiplier")
 
 
 def declared(parameter: Parameter, readers: Readers) -> tuple[Any, Any]:
-    """Return a field of a schema, its type and default, that accepts what a parameter does."""
+    """Return the type and default of a schema's field that accepts the values of a parameter."""
 
     def check(value: Any) -> Any:
         parameter.check(value)

@@ -28,18 +28,18 @@ _OWN = r"[\w.]+:[\w.]+"
 
 
 def _epochs_are_counted(setting: Setting) -> bool:
-    """Tell whether local-epochs says how many, or is 0 for work that is in steps."""
+    """Tell whether ``local-epochs`` gives the number of epochs, or is 0 as the work is in steps."""
     kind = setting.config.step_heterogeneity.partition(":")[0]
     return setting.config.local_epochs == 0 or kind not in ("list", "range", "uniform")
 
 
 def _work_differs(setting: Setting) -> bool:
-    """Tell whether clients can do different work: of one epoch or step nobody does less."""
+    """Tell whether clients can do different amounts of work; a single epoch or step can't be divided."""
     config = setting.config
     return bool(config.step_heterogeneity != "speed" or max(config.local_epochs, config.local_steps) > 1)
 
 
-# Of fedcompass the server sets the number of steps of each task.
+# The server of fedcompass sets the number of steps of each task.
 _CLIENTS_SET_STEPS = if_("all but fedcompass", lambda setting: not setting.strategy.capabilities.sets_steps)
 
 

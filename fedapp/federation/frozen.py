@@ -16,7 +16,7 @@ _made: "WeakKeyDictionary[nn.Module, dict[str, nn.Module]]" = WeakKeyDictionary(
 
 
 class FrozenMissingError(Exception):
-    """The server's frozen arrays are others than this process's, and it doesn't have them."""
+    """The server's frozen arrays differ from this process's, and this process doesn't have the server's."""
 
 
 class OtherModelError(ModelError):
@@ -24,7 +24,7 @@ class OtherModelError(ModelError):
 
 
 def offer(digest: str, read: Callable[[], bytes]) -> None:
-    """Let models of this process take frozen arrays of a digest, a safetensors file, where their own are others."""
+    """Offer the models of this process the frozen arrays of a digest; ``read`` returns them, a safetensors file."""
     _offered[digest] = read
     _offered.move_to_end(digest)
     while len(_offered) > MOST:
@@ -32,7 +32,7 @@ def offer(digest: str, read: Callable[[], bytes]) -> None:
 
 
 def offered(digest: str) -> Callable[[], bytes] | None:
-    """Return what reads frozen arrays of a digest; None if nobody has offered them in this process."""
+    """Return the function that reads a digest's frozen arrays; None if they aren't offered in this process."""
     return _offered.get(digest)
 
 
@@ -43,7 +43,7 @@ def forget_offered() -> None:
 
 
 def agreeing(name: str, model: nn.Module, sent: Collection[str], digest: str) -> nn.Module:
-    """Return the model, or a copy, whose arrays that aren't sent have this digest; the model if all are sent.
+    """Return the model, or a copy of it, with frozen arrays of this digest; the model itself if all arrays are sent.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ def agreeing(name: str, model: nn.Module, sent: Collection[str], digest: str) ->
     Raises
     ------
     FrozenMissingError
-        If the model's own have another digest, and none of this digest are offered.
+        If the model's frozen arrays have another digest, and no arrays of this digest are offered.
     OtherModelError
-        If those that are offered don't fit the model.
+        If the arrays that are offered don't fit the model.
     """
     if digest_of(model, sent) in ("", digest):
         return model

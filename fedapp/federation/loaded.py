@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 
 
 class Source(NamedTuple):
-    """What a dataset is loaded by: the arguments of ``fedapp.data.load_dataset``, and the state it was found in."""
+    """The arguments of ``fedapp.data.load_dataset``, and the state of the dataset's files (``state_of``)."""
 
     name: str
     data_path: str
@@ -64,7 +64,7 @@ _states: dict[Source, str] = {}  # looked up once a run, not with every message
 def source_of(
     config: RunConfig, num_clients: int, data_path: str | None = None, targets: Targets | None = None
 ) -> Source:
-    """Return what the run's dataset is loaded by; ``data_path`` and ``targets`` override the config's."""
+    """Return the source of the run's dataset; ``data_path`` and ``targets`` override the config's."""
     generated = is_generated(config.dataset) or is_function(config.dataset)
     source = Source(
         config.dataset,
@@ -85,9 +85,9 @@ def source_of(
 
 
 def renew() -> None:
-    """Look again at what may have changed since it was loaded: files of data, and parts of the user's own.
+    """Look again whether files of data, and parts of the user's own, have changed since they were loaded.
 
-    Data that are as they were stay loaded.
+    Data that haven't changed stay loaded.
     """
     _states.clear()
     for cached in (cached_model, loss_of, metrics_of, optimizer_of):
@@ -95,7 +95,7 @@ def renew() -> None:
 
 
 def targets_of(config: RunConfig) -> Targets | None:
-    """Return what targets the run's loss needs; None: whatever the data have."""
+    """Return the kind of targets that the run's loss needs; None: the data's."""
     return loss_of(config.loss).targets
 
 
@@ -239,10 +239,10 @@ class TensorCache:
     def __init__(self, budget: int = TENSOR_BUDGET) -> None:
         self.budget = budget
         self._kept: OrderedDict[tuple[object, ...], tuple[Tensor, Tensor]] = OrderedDict()
-        self._bytes = 0  # of all that is kept
+        self._bytes = 0  # size of all kept tensors
 
     def clear(self) -> None:
-        """Drop them all."""
+        """Drop all inputs and labels."""
         self._kept.clear()
         self._bytes = 0
 

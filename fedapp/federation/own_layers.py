@@ -1,13 +1,13 @@
-"""What clients keep of their own arrays, as a record: in their state, and in a simulation's checkpoint."""
+"""The record in which clients keep their own arrays: in their state, and in a simulation's checkpoint."""
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-TASK, BEFORE = "task", "before:"  # the names of what is kept beside the arrays themselves
+TASK, BEFORE = "task", "before:"  # name of the task's number, and prefix of arrays before the task
 
 
 def as_kept(task: int, arrays: ArrayRecord, before: ArrayRecord) -> ArrayRecord:
-    """Return what is kept of a task: its number, the arrays after it, and those before it."""
+    """Return the record of a task: its number, the arrays after the task, and the arrays before it."""
     return ArrayRecord(
         {
             TASK: Array(np.array([task], np.int64)),

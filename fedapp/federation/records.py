@@ -29,7 +29,7 @@ PARTS = "input-parts"
 # Names of the arrays that training changes and that clients keep for themselves, where there are any.
 OWN_ARRAYS = "own-arrays"
 
-# What inputs are standardized by, where they are and it is known.
+# Mean and deviation by which inputs are standardized, where they are and both are known.
 MEAN = "input-mean"
 DEVIATION = "input-deviation"
 
@@ -44,9 +44,9 @@ def to_arrays(state: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def initial_arrays(model: nn.Module, travelling: Collection[str] | None = None) -> ArrayRecord:
-    """Return a model's arrays of these names, by default all.
+    """Return a model's arrays of the names ``travelling``, by default all arrays.
 
-    Each is there once, so that weights that are tied stay so, whatever is added.
+    Tied weights are there once, so that they stay tied when an update is added.
     """
     state = names_of(model).own(model.state_dict())
     return to_arrays({name: state[name] for name in (state if travelling is None else travelling)})

@@ -45,7 +45,7 @@ class Rows(Protocol):
         ...
 
     def need(self, begin: int, end: int) -> None:
-        """See to it that these rows are there: a client's."""
+        """Load the rows from ``begin`` to ``end``, those of one client, if they aren't loaded."""
         ...
 
 
