@@ -27,7 +27,7 @@ def from_sums(function: Function) -> Function:
 
 
 def _fills_in(kind: type, *names: str, but: str = "") -> bool:
-    """Return True if a class fills in one of the hooks, ``but`` for functions that have this mark."""
+    """Return True if a class overrides one of the hooks with a function that lacks the mark ``but``."""
     found = (getattr(kind, name, None) for name in names)
     return any(
         function is not None and not hasattr(function, _DEFAULT) and not (but and hasattr(function, but))

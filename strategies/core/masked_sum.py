@@ -44,7 +44,7 @@ class MaskedSum:
     Parameters
     ----------
     clients : sequence of Client
-        Those whose updates are to be summed.
+        The clients whose updates are to be summed.
     where : str
         The round or aggregation, for the log: ``round 3``.
     number : int
@@ -336,7 +336,7 @@ class MaskedSum:
                 yield client, reply
 
     def _miss(self, stage: str, client: Client, reason: str, reply: Message | None) -> None:
-        """Note why a client isn't in the sum; once its masked update has come, it is, and others' shares open it."""
+        """Note why a client isn't in the sum; in the stage ``UNMASK`` it is in the sum, which other shares open."""
         if stage == UNMASK:
             self._silent.append(client)
             return
@@ -400,7 +400,7 @@ def _by_client(record: ConfigRecord, name: str) -> dict[int, bytes]:
 
 
 def check_single(config: StrategyConfig) -> str:
-    """Return what of a config needs single updates, and what is allowed; "" if nothing does."""
+    """Return the first key of a config that needs single updates, and the value allowed; "" if there is none."""
     if config.compression != NONE:
         return f"compression = {config.compression!r}: compressed updates can't be masked; allowed is none"
     if config.update_norm_bound:

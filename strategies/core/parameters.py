@@ -101,7 +101,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What ``parameter`` says of a field beside its name, type and default."""
+    """What ``parameter`` declares about a field beside its name, type and default."""
 
     range: Range = Range()
     meaning: str = ""
@@ -116,17 +116,17 @@ class Parameter:
     Attributes
     ----------
     name : str
-        The field's.
+        Name of the field.
     kind : type
         bool, int, float or str.
     default : bool, int, float or str
         ``dataclasses.MISSING`` if there is none.
     range : Range
-        What is allowed of that type.
+        The values of that type that are allowed.
     meaning : str
-        What ``parameter`` says, or else the section "Parameters" of the class's docstring; "" if neither does.
+        The meaning given to ``parameter``, or else in the section "Parameters" of the class's docstring, or else "".
     unit : str
-        Of a number, such as ``seconds``; "" if it has none.
+        Unit of a number, such as ``seconds``; "" if it has none.
     topic : str
         ``method``; ``protection`` (from faulty clients, and of their data); ``run``.
     """
@@ -141,7 +141,7 @@ class Parameter:
 
     @property
     def allowed(self) -> str:
-        """What it accepts, in words."""
+        """The values that the parameter accepts, in words."""
         if self.range.choices or self.range.words:
             return str(self.range)
         zero = "0, or " if self.range.or_zero else ""
@@ -149,7 +149,7 @@ class Parameter:
         return f"{zero}{KINDS[self.kind]} {self.range}".strip() + text
 
     def check(self, value: Any) -> None:
-        """Raise ValueError if it accepts another value than this: of another type, out of range, or no number."""
+        """Raise ValueError if the parameter doesn't accept a value: of another type, out of range, or NaN."""
         if self.range.or_text and value == self.range.or_text:
             return
         fits: tuple[type, ...] = (int, float) if self.kind is float else (self.kind,)
@@ -261,7 +261,7 @@ def _read(config: type) -> dict[str, Parameter]:
 
 
 def check_parameters(config: Any) -> None:
-    """Raise ValueError if a field of this Config isn't what ``parameter`` or a ``Literal`` allows."""
+    """Raise ValueError if a field of a Config has a value that ``parameter`` or a ``Literal`` doesn't allow."""
     kind = type(config)
     known = parameters_of(kind)
     for item in fields(config):
@@ -270,7 +270,7 @@ def check_parameters(config: Any) -> None:
 
 
 def _declaration(config: type, item: Field[Any]) -> Declaration | None:
-    """Return what a Config, or the nearest of its bases that says something, declares of a field."""
+    """Return the declaration of a field by a Config, or by its nearest base that has one; None if none has."""
     for kind in config.__mro__:
         found = getattr(kind, "__dataclass_fields__", {}).get(item.name)
         if found is not None and _DECLARED in found.metadata:
@@ -280,7 +280,7 @@ def _declaration(config: type, item: Field[Any]) -> Declaration | None:
 
 
 def _or_text(hint: Any) -> tuple[Any, str]:
-    """Return a field's type without the text that it allows beside numbers, and that text; "" if there is none."""
+    """Return the type of a field's numbers, and the text that it allows beside numbers, "" if there is none."""
     if get_origin(hint) in (Union, UnionType):
         kinds = [each for each in get_args(hint) if each in (int, float)]
         texts = [text for each in get_args(hint) if get_origin(each) is Literal for text in get_args(each)]
@@ -290,7 +290,7 @@ def _or_text(hint: Any) -> tuple[Any, str]:
 
 
 def _kind_of(hint: Any) -> tuple[type | None, tuple[Value, ...]]:
-    """Return a field's simple type, None if it has another, and the choices that it names itself."""
+    """Return a field's type, None unless it is a simple one, and the choices of its ``Literal``."""
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         kinds = {type(choice) for choice in choices}
@@ -299,7 +299,7 @@ def _kind_of(hint: Any) -> tuple[type | None, tuple[Value, ...]]:
 
 
 def _documented(config: type) -> dict[str, str]:
-    """Return what a class and its bases say of their parameters, by name, each in one line without its full stop."""
+    """Return the meanings of parameters in the docstrings of a class and its bases, by name, without a full stop."""
     said: dict[str, str] = {}
     for kind in reversed(config.__mro__):
         text = inspect.cleandoc(kind.__doc__ or "")

@@ -123,7 +123,7 @@ class TrainingRequests:
 
 @dataclass(frozen=True)
 class _Overdue:
-    """A request whose reply its round didn't wait for; the reply tells what its client usually takes."""
+    """A request for whose reply the round waited no longer; the reply's time enters the client's usual time."""
 
     client: int
     node_id: int
@@ -294,7 +294,7 @@ class PendingReplies:
                 overdue[index] = f"no reply within {seconds:.3g} s: {limits[index].why}"
 
     def _came_late(self, reply: Message) -> None:
-        """Note an overdue reply: what it took is usual for its client."""
+        """Add the time of an overdue reply to the usual time of its client."""
         task = self._overdue.pop(reply.metadata.reply_to_message_id)
         if not reply.has_error():
             task.patience.answered(task.client, self._run.pace.now() - task.sent, late=True)

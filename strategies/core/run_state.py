@@ -204,7 +204,7 @@ class RunState:
                 )
 
     def sending(self, grid: Grid) -> Grid:
-        """Return the grid that sends frozen arrays to the clients that need them; the same if there are none."""
+        """Return a Grid that sends frozen arrays to clients that need them; ``grid`` itself without frozen arrays."""
         frozen = self.kept or self.frozen
         return grid if frozen is None else FrozenGrid(grid, frozen)
 

@@ -62,7 +62,7 @@ class ServerStep:
         self.optimizer.restore(state)
 
     def moved(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:
-        """Return the next global model (D,) from this one and the update (D,).
+        """Return the next global model (D,), from the present ``model`` (D,) and the update (D,).
 
         ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
         """

@@ -400,12 +400,12 @@ class FederatedStrategy(Strategy):
         return self.population.importance()
 
     def minimised(self) -> dict[int, float]:
-        """Return what the clients that count now ought to count, by index: p_i, or what a scheme has in its place."""
+        """Return the weights in the objective of the clients that count now, by index: p_i, or those of a scheme."""
         return self.importance()
 
     @abstractmethod
     def shares_of_clients(self) -> dict[str, list[float]]:
-        """Return what is known of each client, by index: how often it counted, and how much it ought to and did."""
+        """Return lists by client index: how often each client counted, its expected weight, and its weight so far."""
 
     def at_work(self) -> list[int]:
         """Return the clients, by index, that have been asked for something and haven't answered yet."""
@@ -416,7 +416,7 @@ class FederatedStrategy(Strategy):
         return self.aggregations
 
     def summary(self) -> None:
-        """Log the strategy, and what of its config isn't usual."""
+        """Log the strategy, and the keys of its config that aren't the defaults."""
         usual = self.run.usual or self.Config()
         values = {item.name: getattr(self.config, item.name) for item in fields(self.config)}
         unusual = [f"{key} = {value!r}" for key, value in values.items() if value != getattr(usual, key)]
@@ -489,13 +489,13 @@ class FederatedStrategy(Strategy):
             part.restore(state)
 
     def reset(self) -> None:
-        """Drop what an earlier run left: a new one begins."""
+        """Drop the state of an earlier run: a new run begins."""
         for part in self.parts():
             part.reset()
 
     @contextmanager
     def _running(self, grid: Grid, timeout: float) -> Iterator[None]:
-        """Run this object's own loop, not one around it such as that of Flower's wrappers."""
+        """Prepare a run of this object's own loop, as opposed to a loop around it, such as a wrapper of Flower's."""
         self.run.timeout = self.population.roster.timeout = timeout
         self.summary()
         self.run.enter(grid)
@@ -544,7 +544,7 @@ def _pace(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:
 
 
 def _check_given(name: str, clock: Clock | None, **called: object) -> None:
-    """Refuse what is no clock, such as its name or its class, and what can't be called."""
+    """Raise TypeError if ``clock`` is no clock, such as its name or its class, or another argument isn't callable."""
     of_clock = (getattr(clock, each, None) for each in ("now", "wait_until", "resume"))
     if clock is not None and (isinstance(clock, type) or not all(map(callable, of_clock))):
         raise TypeError(f"{name}(clock = {clock!r}): must be VirtualClock() or WallClock()")

@@ -833,7 +833,7 @@ class AsynchronousStrategy(FederatedStrategy):
         return self.server_step.moved(self.run.model, self.direction(total))
 
     def _leave_out(self, missed: "Mapping[int, Missed]") -> list[Member]:
-        """Note who isn't in a sum of masked updates; return those of whom it isn't the fault."""
+        """Note the clients that are missing in a sum of masked updates; return those that aren't at fault."""
         ledger, number, free = self.ledger, self.run.aggregations, list[Member]()
         for index, (reason, reply, outcome) in missed.items():
             if (member := ledger.members.get(index)) is None:

@@ -285,7 +285,7 @@ class TaskLedger:
         self.moved(member)
 
     def wake(self, when: float) -> None:
-        """Ask the method at a clock time whether it is ready, after what arrives then."""
+        """Ask the method at a clock time whether it is ready, after the replies that arrive at that time."""
         self.queue.push(when, LAST, Wake())
 
     def take_out(self, contributions: Sequence[Contribution]) -> list[Contribution]:

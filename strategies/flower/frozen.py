@@ -26,7 +26,7 @@ class Frozen(Protocol):
     """Frozen arrays, and how they come to clients."""
 
     def outgoing(self, message: Message) -> Message:
-        """Return the message in place of one with a model, and note the bytes of what it has more."""
+        """Return the message to send in place of one with a model, and note the bytes that were added to it."""
         ...
 
     def again(self, request: Message) -> RecordDict:
@@ -49,10 +49,10 @@ class FrozenArrays:
     Attributes
     ----------
     digest : str
-        Of their names, types, shapes and values.
+        Digest of the arrays' names, types, shapes and values.
     make : callable
-        Returns the record in which they are sent, as ``messages.FROZEN`` beside the model; called once, and only if a
-        client needs them.
+        Returns the record of the arrays, which is sent as ``messages.FROZEN`` beside the model; called once, and only
+        if a client needs the arrays.
     config_key : str
         Name of the record of fields.
     bytes_sent : int

@@ -244,7 +244,7 @@ def check_mods(grid: Grid) -> None:
 
 
 def _mod_of_all(grid: Grid, find: Callable[["ClientApp"], str]) -> str:
-    """Return the mod that is found in all apps of a simulation; "" if one lacks it: it may be the one that runs."""
+    """Return the mod that all apps of a simulation have; "" if an app, which may be the one that runs, lacks it."""
     found = [find(app) for app in _apps(grid)]
     return found[0] if found and all(found) else ""
 

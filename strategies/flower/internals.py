@@ -22,7 +22,7 @@ TESTED = ("1.41.0", "1.42.0")
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """Import, or look up, what isn't public in Flower; ``what`` doesn't work without it.
+    """Turn a failed import or look-up of a part of Flower that isn't public into one line; ``what`` needs the part.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def empty_run() -> Run:
 
 
 def give_id(message: Message, message_id: str) -> None:
-    """Give a message the id that a Grid gives when it is pushed; it can't be set otherwise."""
+    """Set a message's id, as a Grid does when the message is pushed; Flower has no public setter."""
     message.metadata.__dict__["_message_id"] = message_id
 
 
@@ -171,7 +171,7 @@ def with_error(message: Message, code: int, reason: str) -> Message:
 
 
 def as_reply_to(reply: Message, message_id: str) -> Message:
-    """Make a reply one to another message, by its id; it can't be set otherwise."""
+    """Make a reply the reply to the message of an id; Flower has no public setter."""
     reply.metadata.__dict__["_reply_to_message_id"] = message_id
     return reply
 

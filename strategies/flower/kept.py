@@ -125,7 +125,7 @@ class Parts:
         )
 
     def completed(self, content: RecordDict, key: str) -> RecordDict:
-        """Return a request's content with whole records in place of those that have what travels."""
+        """Return a request's content with records of all arrays in place of records of the travelling arrays."""
         names = set(self.travels)
         found = {
             name: self.whole(record, zeros=name not in (key, *_MODELS))
@@ -135,7 +135,7 @@ class Parts:
         return RecordDict({**content, **found})
 
     def changed(self, record: ArrayRecord) -> str:
-        """Return the name of a frozen array that is another in a whole record; "" if all are the same."""
+        """Return the name of a frozen array that differs in a record of all arrays; "" if none differs."""
         for name, array in self.frozen.items():
             if record[name].data != array.data and not _same(record[name], array):
                 return name
@@ -143,7 +143,7 @@ class Parts:
 
 
 def split_reply(reply: Message, parts: Parts, key: str) -> str:
-    """Take the frozen arrays out of a reply's whole records; return the name of one that the model has otherwise."""
+    """Take the frozen arrays out of a reply's records; return the name of one that differs in the model, or ""."""
     names, changed = set(parts.arrays), ""
     model = messages.model_of(reply, key)
     for name, record in list(reply.content.items()):
@@ -237,7 +237,7 @@ class KeptArrays:
         return content
 
     def incoming(self, reply: Message) -> Message:
-        """Return a reply with what travels, and note whether its node keeps the frozen arrays."""
+        """Return a reply with the travelling arrays alone, and note whether its node keeps the frozen arrays."""
         if reply.has_error():
             return reply
         node, said = reply.metadata.src_node_id, reply.content.get(messages.FROZEN)

@@ -51,7 +51,7 @@ _Entry = tuple[str, np.dtype, tuple[int, ...]]
 
 
 def pack_record(record: ArrayRecord) -> ArrayRecord:
-    """Return a record of one array that holds all of this one's; the same record where that gains or keeps nothing.
+    """Return a record of one array with the bytes of all arrays; the same record if packing is impossible or useless.
 
     ``unpack_record`` returns it to the last byte.
     """
@@ -138,7 +138,7 @@ def _entry(name: object, dtype: object, shape: object) -> _Entry:
 
 
 def packing(grid: Grid, most_bytes: Callable[[], float] = lambda: inf) -> Grid:
-    """Return a Grid that packs what goes to the devices behind this one; the same Grid in a simulation.
+    """Return a Grid that packs the records sent to devices; ``grid`` itself in a simulation.
 
     ``most_bytes`` returns the most bytes of a reply: on devices a larger reply isn't read to its end.
     """
@@ -164,11 +164,11 @@ class PackingGrid(GridAround):
         self._readers: set[int] = set()  # ids of the nodes that support packed models
         # The node that is asked, by the id of the request for its description.
         self._asked: dict[str, int] = {}
-        # By a record's name: what was sent last, and the same packed.
+        # By a record's name: the record that was sent last, and the same record packed.
         self._last: dict[str, tuple[ArrayRecord, ArrayRecord]] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, packed where the node reads it; return the ids of those that could be stored."""
+        """Send messages, packed for nodes that support it; return the ids of the messages that could be stored."""
         outgoing = [self._outgoing(message) for message in messages]
         pushed = list(self.grid.push_messages(outgoing))
         self._asked |= {
@@ -211,7 +211,7 @@ class PackingGrid(GridAround):
             return with_error(reply, NOT_PACKED, str(error))
 
     def _refused(self, reply: Message) -> Message:
-        """Return an error reply, with the reason why the reply wasn't read to its end, if it wasn't."""
+        """Return an error reply; if the reply was too large to be read to its end, with that as the reason."""
         request = reply.metadata.reply_to_message_id
         most = None if self._pulls is None else self._pulls.refused.pop(request, None)
         if most is None:
@@ -219,7 +219,7 @@ class PackingGrid(GridAround):
         return with_error(reply, TOO_LARGE, f"its reply takes more than {most} bytes, and isn't read further")
 
     def _check_size(self, reply: Message) -> None:
-        """Refuse a reply that is larger than what was asked for, before it is unpacked."""
+        """Raise ArraysMismatchError if a reply is larger than allowed, before it is unpacked."""
         if (size := messages.size_of(reply)) > (most := self._most_reply()):
             raise ArraysMismatchError(f"its reply takes {size} bytes; allowed are {most}")
 

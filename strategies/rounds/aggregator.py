@@ -82,7 +82,7 @@ class Aggregator:
         self._refused = set()
 
     def in_one_pass(self, current: Round, check: Check, total: Gathered) -> InOnePass | None:
-        """Return what adds replies in one pass, None if any part of the strategy looks at single updates."""
+        """Return the ``InOnePass`` of a round; None if any part of the strategy looks at single updates."""
         plain = self.receiver.only_learns_norms and not self.server_step.optimizer.reads_squares
         if not plain or self.capabilities.sees_single_updates or self.wrapper is not None:
             return None

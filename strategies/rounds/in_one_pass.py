@@ -106,7 +106,7 @@ class InOnePass:
     def _attempted(
         self, places: range, replies: Mapping[int, Message], weights: Sequence[float]
     ) -> list[Added]:
-        """Try the sum with the valid ones among these replies, none of them shortened."""
+        """Add the models of the valid replies at ``places`` to the sum, none of them shortened."""
         added = [Added(place) for place in places]
         for each in added:
             try:
@@ -127,7 +127,7 @@ class InOnePass:
         return self._total.attempt(self._check.layout.spans, models, measure=measure)
 
     def _refuse(self, added: Sequence[Added], replies: Mapping[int, Message]) -> bool:
-        """Take out the models whose values are invalid, and return whether there is any."""
+        """Leave out the models whose values are invalid; return whether there are any."""
         any_refused = False
         for each in added:
             if (model := each.model) is None:

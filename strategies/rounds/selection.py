@@ -243,7 +243,7 @@ def check_equality(name: str, config: SynchronousConfig, scheme: str, capabiliti
 
 
 def _check_hidden(name: str, config: SynchronousConfig, capabilities: Capabilities) -> None:
-    """Raise ValueError for what would tell a client's coin, or draw it twice."""
+    """Raise ValueError for a config in which a client's part in a round depends on more than its own coin."""
     given = "participation = 'poisson' with dp = 'central'"
     if capabilities.chooses_clients or capabilities.round_hooks:
         raise ValueError(

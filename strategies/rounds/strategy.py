@@ -659,7 +659,7 @@ def _check_distributed(config: SynchronousConfig) -> None:
 
 
 def _check_turns(strategy: SynchronousStrategy) -> None:
-    """Raise ValueError for what would let a client take part out of its turn."""
+    """Raise ValueError for a config in which a client could take part out of its turn."""
     config = strategy.config
     if not strategy.run.pace.always:
         raise ValueError(

@@ -183,14 +183,14 @@ def _noise(context: Context, asked: dict[str, Any], client: int) -> np.random.Ge
 
 
 def _measured(reply: Message, names: list[str]) -> list[float]:
-    """Return the metrics of these names that the app tells; NaN for one that it doesn't, or is no number."""
+    """Return the app's metrics of these names; NaN for a metric that is missing, or is no number."""
     metrics = messages.metrics_of(reply)
     values = (metrics.get(name) for name in names)
     return [float(value) if isinstance(value, int | float) else nan for value in values]
 
 
 def _say_applied(content: RecordDict, reply: Message) -> None:
-    """Say by what the app's local steps went, but not how far."""
+    """Report the fields that the app's local steps used, with the client's path hidden."""
     applied = reply.content.get(messages.APPLIED)
     if isinstance(applied, ConfigRecord):
         hidden = {messages.PATH: MASKED} if messages.PATH in applied else {}
