@@ -104,8 +104,7 @@ client): empty when a run begins, saved with it, and back when it goes on. ``beg
 A round-based method that fills in none of the hooks that see single updates or messages (outgoing, companions,
 received, weigh, counted, aggregate) asks a simulation's engine for sums, if it can add up, to the same bits
 (``strategies.updates.sums``). Random draws are ``strategies.streams.generator(seed, purpose, ids)``. In rounds, a
-method with
-a memory sets ``streams = False``, so that a round that is cut off leaves no trace in it.
+method with a memory sets ``streams = False``, so that a round that is cut off leaves no trace in the memory.
 
 SCAFFOLD, FedNova, FedAsync, Ringmaster and power-of-choice, made of these, are in examples/methods.py, and
 ``strategies.testing.MemoryGrid`` runs them without a network.

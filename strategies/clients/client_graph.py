@@ -112,7 +112,7 @@ class ClientGraph:
 
     @property
     def version(self) -> tuple[tuple[int, ...], int]:
-        """What the graph depends on: its clients, and how often their directions have changed."""
+        """The graph's version: its clients, and how often their directions have changed."""
         return self.clients, 0 if self.updates is None else self.updates.version
 
     @property

@@ -199,7 +199,7 @@ def from_evaluation(collected: dict[str, Any]) -> dict[str, ByClient]:
 
 
 def by_index(collected: Mapping[str, Any], name: str) -> ByClient | None:
-    """Return what an evaluation on the server tells of clients in a list, for those that have a value."""
+    """Return a metric of the clients that have a value, from an evaluation on the server that lists it by index."""
     told, without = collected.get(name), collected.get(f"{messages.WITHOUT}{name}", [])
     if not isinstance(told, list):
         return None

@@ -166,7 +166,7 @@ FLOWERS_ORDER = (
 
 @dataclass(frozen=True)
 class RobustConfig(StrategyConfig):
-    """What every strategy can be told whose updates may become one by a robust rule.
+    """Parameters of the strategies whose updates may be aggregated by a robust rule.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class PrivateConfig(StrategyConfig):
 
 @dataclass(frozen=True)
 class SecureConfig(StrategyConfig):
-    """What every strategy can be told that needs sums of updates alone, so that clients may mask theirs.
+    """Parameters of the strategies that need only sums of updates, so that clients may mask their updates.
 
     Parameters
     ----------
@@ -285,10 +285,10 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
 
 @dataclass(frozen=True)
 class EventsConfig(StrategyConfig):
-    """What every asynchronous strategy can be told, also one whose paper says how contributions weigh.
+    """Parameters of every asynchronous strategy, including those whose paper says how contributions weigh.
 
-    Task times don't tell how often a client contributes where ``concurrency`` is above 0: time-based weights are then
-    by what is observed.
+    Where ``concurrency`` is above 0, task times don't tell how often a client contributes: time-based weights then
+    follow from the observed periods.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ class EventsConfig(StrategyConfig):
 
 @dataclass(frozen=True)
 class AsynchronousConfig(EventsConfig, RobustConfig):
-    """What an asynchronous strategy can be told that weighs contributions as one likes.
+    """Parameters of the asynchronous strategies whose weights of contributions are free to choose.
 
     Parameters
     ----------
@@ -359,7 +359,7 @@ class PrivateEventsConfig(PrivateConfig, AsynchronousConfig):
 
 @dataclass(frozen=True)
 class FlowerOptions:
-    """Keywords of Flower's own strategies that mean here what they mean there, and what goes with them.
+    """Keywords of Flower's own strategies, with the same meaning here, and values that go with them.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ class LastUpdates:
         self._version = 0
 
     def __call__(self, local: Local) -> None:
-        """Keep the direction of an update; one that is zero has none, and leaves the client's last one."""
+        """Keep the direction of an update; an update of zero has no direction, and the client's last one stays."""
         self._settle()
         update: NDArray[np.float64] = local.model - local.base
         if not (largest := float(np.abs(update).max(initial=0.0))) > 0:

@@ -44,7 +44,7 @@ class Limit(NamedTuple):
 
 @dataclass
 class _Known:
-    """What is known of a client: its replies' total seconds, number and last time; its misses in a row, its rest."""
+    """A client's replies: their total and last time in seconds, and their number; its misses in a row and rest."""
 
     seconds: float = 0.0
     answers: int = 0

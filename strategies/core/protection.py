@@ -21,7 +21,7 @@ def needs_sums_alone(capabilities: Capabilities) -> bool:
 
 
 def may_set(config: type[StrategyConfig], capabilities: Capabilities, name: str) -> bool:
-    """Return True if a method's config has a field of this name that may have another value than its default."""
+    """Return True if a method's config has the field ``name``, and the field may differ from its default."""
     if name in _OF_RULES and not takes_rule(capabilities):
         return False
     if name in _OF_SUMS and not needs_sums_alone(capabilities):

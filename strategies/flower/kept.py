@@ -37,10 +37,10 @@ log = logging.getLogger("flwr.strategies")
 
 Trained = Sequence[str] | Callable[[str], bool]
 
-_PLACE = "strategies.place"  # serialisation type of an array that stands where a travelling one is
+_PLACE = "strategies.place"  # serialisation type of the placeholder of a travelling array
 _CHANGED = "changed"  # in the record of a reply: a frozen array that its client changed
 _MODELS = (messages.NEIGHBOURS, messages.PERSONAL_MODEL)  # records beside the model that are models
-_STATE = "frozen:"  # before the names in a checkpoint
+_STATE = "frozen:"  # prefix of the arrays' names in a checkpoint
 
 
 def travelling_names(names: Iterable[str], trained: Trained, untrained: Sequence[str]) -> tuple[str, ...]:
@@ -367,7 +367,7 @@ def split_as_asked(request_fields: ConfigRecord, sent: ArrayRecord, reply: Messa
 
 
 def _note(changed: str, reply: Message, digest: str = "") -> ConfigRecord:
-    """Return the record that says what a client keeps, and what it changed."""
+    """Return the record of a reply: the digest of the frozen arrays that a client keeps, and one that it changed."""
     before = reply.content.get(messages.FROZEN)
     noted = dict(before) if isinstance(before, ConfigRecord) else {}
     said = {_CHANGED: changed} if changed else {}

@@ -72,12 +72,12 @@ class LateWork:
         return [task for _, task in sorted(self.tasks.items()) if task.due <= now + RESOLUTION]
 
     def state(self) -> dict[str, Any]:
-        """Return what a run goes on from; nothing where there is none."""
+        """Return the late tasks for a resumed run; {} if there are none."""
         if not self.tasks:
             return {}
         tasks = [task for _, task in sorted(self.tasks.items())]
         kept = [task for task in tasks if task.base is not None]
-        bases = {id(task.base): task.base for task in kept}  # one for all who got the same
+        bases = {id(task.base): task.base for task in kept}  # clients that got the same model share one
         places = [list(bases).index(id(task.base)) if task.base is not None else None for task in tasks]
         names = dict.fromkeys(name for task in kept for name in task.beside)
         return {

@@ -15,8 +15,8 @@ MOST = 20_000  # largest number of simulated tasks of a client
 FEW, SURE = 32, 0.002  # check every 32 intervals of availability; stop at this relative error of the mean
 PERIODS = 64  # largest number of a client's periods that may be combined to a whole number of intervals
 SAMPLES = 96  # number of sampled times of a period
-MANY = 32  # where clients' periods differ, sample up to this many times SAMPLES,
-LOOKS = 300_000  # with about this many evaluations of a client's availability in total
+MANY = 32  # where clients' periods differ, the number of sampled times is at most MANY * SAMPLES
+LOOKS = 300_000  # where clients' periods differ, about the largest number of evaluations of a client's availability
 GOLDEN = (1 + 5**0.5) / 2  # irrational step, so that the samples cover all phases of every period
 
 # End of a task, given its number (from 1) and its beginning, and whether the task is lost.
