@@ -1,11 +1,11 @@
-"""How long a run is that doesn't say so: ``num-server-rounds = 0``.
+"""The length of a run with ``num-server-rounds = 0``.
 
-A synchronous strategy goes 40 rounds. One without rounds goes on for as long in virtual time as these would take, so
-that the methods can be compared as they come: until so many contributions have arrived as clients send in the time of
-40 rounds, each as long as the slowest client's task. In real time nobody knows how long tasks take: they count as
-equally long. Of a method that throws old work away only what is ``fresh`` counts; what ``accept`` throws away, or
-one with a buffer, nobody knows. Who is there when doesn't count: all are. ``eval-every`` then counts rounds' worth
-of aggregations.
+A synchronous strategy goes 40 rounds. An asynchronous strategy goes on for the virtual time of 40 rounds, each of the
+duration of the slowest client's task, so that the methods can be compared with their defaults. The number of
+aggregations is computed from the contributions that the clients send in this time. In real time the durations of
+tasks aren't known, and all count as equally long. All clients count as available. Where a method drops stale work,
+only ``fresh`` contributions count. How many contributions ``accept`` drops, or a method with a buffer, isn't known
+beforehand, and all of them count. ``eval-every`` then counts the aggregations of a round's time.
 """
 
 import heapq
@@ -25,7 +25,8 @@ from strategies.timing.time_scenario import TimeScenario, is_profile
 
 log = logging.getLogger("flwr.fedapp")
 
-# Clients whose schedule is played through; for more, those that wait for a buffer to fill count as working.
+# Largest number of clients whose schedule is simulated; of more clients, those that wait for a full buffer count as
+# working.
 MOST_PLAYED = 10_000
 
 
