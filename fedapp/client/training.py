@@ -1,5 +1,6 @@
 """A training request as a task for ``fedapp.training``, and its answer."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
@@ -312,14 +313,13 @@ def trained_model(message: Message, trained: Mapping[str, np.ndarray]) -> ArrayR
 
 
 def task_metrics(task: LocalTask, loss: float) -> MetricRecord:
-    """Return the metrics of a task: its numbers of examples and steps, and the training loss."""
-    return MetricRecord(
-        {
-            messages.NUM_EXAMPLES: task.batches.num_examples,
-            messages.NUM_STEPS: len(task.batches),
-            messages.TRAIN_LOSS: loss,
-        }
+    """Return the metrics of a task: its numbers of examples and steps, and the training loss if an example counts."""
+    metrics = MetricRecord(
+        {messages.NUM_EXAMPLES: task.batches.num_examples, messages.NUM_STEPS: len(task.batches)}
     )
+    if not math.isnan(loss):
+        metrics[messages.TRAIN_LOSS] = loss
+    return metrics
 
 
 def _applied(message: Message, task: LocalTask) -> dict[str, Any]:

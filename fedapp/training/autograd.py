@@ -180,9 +180,13 @@ class _State(Generic[T]):
         self._buffers, self._memory, self._keep = buffers, dict(buffers), keep
 
     def after(self, velocity: T | None, losses: Tensor, active: float | Tensor) -> None:
-        """Note what a step came to; ``active``: 0 for clients that took none, else 1."""
-        self._total = self._held(self._total, self._total + losses * active)
-        self._count = self._held(self._count, self._count + active)
+        """Note what a step came to; ``active``: 0 for clients that took none, else 1.
+
+        A step of whose positions none counts has no loss.
+        """
+        unknown = losses.isnan()
+        self._total = self._held(self._total, self._total + (losses * active).masked_fill(unknown, 0))
+        self._count = self._held(self._count, self._count + active * ~unknown)
         if self.velocity is None or velocity is None:
             self.velocity = velocity
         else:
@@ -197,8 +201,8 @@ class _State(Generic[T]):
 
     @property
     def loss(self) -> Tensor:
-        """The losses averaged over the steps."""
-        return self._total / self._count.clamp(min=1)
+        """The losses averaged over the steps that have one; NaN if none has."""
+        return self._total / self._count
 
 
 def _changed(x: Tensor, rows: Tensor | slice, change: tuple[Tensor, ...]) -> Tensor:

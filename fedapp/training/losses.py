@@ -9,6 +9,7 @@ examples is the mean over the positions that do, as PyTorch's is.
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,7 +73,7 @@ class Loss:
     ) -> Tensor:
         """Return the mean loss of some examples, or of their positions that count, a scalar.
 
-        ``mask`` (B,) weighs the examples of a padded batch. It is 0 where nothing counts.
+        ``mask`` (B,) weighs the examples of a padded batch. Where nothing counts it is NaN, with gradient 0.
         """
         if self is CROSS_ENTROPY and targets.dim() == 1 and mask is None:
             return F.cross_entropy(outputs, targets)
@@ -80,7 +81,10 @@ class Loss:
         if mask is not None:
             losses = losses * mask
             counts = mask if counts is None else counts * mask
-        return losses.mean() if counts is None else losses.sum() / counts.sum().clamp(min=1)
+        if counts is None:
+            return losses.mean()
+        number = counts.sum()
+        return (losses.sum() / number.clamp(min=1)).masked_fill(number == 0, math.nan)
 
 
 def by_example(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -66,14 +66,19 @@ class MetricsMean:
             self._of(name, len(value) if isinstance(value, list) else _NUMBER).add(weight, value)
 
     def add_columns(self, weights: Sequence[float], columns: Mapping[str, Sequence[float]]) -> None:
-        """Add each metric's numbers, one per client with weight d_i; equal to ``add_values`` for each client."""
+        """Add each metric's numbers, one per client with weight d_i, or NaN where a client has none.
+
+        Equal to ``add_values`` for each client.
+        """
         for name, values in columns.items():
             found = self._of(name, _NUMBER)
-            (total,), weight = found.values, found.weight
+            (total,), weight, number = found.values, found.weight, found.number
             for d, value in zip(weights, values, strict=True):
-                total += d * value
-                weight += d
-            found.values, found.weight, found.number = [total], weight, found.number + len(values)
+                if not math.isnan(value):
+                    total += d * value
+                    weight += d
+                    number += 1
+            found.values, found.weight, found.number = [total], weight, number
 
     def _of(self, name: str, length: int) -> "_Sum":
         return self._sums.setdefault((name, length), _Sum([0.0] * (1 if length == _NUMBER else length)))

@@ -123,7 +123,8 @@ class BlockSum:
     number : int
         Number of tasks in the block.
     metrics : mapping of str to sequence of float
-        Metrics of each client, to be averaged with weights d_i; any value for a client without a valid update.
+        Metrics of each client, to be averaged with weights d_i; NaN for a client that has none, any value for a
+        client without a valid update.
     not_counted : mapping of int to NotCounted
         The tasks that aren't in the sum, by their position in the block.
     bounded : collection of int

@@ -124,6 +124,29 @@ def test_a_client_without_a_position_that_counts_has_no_score_and_counts_in_no_m
         assert last["client-accuracy-mean"] > 0
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
+def test_steps_and_clients_without_a_position_that_counts_are_in_no_train_loss(strategy, engine, tmp_path):
+    x, y = own_models.texts()
+    y, groups = y.copy(), np.arange(len(x)) % 3
+    y[groups == 0] = -100
+    y[len(x) // 2 :] = -100  # about half of the steps of the others
+    run = fedapp.run(
+        **{**TEXTS, "dataset": {"x_train": x, "y_train": y, "group_train": groups}, "lr": 1e-6},
+        strategy=strategy,
+        time_scenario="F0",
+        partitioner="natural",
+        init="zeros",  # each label is as likely as any other
+        batch_size=1,
+        num_clients=3,
+        num_server_rounds=3,
+        engine=engine,
+        results_dir=tmp_path,
+    )
+    told = [line["train-loss"] for line in lines_of(run.path) if "train-loss" in line]
+    assert told == pytest.approx([np.log(12)] * (3 if strategy == "fedavg" else 2), rel=1e-4)
+
+
 @pytest.mark.parametrize("side", ["train", "test"])
 def test_data_of_whose_positions_none_counts_are_refused(side, tmp_path):
     x, y = own_models.texts()

@@ -41,7 +41,13 @@ def test_a_mean_is_over_the_positions_that_count(loss):
     assert counts.tolist() == [2, 1, 0]
     assert float(loss.mean(OUTPUTS, LABELS)) == pytest.approx(4 * LN2 / 3)
     assert float(loss.mean(OUTPUTS, LABELS, torch.tensor([0.0, 1, 1]))) == pytest.approx(LN2)
-    assert float(loss.mean(OUTPUTS[2:], LABELS[2:])) == 0
+
+
+def test_where_nothing_counts_the_mean_is_unknown_and_has_no_gradient():
+    outputs = OUTPUTS[2:].clone().requires_grad_()
+    mean = CROSS_ENTROPY.mean(outputs, LABELS[2:])
+    assert mean.isnan()
+    assert torch.autograd.grad(mean, outputs)[0].eq(0).all()
 
 
 def test_where_a_loss_is_of_rows_each_row_counts_once():
