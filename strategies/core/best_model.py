@@ -143,7 +143,8 @@ class BestModel:
         Raises
         ------
         RunError
-            If the evaluation after an aggregation has no such metric, and none had before.
+            If the evaluation after an aggregation has no such metric, and none had before; not after a round without
+            participants.
         """
         if self.over:
             return
@@ -187,7 +188,8 @@ class BestModel:
     def _missing(
         self, metric: str, aggregation: int, metrics: Mapping[str, float], *, may_come: bool
     ) -> None:
-        if not aggregation or metric in self._last:
+        nobody = metrics.get(messages.PARTICIPANTS, 1) == 0  # whose training has metrics
+        if not aggregation or nobody or metric in self._last:
             return
         names = ", ".join(sorted(name for name in metrics if name not in messages.OURS)) or "none"
         key = "best_of" if metric == self.by else "stop_at"

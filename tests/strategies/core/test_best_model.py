@@ -100,8 +100,9 @@ def test_a_metric_that_no_evaluation_has_is_named_with_those_that_there_are(capl
     best = BestModel(StrategyConfig(stop_at="f1>=0.5"))
     metrics = {"accuracy": 0.1, "loss": 2.0, messages.FAILURES: 0.0}
     best.evaluated(0, model_of(), metrics)
+    best.evaluated(1, model_of(), {**metrics, messages.PARTICIPANTS: 0})  # no metric of training either
     with pytest.raises(RunError, match=said):
-        best.evaluated(1, model_of(), metrics)
+        best.evaluated(1, model_of(), {**metrics, messages.PARTICIPANTS: 2})
     best.evaluated(1, model_of(), metrics, may_come=True)
     best.evaluated(2, model_of(), metrics, may_come=True)
     assert [record.getMessage() for record in caplog.records] == [said]
