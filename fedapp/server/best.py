@@ -8,8 +8,9 @@ from strategies import REGISTRY
 from strategies.core.best_model import BestModel
 from strategies.flower.higher_is_better import PERSONAL
 
-# Losses that a run measures beside the model's on the test rows.
-LOSSES = ("train-loss", "federated-loss", "surrogate-loss")
+TRAIN_LOSS = "train-loss"
+# Of the clients' losses; without rounds alone.
+OF_OBJECTIVES = ("federated-loss", "surrogate-loss")
 
 _OVER_CLIENTS = ("-mean", "-worst-tenth", "-best", "-std", "-jain")
 
@@ -26,20 +27,23 @@ def check_metrics(config: RunConfig, best: BestModel, measured: Sequence[str]) -
     ------
     ConfigError
     """
-    if strategy_class(config.strategy) not in REGISTRY.values():
+    strategy = strategy_class(config.strategy)
+    if strategy not in REGISTRY.values():
         return
     known = ("loss", *measured)
+    losses = (TRAIN_LOSS, *(() if strategy.has_rounds else OF_OBJECTIVES))
     for metric in best.watched:
         own = metric.removeprefix("client-").removeprefix(PERSONAL)
         for ending in _OVER_CLIENTS:
             own = own.removesuffix(ending)
         key = f"best-of = {metric!r}" if metric == best.by else f"stop-at = {config.stop_at!r}"
-        if metric not in LOSSES and own not in known:
+        if metric not in losses and own not in known:
             raise ConfigError(
-                f"{key}: this run measures no {metric!r}; allowed are {', '.join((*known, *LOSSES))}, and of clients "
+                f"{key}: this run measures no {metric!r}; allowed are {', '.join((*known, *losses))}, and of clients "
                 f"such as client-{known[-1]}-mean"
             )
-        if metric.startswith("client-") and _by_server(config) and config.client_records in ("last", "never"):
+        by_server = metric in OF_OBJECTIVES or (metric.startswith("client-") and _by_server(config))
+        if by_server and config.client_records in ("last", "never"):
             raise ConfigError(
                 f"{key}: needs the clients' numbers of every evaluation, and client-records = "
                 f"{config.client_records!r}; allowed are auto, always"

@@ -5,7 +5,7 @@ losses that they train on are then told where the strategy needs them, without r
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,13 @@ log = logging.getLogger("flwr.fedapp")
 CHEAP = 5e8
 
 
-def when_by_client(experiment: Experiment, *, has_rounds: bool, on_devices: bool) -> str:
-    """Return when clients are evaluated one by one on the server: ``always``, ``last`` or ``never``."""
+def when_by_client(
+    experiment: Experiment, *, has_rounds: bool, on_devices: bool, watched: Collection[str] = ()
+) -> str:
+    """Return when clients are evaluated one by one on the server: ``always``, ``last`` or ``never``.
+
+    ``watched`` are the metrics that each evaluation must have, as they may end the run.
+    """
     asked = experiment.config.client_records
     if on_devices:
         if asked in ("always", "last") and not experiment.config.client_evaluation:
@@ -42,7 +47,9 @@ def when_by_client(experiment: Experiment, *, has_rounds: bool, on_devices: bool
     if experiment.config.test_on == OWN:  # what is scored anyway
         return "always"
     parameters = sum(each.numel() for each in experiment.model.parameters())
-    if not has_rounds or len(experiment.partition.client_indices) * parameters <= CHEAP:
+    is_cheap = len(experiment.partition.client_indices) * parameters <= CHEAP
+    asks_server = not experiment.config.client_evaluation
+    if not has_rounds or is_cheap or (asks_server and any(name.startswith("client-") for name in watched)):
         return "always"
     log.info(
         "client-records = auto: clients are evaluated one by one in the last round only, as it takes long"

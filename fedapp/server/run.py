@@ -120,7 +120,12 @@ def _run(
     if (frozen := frozen_arrays(experiment)) is not None:
         federation.offer(frozen.digest, partial(frozen_bytes, experiment.model, experiment.travelling))
         strategy.run.frozen = None if engine in IN_PROCESS else frozen
-    by_client = when_by_client(experiment, has_rounds=strategy.has_rounds, on_devices=engine == DEPLOYMENT)
+    by_client = when_by_client(
+        experiment,
+        has_rounds=strategy.has_rounds,
+        on_devices=engine == DEPLOYMENT,
+        watched=strategy.run.best.watched if strategy.run.best is not None else (),
+    )
     with _in_words(config, directory, record):
         if directory.checkpoint is not None:
             strategy.restore(directory.checkpoint.strategy)

@@ -95,8 +95,8 @@ def refusal(tmp_path, capsys):
         ),
         (
             'keep="best" best-of="f1"',
-            "best-of = 'f1': this run measures no 'f1'; allowed are loss, accuracy, train-loss, federated-loss, "
-            "surrogate-loss, and of clients such as client-accuracy-mean",
+            "best-of = 'f1': this run measures no 'f1'; allowed are loss, accuracy, train-loss, and of clients "
+            "such as client-accuracy-mean",
         ),
         (
             'stop-at="rmse<=2"',
@@ -111,6 +111,14 @@ def refusal(tmp_path, capsys):
             'patience=2 best-of="client-loss-worst-tenth" client-records="last"',
             "best-of = 'client-loss-worst-tenth': needs the clients' numbers of every evaluation, and "
             "client-records = 'last'; allowed are auto, always",
+        ),
+        (
+            'keep="best" best-of="federated-loss"',
+            "best-of = 'federated-loss': this run measures no 'federated-loss'",
+        ),
+        (
+            'strategy="fedasync" keep="best" best-of="federated-loss" client-records="never"',
+            "best-of = 'federated-loss': needs the clients' numbers of every evaluation, and client-records = ",
         ),
         ('time-scenario="trace:/dev/zero"', "time-scenario = 'trace:/dev/zero': is no file"),
         ('time-scenario="trace:~nouser/x"', "time-scenario = 'trace:~nouser/x': can't be found"),

@@ -63,6 +63,12 @@ def test_what_takes_long_is_done_once(go, monkeypatch, caplog):
     assert "client-records = auto: clients are evaluated one by one in the last round only" in caplog.text
 
 
+def test_what_may_end_the_run_is_measured_however_long_it_takes(go, monkeypatch):
+    monkeypatch.setattr("fedapp.server.evaluation.CHEAP", 1000)
+    path = go(grid=simulated(), best_of="client-loss-mean", keep="best")
+    assert [number for number, known in by_evaluation(path).items() if "loss" in known] == [0, 1, 2, 3]
+
+
 def test_on_devices_it_says_that_the_server_cannot(go, caplog):
     go(client_records="always")
     assert "client-records = 'always': the server has none of the clients' data" in caplog.text
