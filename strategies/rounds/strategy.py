@@ -244,25 +244,36 @@ class SynchronousStrategy(FederatedStrategy):
                 if server_round % (self.config.eval_every or 1) and server_round != num_rounds:
                     reporter.report(server_round, told, metrics)
                     continue
-                requests = list(self.configure_evaluate(server_round, told.arrays, evaluate_config, grid))
-                averages, reporter.by_client = self.evaluator.collect(
-                    server_round, requests, grid, self.aggregate_evaluate
-                )
-                if averages is not None:
-                    told.evaluate_metrics_clientapp[server_round] = averages
-                    named = {client_metrics.of_clients(key): each for key, each in averages.items()}
-                    metrics = MetricRecord({**metrics, **named})
+                metrics = self._with_clients_evaluation(told, metrics, evaluate_config, grid)
                 reporter.report(
                     server_round, told, metrics, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
                 )
             told = run.told(self.optimizer)
-            if run.aggregations > run.evaluated:  # stopped early, between two evaluations
+            if run.aggregations > run.evaluated:  # ended early, between two evaluations
+                metrics = result.train_metrics_clientapp.get(run.aggregations, MetricRecord())
+                if not run.stopped():
+                    metrics = self._with_clients_evaluation(told, metrics, evaluate_config, grid)
                 reporter.report(
-                    run.aggregations, told, {}, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
+                    run.aggregations, told, metrics, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
                 )
             run.check_worked(initial_arrays)
             closing.end()
             return run.outcome(told)
+
+    def _with_clients_evaluation(
+        self, told: Result, metrics: MetricRecord, config: ConfigRecord, grid: Grid
+    ) -> MetricRecord:
+        """Have clients evaluate the model of the last round; return the round's metrics with theirs."""
+        number = self.run.aggregations
+        requests = list(self.configure_evaluate(number, told.arrays, config, grid))
+        averages, self.reporter.by_client = self.evaluator.collect(
+            number, requests, grid, self.aggregate_evaluate
+        )
+        if averages is None:
+            return metrics
+        told.evaluate_metrics_clientapp[number] = averages
+        named = {client_metrics.of_clients(key): each for key, each in averages.items()}
+        return MetricRecord({**metrics, **named})
 
     # ---- A round, and Flower's hooks ---------------------------------------------------------------------------
 

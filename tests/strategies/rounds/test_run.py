@@ -193,6 +193,26 @@ def test_time_budget(federation, model, train_config, participation, budget, rou
         assert strategy.clock.now() <= budget
 
 
+def test_a_budget_that_ends_between_two_evaluations_leaves_the_report_of_so_many_rounds(
+    federation, model, train_config
+):
+    last = []
+    for rounds, keys in ((9, {"time_budget": 3.5, "eval_every": 4}), (3, {})):
+        seen = Recorder()
+        strategy = FedAvg(config(**keys), fraction_evaluate=1.0, observer=seen.observe)
+        strategy.start(
+            federation(CENTRES, SIZES),
+            model(1.0),
+            num_rounds=rounds,
+            train_config=train_config(),
+            evaluate_fn=seen.evaluate,
+        )
+        last.append(seen.progress[-1])
+    assert last[0].aggregation == last[1].aggregation == 3
+    assert {"participants", "client-loss"} < last[0].metrics.keys()
+    assert last[0].metrics == last[1].metrics
+
+
 def test_the_budget_forgives_a_rounding_error(federation, model, train_config):
     # 1 − .7 is a bit more than .3 in floating point, and three of them more than .9.
     grid = federation(CENTRES, SIZES)
