@@ -54,6 +54,11 @@ def check_layers(config: RunConfig, strategy: FederatedStrategy, model: nn.Modul
             f"fine-tune-epochs = {config.fine_tune_epochs}: with {given} clients' arrays are fitted to their "
             "rows as they train; allowed is 0"
         )
+    if config.record_divergence:
+        raise ConfigError(
+            f"record-divergence = true: is of clients' whole models, of which {given} has arrays stay with them; "
+            "allowed is false"
+        )
     if messages.BETA in strategy.local_rule():
         raise ConfigError(
             f"{given}: {config.strategy} takes gradients between a client's model and those of its neighbours, who "

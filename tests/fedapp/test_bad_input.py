@@ -94,6 +94,10 @@ def refusal(tmp_path, capsys):
             "fine-tune-epochs = 1: with personal = '3.*' clients' arrays are fitted to their rows as they train; ",
         ),
         (
+            'personal="3.*" record-divergence=true',
+            "record-divergence = true: is of clients' whole models, of which personal = '3.*' has arrays stay with ",
+        ),
+        (
             'keep="best" best-of="f1"',
             "best-of = 'f1': this run measures no 'f1'; allowed are loss, accuracy, train-loss, and of clients "
             "such as client-accuracy-mean",
