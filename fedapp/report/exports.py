@@ -1,6 +1,7 @@
 """A comparison for other programs: CSV, JSON, LaTeX."""
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,17 @@ def frame_of(comparison: Comparison) -> "pd.DataFrame":
     """Return a row for each setting and metric: mean and ``-std`` at the end, and at equal time, rounds and bytes.
 
     Columns: ``run``, ``metric``, ``seeds``, ``end``, ``end-std``, and for each axis ``equal-AXIS``,
-    ``equal-AXIS-std``. A spread of one seed is NaN.
+    ``equal-AXIS-std``. ``seeds`` are those whose metric is known at the end. A spread of one seed is NaN.
     """
     import pandas as pd
 
     rows = []
     for cell in comparison.cells:
         for key in comparison.metrics:
-            row: dict[str, Any] = {"run": cell.name, "metric": key, "seeds": len(cell.seeds)}
-            row["end"], row["end-std"] = mean_and_spread(cell.finals(key))
+            finals = cell.finals(key)
+            row: dict[str, Any] = {"run": cell.name, "metric": key}
+            row["seeds"] = sum(map(math.isfinite, finals))
+            row["end"], row["end-std"] = mean_and_spread(finals)
             for axis, place in comparison.axes.items():
                 values = cell.values_at(axis, place, key)
                 row[f"equal-{axis}"], row[f"equal-{axis}-std"] = mean_and_spread(values)

@@ -37,8 +37,10 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 def spread_text(values: Sequence[float], digits: int) -> str:
-    """Write mean ± standard deviation of those that are finite; - of none."""
+    """Write mean ± standard deviation of the finite values, and their number unless all are finite; - of none."""
     mean, spread = mean_and_spread(values)
     if not math.isfinite(mean):
         return "-"
-    return f"{mean:.{digits}f}" + (f" ± {spread:.2g}" if math.isfinite(spread) else "")
+    text = f"{mean:.{digits}f}" + (f" ± {spread:.2g}" if math.isfinite(spread) else "")
+    finite = sum(map(math.isfinite, values))
+    return text if finite == len(values) else f"{text} ({finite} of {len(values)})"

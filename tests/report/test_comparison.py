@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from fedapp.config.run_config import OWN_DATA
 from fedapp.report.cells import best_of
 from fedapp.report.comparison import Comparison
 from fedapp.report.differences import has_own_data
+from fedapp.report.exports import frame_of
 from fedapp.report.overlay import _apart
 from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
@@ -69,6 +71,18 @@ def runs(tmp_path):
         write_run(tmp_path / "fedavg-digits-mlp-002", slow, [0.1, 0.7, 0.9], seed=1, lr=0.1),
         write_run(tmp_path / "quick", [0, 4, 8, 12], [0.1, 0.3, 0.6, 0.7], strategy="fedfix", lr=0.25),
     ]
+
+
+def test_a_mean_of_fewer_seeds_than_there_are_says_so(tmp_path):
+    ends = [0.8, 0.6, math.nan]
+    comparison = Comparison(
+        [
+            RecordedRun(write_run(tmp_path / str(seed), [0.0, 1.0], [0.1, end], seed=seed))
+            for seed, end in enumerate(ends)
+        ]
+    )
+    assert comparison.rows("accuracy")[0][1:3] == ["3", "0.700 ± 0.14 (2 of 3)"]
+    assert frame_of(comparison)["seeds"].tolist() == [2]
 
 
 def test_settings_are_compared_where_all_have_come(runs):
