@@ -17,6 +17,16 @@ from strategies.flower.arrays import Vector
 from strategies.rounds.round import Chosen, Round
 
 
+class Objective(Protocol):
+    """What rounds minimise, played through beforehand: strategies/rounds/objective.py."""
+
+    def shares(self) -> Weights | None:
+        """Return the clients' shares (n,); None if they can't be known."""
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+
+
 class Closing(Protocol):
     """The interface between the round loop and the part that closes rounds.
 
@@ -109,6 +119,8 @@ class WaitForAll:
     ----------
     suffices : callable
         Returns True if a round can be drawn among some of the connected clients; otherwise all can be asked.
+    objective : Objective, optional
+        The clients' shares where tasks fail: the others of a round share the weight of those that fail.
     """
 
     early = False
@@ -120,8 +132,10 @@ class WaitForAll:
         pending: PendingReplies,
         timeline: Timeline,
         suffices: Callable[[Sequence[Client]], bool] = bool,
+        objective: Objective | None = None,
     ) -> None:
         self._run, self._pending, self._timeline, self._suffices = run, pending, timeline, suffices
+        self._objective = objective
         self._bytes: dict[int, int] = {}  # of the requests of a round in real time, by client index
 
     def begin(self) -> None:
@@ -207,8 +221,11 @@ class WaitForAll:
         return 0.0 if current is None else self._run.pace.round_time(current.clients, server_round)
 
     def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return the share under full replies."""
-        return expected
+        """Return the share under full replies; where tasks fail, that of the clients that are there."""
+        if self._objective is None or expected is None:
+            return expected
+        foreseen = self._objective.shares()
+        return foreseen if foreseen is not None and len(foreseen) == len(p) else None
 
     def may_evaluate(self) -> list[Client]:
         """Return the clients that aren't at work on earlier rounds."""
@@ -225,4 +242,6 @@ class WaitForAll:
         """Do nothing."""
 
     def reset(self) -> None:
-        """Do nothing."""
+        """Forget the shares of an earlier run."""
+        if self._objective is not None:
+            self._objective.reset()

@@ -10,6 +10,8 @@ weight is shared over the other clients. A round with no valid reply keeps the m
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -34,8 +36,9 @@ from strategies.flower.errors import RunError
 from strategies.flower.packing import packing
 from strategies.rounds.aggregator import Aggregator, RoundAggregation
 from strategies.rounds.closing import Closing, WaitForAll
-from strategies.rounds.deadline import NEXT
+from strategies.rounds.deadline import NEXT, RoundSize
 from strategies.rounds.early_closing import make_early_closing
+from strategies.rounds.objective import EarlyObjective
 from strategies.rounds.participation import IN_ORDER
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import CallUp, Selection, check_equality, check_loop
@@ -84,7 +87,15 @@ class SynchronousStrategy(FederatedStrategy):
         if config.stragglers:
             check_stragglers(config)
         _check(name, self)
-        self.closing: Closing = WaitForAll(self.run, self.pending, self.timeline, self.selection.suffices)
+        objective = None
+        if config.task_failure and not able.counts_again:
+            scheme = partial(attrgetter("scheme"), self.selection)
+            size = RoundSize(self.run, scheme, config.over_select)
+            parts = (self.run, self.population, self.selection, size, self.accounts, able)
+            objective = EarlyObjective(config, *parts)
+        self.closing: Closing = WaitForAll(
+            self.run, self.pending, self.timeline, self.selection.suffices, objective
+        )
         if config.round_deadline or config.over_select:
             self.closing = make_early_closing(
                 config,

@@ -213,6 +213,23 @@ def test_a_budget_that_ends_between_two_evaluations_leaves_the_report_of_so_many
     assert last[0].metrics == last[1].metrics
 
 
+def test_where_tasks_fail_the_others_share_their_weight_and_small_clients_count_more(
+    federation, model, train_config
+):
+    seen = Recorder()
+    strategy = FedAvg(config(task_failure=0.4), observer=seen.observe)
+    strategy.start(
+        federation([0.0, 1.0], [1, 3]),
+        model(1.0),
+        num_rounds=1,
+        train_config=train_config(),
+        evaluate_fn=seen.evaluate,
+    )
+    # Of 100 rounds 36 have both, 24 the first client alone, 24 the second alone, and 16 nobody; 500 are played.
+    q = np.array([0.36 * 0.25 + 0.24, 0.36 * 0.75 + 0.24])
+    assert seen.progress[-1].clients["expected-share"] == pytest.approx(q / q.sum(), abs=0.05)
+
+
 def test_the_budget_forgives_a_rounding_error(federation, model, train_config):
     # 1 − .7 is a bit more than .3 in floating point, and three of them more than .9.
     grid = federation(CENTRES, SIZES)
