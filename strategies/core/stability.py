@@ -69,34 +69,52 @@ class StabilityMonitor:
     def reset(self) -> None:
         """Forget an earlier run."""
         self.warning = ""
-        self._first: NDArray[np.float64] | None = None  # the initial model, and the one of the last sweep
-        self._last: NDArray[np.float64] | None = None
-        self._part = 0.0  # of the sweep under way
+        self._first: NDArray[np.float64] | None = None  # the initial model
+        self._last: NDArray[np.float64] | None = None  # the model at the end of the last sweep
+        self._part = 0.0  # the part of the sweep under way that is done
         self._moves: deque[NDArray[np.float64]] = deque(maxlen=WINDOW)
-        self._lengths: list[float] = []  # the last 3
-        self._at_first = 0.0  # the median of the first 3
+        self._lengths: list[float] = []  # of the last 3 movements
+        self._at_first = 0.0  # the median length of the first 3 movements
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._lowest: deque[float] = deque(maxlen=WINDOW)  # loss until each of these evaluations
         self._first_loss = self._best_loss = math.nan
 
     def state(self) -> dict[str, Any]:
-        """Return the warning and what a run is compared with: its beginning; the last movements aren't kept."""
-        known = not math.isnan(self._first_loss)
-        return {
-            **({"unstable": self.warning} if self.warning else {}),
-            **({"moved-at-first": self._at_first} if self._at_first else {}),
-            **({"losses-before": [self._first_loss, self._best_loss]} if known else {}),
-            **({} if self._first is None else {"began-at": self._first}),
-        }
+        """Return the warning, after which nothing is watched, or else what the next movements are compared with."""
+        if self.warning:
+            return {"unstable": self.warning}
+        state: dict[str, Any] = {}
+        if self._first is not None:
+            state |= {"began-at": self._first, "last-sweep-at": self._last, "part-of-sweep": self._part}
+        if self._moves:
+            state |= {
+                "moves": np.stack(self._moves),
+                "lengths-of-moves": self._lengths,
+                "moved-at-first": self._at_first,
+            }
+        if self._losses:
+            state |= {
+                "losses-before": [self._first_loss, self._best_loss],
+                "last-losses": [*self._losses],
+                "lowest-losses": [*self._lowest],
+            }
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the warning and what a run is compared with; a state of an earlier version has neither."""
+        """Restore a state; one of an earlier version lacks the last movements and losses."""
         self.reset()
         self.warning = str(state.get("unstable", ""))
         self._at_first = float(state.get("moved-at-first", 0.0))
         self._first_loss, self._best_loss = state.get("losses-before", (math.nan, math.nan))
-        first = state.get("began-at")
-        self._first = None if first is None else np.array(first)
+        self._first, self._last = (
+            None if (model := state.get(name)) is None else np.array(model)
+            for name in ("began-at", "last-sweep-at")
+        )
+        self._part = float(state.get("part-of-sweep", 0.0))
+        self._moves.extend(np.array(move) for move in state.get("moves", ()))
+        self._lengths = list(state.get("lengths-of-moves", ()))
+        self._losses.extend(state.get("last-losses", ()))
+        self._lowest.extend(state.get("lowest-losses", ()))
 
     def moved(self, model: NDArray[Any], part: float) -> None:
         """Take note of a global model (D,) after an aggregation.

@@ -59,7 +59,7 @@ def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_
         shares=lambda: OF_CLIENTS,
         losses=lambda losses: {"federated-loss": sum(losses.values())},
     )
-    assert part.stability.state() == {"losses-before": [4.0, 4.0]}
+    assert part.stability.state()["losses-before"] == [4.0, 4.0]
     metrics = seen[0].metrics
     assert (part._run.evaluated, part._run.result.evaluate_metrics_serverapp[3]) == (3, told)
     assert (metrics["loss"], metrics["federated-loss"], metrics["client-loss-mean"]) == (0.5, 4.0, 2.0)

@@ -156,3 +156,18 @@ def test_a_run_that_goes_on_is_compared_with_its_beginning():
         assert bool(rest.warning) == warns
     rest.restore(rest.state())
     assert rest.warning
+
+
+@pytest.mark.parametrize("part", [1.0, 0.25])
+@pytest.mark.parametrize("models", [*STABLE.values(), *UNSTABLE.values()], ids=[*STABLE, *UNSTABLE])
+def test_a_run_resumed_after_each_aggregation_is_warned_as_one_that_goes_on(models, part):
+    losses = [*LEARNS, 0.4, 0.7, 0.8, 0.7, 0.4, 0.9]
+    monitor, resumed = StabilityMonitor(str), StabilityMonitor(str)
+    for number, model in enumerate(models):
+        for each in (monitor, resumed):
+            each.moved(model, part)
+            each.evaluated(losses[number % len(losses)])
+        restored = StabilityMonitor(str)
+        restored.restore(resumed.state())
+        resumed = restored
+        assert resumed.warning == monitor.warning
