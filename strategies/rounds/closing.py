@@ -18,7 +18,7 @@ from strategies.rounds.round import Chosen, Round
 
 
 class Objective(Protocol):
-    """What rounds minimise, played through beforehand: strategies/rounds/objective.py."""
+    """The interface between a closing and ``strategies.rounds.objective``, which imports closings."""
 
     def shares(self) -> Weights | None:
         """Return the clients' shares (n,); None if they can't be known."""
@@ -221,7 +221,7 @@ class WaitForAll:
         return 0.0 if current is None else self._run.pace.round_time(current.clients, server_round)
 
     def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return the share under full replies; where tasks fail, that of the clients that are there."""
+        """Return each client's share under full replies, or, where tasks fail, in rounds played beforehand."""
         if self._objective is None or expected is None:
             return expected
         foreseen = self._objective.shares()

@@ -13,10 +13,8 @@ which it counts, and never if it is dropped. In real time the replies themselves
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from math import inf
-from operator import attrgetter
 from typing import Any
 
 from flwr.app import ConfigRecord, Message
@@ -38,7 +36,7 @@ from strategies.flower.errors import RunError
 from strategies.flower.exchange import looks
 from strategies.rounds.deadline import NEXT, ClosingTime, RoundSize, closing, shared
 from strategies.rounds.late_work import LateTask, LateWork
-from strategies.rounds.objective import EarlyObjective
+from strategies.rounds.objective import RoundObjective
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import Selection
 from strategies.updates.server_optimizer import FEDEXP
@@ -107,7 +105,7 @@ class EarlyClosing:
     ----------
     requests, receiver : TrainingRequests, Receiver
         They make the requests for late work, and check whether a reply is valid.
-    objective : EarlyObjective
+    objective : RoundObjective
         The objective that rounds with an early closing minimise.
     """
 
@@ -120,7 +118,7 @@ class EarlyClosing:
         population: Population,
         selection: Selection,
         size: RoundSize,
-        objective: EarlyObjective,
+        objective: RoundObjective,
         requests: TrainingRequests,
         receiver: Receiver,
         pending: PendingReplies,
@@ -558,44 +556,6 @@ class EarlyClosing:
         """Forget the late work and the expected shares of an earlier run."""
         self.late_work = LateWork()
         self._objective.reset()
-
-
-def make_early_closing(
-    config: SynchronousConfig,
-    run: RunState,
-    population: Population,
-    selection: Selection,
-    requests: TrainingRequests,
-    receiver: Receiver,
-    pending: PendingReplies,
-    accounts: Accounts,
-    timeline: Timeline,
-    capabilities: Capabilities,
-) -> EarlyClosing:
-    """Return the closing at a deadline, or with as many valid replies as a round needs.
-
-    Raises
-    ------
-    ValueError
-        If the rest of the config or the method excludes rounds that close early.
-    """
-    check_early(run.name, config, selection.scheme.scheme, capabilities)
-    size = RoundSize(run, partial(attrgetter("scheme"), selection), config.over_select)
-    objective = EarlyObjective(config, run, population, selection, size, accounts, capabilities)
-    return EarlyClosing(
-        config,
-        run,
-        population,
-        selection,
-        size,
-        objective,
-        requests,
-        receiver,
-        pending,
-        accounts,
-        timeline,
-        capabilities,
-    )
 
 
 def check_early(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:

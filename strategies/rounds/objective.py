@@ -1,4 +1,7 @@
-"""The objective of rounds that close early: computed beforehand in virtual time, observed in real time."""
+"""The objective of rounds in which not all whose work is asked for count: because rounds close early, or tasks fail.
+
+It is computed beforehand in virtual time, and observed in real time.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -23,8 +26,8 @@ log = logging.getLogger("flwr.strategies")
 SEVERAL = 5
 
 
-class EarlyObjective:
-    """The clients' shares q_i of the objective, where fast clients are in time more often than slow ones."""
+class RoundObjective:
+    """The clients' shares q_i of the objective, where some are in time, or done, more often than others."""
 
     def __init__(
         self,

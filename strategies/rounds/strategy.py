@@ -37,8 +37,8 @@ from strategies.flower.packing import packing
 from strategies.rounds.aggregator import Aggregator, RoundAggregation
 from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import NEXT, RoundSize
-from strategies.rounds.early_closing import make_early_closing
-from strategies.rounds.objective import EarlyObjective
+from strategies.rounds.early_closing import EarlyClosing, check_early
+from strategies.rounds.objective import RoundObjective
 from strategies.rounds.participation import IN_ORDER
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import CallUp, Selection, check_equality, check_loop
@@ -87,28 +87,7 @@ class SynchronousStrategy(FederatedStrategy):
         if config.stragglers:
             check_stragglers(config)
         _check(name, self)
-        objective = None
-        if config.task_failure and not able.counts_again:
-            scheme = partial(attrgetter("scheme"), self.selection)
-            size = RoundSize(self.run, scheme, config.over_select)
-            parts = (self.run, self.population, self.selection, size, self.accounts, able)
-            objective = EarlyObjective(config, *parts)
-        self.closing: Closing = WaitForAll(
-            self.run, self.pending, self.timeline, self.selection.suffices, objective
-        )
-        if config.round_deadline or config.over_select:
-            self.closing = make_early_closing(
-                config,
-                self.run,
-                self.population,
-                self.selection,
-                self.requests,
-                self.receiver,
-                self.pending,
-                self.accounts,
-                self.timeline,
-                able,
-            )
+        self.closing = self._new_closing()
         self._call_up = CallUp(
             self.run, self.population, self.selection, self.closing, self.select, self.check
         )
@@ -139,6 +118,32 @@ class SynchronousStrategy(FederatedStrategy):
                 self.accounts,
                 able,
             )
+
+    def _new_closing(self) -> Closing:
+        """Return when rounds close: when all have answered, at a deadline, or with as many replies as are needed."""
+        config, able, run = self.config, self.capabilities, self.run
+        early = config.round_deadline or config.over_select
+        if not early and (not config.task_failure or able.counts_again):
+            return WaitForAll(run, self.pending, self.timeline, self.selection.suffices)
+        size = RoundSize(run, partial(attrgetter("scheme"), self.selection), config.over_select)
+        objective = RoundObjective(config, run, self.population, self.selection, size, self.accounts, able)
+        if not early:
+            return WaitForAll(run, self.pending, self.timeline, self.selection.suffices, objective)
+        check_early(run.name, config, self.selection.scheme.scheme, able)
+        return EarlyClosing(
+            config,
+            run,
+            self.population,
+            self.selection,
+            size,
+            objective,
+            self.requests,
+            self.receiver,
+            self.pending,
+            self.accounts,
+            self.timeline,
+            able,
+        )
 
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
 

@@ -14,7 +14,9 @@ from strategies.core.config import SynchronousConfig
 from strategies.core.requests import PendingReplies
 from strategies.flower import messages
 from strategies.rounds.closing import Closing, WaitForAll
-from strategies.rounds.early_closing import make_early_closing
+from strategies.rounds.deadline import RoundSize
+from strategies.rounds.early_closing import EarlyClosing
+from strategies.rounds.objective import RoundObjective
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
 from tests.strategies.parts import begun, population, receiver, training_requests
@@ -37,18 +39,22 @@ class Alone:
         self.timeline = Timeline(self.accounts.took)
         self.requests = training_requests(self.run)
         if config.round_deadline or config.over_select:
-            people = population(self.run)
-            self.part = make_early_closing(
+            people, able = population(self.run), FedAvg.capabilities
+            selection = Selection(config, self.run, people, able)
+            size = RoundSize(self.run, lambda: selection.scheme, config.over_select)
+            self.part = EarlyClosing(
                 config,
                 self.run,
                 people,
-                Selection(config, self.run, people, FedAvg.capabilities),
+                selection,
+                size,
+                RoundObjective(config, self.run, people, selection, size, self.accounts, able),
                 self.requests,
                 receiver(self.run),
                 self.pending,
                 self.accounts,
                 self.timeline,
-                FedAvg.capabilities,
+                able,
             )
         else:
             self.part = WaitForAll(self.run, self.pending, self.timeline)
