@@ -19,8 +19,11 @@ from strategies.rounds.participation import Draw
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Schedule
 
-# Largest number of rounds that are played, largest number of tasks in them, and smallest number of rounds.
-MOST_ROUNDS, MOST_TASKS, FEWEST_ROUNDS = 5000, 50_000, 20
+# Largest number of rounds that are played, of tasks in them, and of looks: rounds times clients.
+MOST_ROUNDS, MOST_TASKS, MOST_LOOKS = 5000, 50_000, 10_000_000
+
+# Smallest number of rounds that tell of shares. If they would have more tasks than this, playing stops before.
+FEWEST_ROUNDS, TOO_MANY_TASKS = 20, 500_000
 
 # Largest errors of the distance ½ Σ |q_i − q̂_i| with which shares are reported, and at which playing stops early; the
 # number of rounds between two looks at the error.
@@ -58,11 +61,18 @@ class Played:
 
     @property
     def error(self) -> float:
-        """Estimated error of the distance ½ Σ |q_i − q̂_i|."""
+        """Estimated error of the distance ½ Σ |q_i − q̂_i|; infinite if too few rounds were played."""
         if self.whole:
             return 0.0
+        if not self.enough:
+            return inf
         half = self.before[len(self.before) // 2 - 1]
         return 0.25 * float(np.abs(_shares(half) - _shares(self.weight - half)).sum())
+
+    @property
+    def enough(self) -> bool:
+        """Whether as many rounds were played as tell of shares."""
+        return self.whole or 10 * len(self.before) >= FEWEST_ROUNDS
 
     @property
     def sure(self) -> bool:
@@ -106,7 +116,10 @@ def play(schedule: Schedule, clients: Sequence[Client], p: Weights, draw: Drawin
     wanted = [place for place in range(len(p)) if rules.may_draw(place)]
     played = Played(np.zeros(len(p)), np.zeros(len(p)), np.zeros(len(p)))
     late: dict[int, tuple[float, float]] = {}  # by place: when the late task is done, and its d_i
-    while number < FEWEST_ROUNDS or (number < MOST_ROUNDS and tasks < MOST_TASKS):
+    while tasks * FEWEST_ROUNDS <= TOO_MANY_TASKS * number and (
+        number < FEWEST_ROUNDS
+        or (number < MOST_ROUNDS and tasks < MOST_TASKS and number * len(p) < MOST_LOOKS)
+    ):
         number += 1
         if rules.late != NEXT:
             late = {place: task for place, task in late.items() if task[0] > now + RESOLUTION}

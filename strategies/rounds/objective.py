@@ -24,6 +24,10 @@ log = logging.getLogger("flwr.strategies")
 
 # A client that was asked this many times in the rounds played in advance, and never counted, is taken never to count.
 SEVERAL = 5
+SAID_AT_THE_END = (
+    "rounds close before slow clients are done, so that fast ones count more: how much more, of so many clients, is "
+    "logged at the end of the run"
+)
 
 
 class RoundObjective:
@@ -68,6 +72,11 @@ class RoundObjective:
         if self._said or (played := self._played()) is None:
             return
         self._said = True
+        shares = self._selection.weights_say_shares
+        if not played.enough:
+            if shares:
+                log.warning(SAID_AT_THE_END)
+            return
         clients, config = self._run.clients, self._config
         never = [
             c
@@ -90,14 +99,10 @@ class RoundObjective:
                 len(clients),
                 named,
             )
-        shares = self._selection.weights_say_shares
         if shares and played.sure:
             self._log_distance(played.shares, "this run minimises")
         elif shares:
-            log.warning(
-                "rounds close before slow clients are done, so that fast ones count more: how much more, of "
-                "so many clients, the end says"
-            )
+            log.warning(SAID_AT_THE_END)
 
     def log_observed(self) -> None:
         """Log the observed weights of the clients, where they couldn't be known before."""

@@ -54,6 +54,25 @@ def test_the_halves_tell_what_is_known():
     assert not known.sure
 
 
+@pytest.mark.parametrize(("number", "rounds", "enough"), [(25_000, 20, True), (25_001, 1, False)])
+def test_so_many_tasks_that_their_shares_would_take_minutes_are_not_played(number, rounds, enough):
+    known = played(*[1.0] * number)
+    assert known.asked.sum() == rounds * number
+    assert known.enough == known.sure == enough
+
+
+def test_a_few_clients_of_many_are_drawn_in_no_more_rounds_than_all_can_be_looked_at():
+    clients = [Client(i + 1, i, 1, MetricRecord()) for i in range(100_000)]
+    at = iter(range(100_000))
+
+    def draw(free: Any, p: Any, number: int, there: int) -> Draw:
+        return Draw((next(at),), (1.0,))
+
+    known = play(Fixed(*[1.0] * 100_000), clients, np.full(100_000, 1e-5), draw, Rules())
+    assert known.asked.sum() == 100  # 1e7 looks
+    assert not known.sure
+
+
 def test_whoever_is_at_work_is_there():
     looks: list[tuple[int, int]] = []
     played(1, 1, 3, deadline=1.0, late="next", look=lambda free, there: looks.append((free, there)))
