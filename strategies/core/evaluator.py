@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
 from strategies import streams
 from strategies.clients import client_metrics
@@ -125,14 +127,21 @@ class Evaluator:
 
     def collect(
         self,
+        result: Result,
         aggregation: int,
         requests: Sequence[Message],
         grid: Grid,
         aggregate: Callable[[int, list[Message]], MetricRecord | None],
-    ) -> tuple[MetricRecord | None, dict[str, client_metrics.ByClient]]:
-        """Wait for the replies; return the result of ``aggregate`` on them, and the metrics of each client."""
+    ) -> tuple[dict[str, Any], dict[str, client_metrics.ByClient]]:
+        """Wait for the replies about an aggregation's model, and put their means by ``aggregate`` into the result.
+
+        Returns
+        -------
+        tuple
+            The means, named as metrics of clients, and the metrics of each client; both are empty if nobody answered.
+        """
         if not requests:
-            return None, {}
+            return {}, {}
         replies = list(self._pending.awaited(grid, requests))
         if not self._run.stopped():
             answered = {reply.metadata.reply_to_message_id for reply in replies}
@@ -143,7 +152,11 @@ class Evaluator:
             if len(unanswered) == len(requests):
                 self._run.warn_once("nobody has answered the evaluation%s", _LOST)
         averages = aggregate(aggregation, replies)
-        return averages, {} if averages is None else self.by_client(replies)
+        if averages is None:
+            return {}, {}
+        result.evaluate_metrics_clientapp[aggregation] = averages
+        means = {client_metrics.of_clients(key): value for key, value in averages.items()}
+        return means, self.by_client(replies)
 
     def by_client(self, replies: Iterable[Message]) -> dict[str, client_metrics.ByClient]:
         """Return the metrics in the replies, by client."""

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from strategies import streams
 from strategies.clients.accounts import ACCEPTED, LOST_IN_A_ROW, MAX_MISSES
-from strategies.clients.client_metrics import beside, of_clients
+from strategies.clients.client_metrics import beside
 from strategies.clients.member import Member
 from strategies.clients.roster import Client, sized_by
 from strategies.clients.weights import of_each
@@ -922,13 +922,9 @@ class AsynchronousStrategy(FederatedStrategy):
         if run.pace.real_time:
             told, self.reporter.by_client = self._evaluation.collect(number, requests, last=last)
         else:
-            averages, self.reporter.by_client = self.evaluator.collect(
-                number, requests, self._mail.grid, self.aggregate_evaluate
+            told, self.reporter.by_client = self.evaluator.collect(
+                result, number, requests, self._mail.grid, self.aggregate_evaluate
             )
-            told = {}
-            if averages is not None:
-                result.evaluate_metrics_clientapp[number] = averages
-                told = {of_clients(key): value for key, value in averages.items()}
         self.reporter.report(
             number,
             result,

@@ -1,7 +1,7 @@
 """Who takes part in a round: the clients that are there and free, the draw among them, and the weights d_i."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -317,6 +317,16 @@ class CallUp:
             return None
         chosen = closing.nobody(free) or self._select(free, selection.lots(server_round))
         return selection.without_stragglers(selection.checked(chosen), server_round)
+
+    def others(
+        self, asked: Collection[int], drawn: Round | None, grid: Grid, config: ConfigRecord
+    ) -> list[Client] | None:
+        """Return the clients at the nodes ``asked`` by a user-defined hook; None if all of them were drawn."""
+        if drawn is not None and set(asked) <= {client.node_id for client in drawn.clients}:
+            return None
+        if drawn is None:
+            self._run.clients = self._population.look(grid, config)
+        return [client for client in self._run.clients if client.node_id in asked]
 
     def _check_number(self, grid: Grid) -> None:
         """Check the number of clients, until it is enough or no more clients come; in real time more may always come.

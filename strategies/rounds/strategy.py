@@ -87,7 +87,7 @@ class SynchronousStrategy(FederatedStrategy):
         if config.stragglers:
             check_stragglers(config)
         _check(name, self)
-        self.closing = self._new_closing()
+        self.closing = _closing(self)
         self._call_up = CallUp(
             self.run, self.population, self.selection, self.closing, self.select, self.check
         )
@@ -118,32 +118,6 @@ class SynchronousStrategy(FederatedStrategy):
                 self.accounts,
                 able,
             )
-
-    def _new_closing(self) -> Closing:
-        """Return when rounds close: when all have answered, at a deadline, or with as many replies as are needed."""
-        config, able, run = self.config, self.capabilities, self.run
-        early = config.round_deadline or config.over_select
-        if not early and (not config.task_failure or able.counts_again):
-            return WaitForAll(run, self.pending, self.timeline, self.selection.suffices)
-        size = RoundSize(run, partial(attrgetter("scheme"), self.selection), config.over_select)
-        objective = RoundObjective(config, run, self.population, self.selection, size, self.accounts, able)
-        if not early:
-            return WaitForAll(run, self.pending, self.timeline, self.selection.suffices, objective)
-        check_early(run.name, config, self.selection.scheme.scheme, able)
-        return EarlyClosing(
-            config,
-            run,
-            self.population,
-            self.selection,
-            size,
-            objective,
-            self.requests,
-            self.receiver,
-            self.pending,
-            self.accounts,
-            self.timeline,
-            able,
-        )
 
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
 
@@ -221,6 +195,23 @@ class SynchronousStrategy(FederatedStrategy):
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = train_config if evaluate_config is None else evaluate_config
         check_local_noise(self.config, train_config)
+
+        def evaluate(metrics: MetricRecord, *, on_clients: bool) -> None:
+            """Evaluate the model of the last round, and report it with the round's metrics."""
+            number, told, of_clients = self.run.aggregations, self.run.told(self.optimizer), dict[str, Any]()
+            if on_clients:
+                requests = list(self.configure_evaluate(number, told.arrays, evaluate_config, grid))
+                of_clients, self.reporter.by_client = self.evaluator.collect(
+                    told, number, requests, grid, self.aggregate_evaluate
+                )
+            self.reporter.report(
+                number,
+                told,
+                {**metrics, **of_clients},
+                evaluate_fn=evaluate_fn,
+                shares=self.shares_of_clients,
+            )
+
         with self._running(grid, timeout):
             run, closing, reporter, pace = self.run, self.closing, self.reporter, self.run.pace
             self._call_up.begin()
@@ -256,40 +247,16 @@ class SynchronousStrategy(FederatedStrategy):
                 self.reporter.stability.moved(run.model, 1.0)  # from which this round began
                 run.aggregations, metrics = server_round, train_metrics or MetricRecord()
                 result.train_metrics_clientapp[server_round] = metrics
-                told = run.told(self.optimizer)
                 if server_round % (self.config.eval_every or 1) and server_round != num_rounds:
-                    reporter.report(server_round, told, metrics)
-                    continue
-                metrics = self._with_clients_evaluation(told, metrics, evaluate_config, grid)
-                reporter.report(
-                    server_round, told, metrics, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
-                )
-            told = run.told(self.optimizer)
+                    reporter.report(server_round, run.told(self.optimizer), metrics)
+                else:
+                    evaluate(metrics, on_clients=True)
             if run.aggregations > run.evaluated:  # ended early, between two evaluations
                 metrics = result.train_metrics_clientapp.get(run.aggregations, MetricRecord())
-                if not run.stopped():
-                    metrics = self._with_clients_evaluation(told, metrics, evaluate_config, grid)
-                reporter.report(
-                    run.aggregations, told, metrics, evaluate_fn=evaluate_fn, shares=self.shares_of_clients
-                )
+                evaluate(metrics, on_clients=not run.stopped())
             run.check_worked(initial_arrays)
             closing.end()
-            return run.outcome(told)
-
-    def _with_clients_evaluation(
-        self, told: Result, metrics: MetricRecord, config: ConfigRecord, grid: Grid
-    ) -> MetricRecord:
-        """Have clients evaluate the model of the last round; return the round's metrics with theirs."""
-        number = self.run.aggregations
-        requests = list(self.configure_evaluate(number, told.arrays, config, grid))
-        averages, self.reporter.by_client = self.evaluator.collect(
-            number, requests, grid, self.aggregate_evaluate
-        )
-        if averages is None:
-            return metrics
-        told.evaluate_metrics_clientapp[number] = averages
-        named = {client_metrics.of_clients(key): each for key, each in averages.items()}
-        return MetricRecord({**metrics, **named})
+            return run.outcome(run.told(self.optimizer))
 
     # ---- A round, and Flower's hooks ---------------------------------------------------------------------------
 
@@ -300,8 +267,17 @@ class SynchronousStrategy(FederatedStrategy):
         if not isinstance(grid, SummingGrid) or not self._takes_sums():
             self._round = None
             asked = list(self.configure_train(server_round, arrays, config, grid))
-            if not (self.run.stopped() or self._call_up.nobody_comes):
-                self._follow_requests(server_round, arrays, config, grid, asked)
+            if self.run.stopped() or self._call_up.nobody_comes:
+                return asked
+            by_node = {request.metadata.dst_node_id: request for request in asked}
+            others = self._call_up.others(by_node, self._round, grid, config)
+            if others is not None:  # their sizes in replies are their weights: the draw has none for them
+                current = self._open(server_round, arrays, (others, None))
+                self.closing.open(current, config)
+                for client in others:
+                    self.closing.sent(client, by_node[client.node_id], {})
+                self.closing.ready(current)
+                current.bytes_down = sum(map(messages.total_bytes, asked))
             return asked
         chosen = self._call_up.participants(server_round, grid, config)
         if chosen is None:
@@ -323,32 +299,6 @@ class SynchronousStrategy(FederatedStrategy):
             if grid.can_sum(summed.request):
                 return summed
         return self._requests(current, arrays, config)
-
-    def _follow_requests(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-        asked: Sequence[Message],
-    ) -> None:
-        """Open a round of the clients that are asked, if a user-defined hook asks others than those drawn.
-
-        Its clients count by the sizes in their replies, as the draw has no weights for them.
-        """
-        by_node = {request.metadata.dst_node_id: request for request in asked}
-        drawn = self._round
-        if drawn is not None and by_node.keys() <= {client.node_id for client in drawn.clients}:
-            return
-        if drawn is None:
-            self.run.clients = self.population.look(grid, config)
-        clients = [client for client in self.run.clients if client.node_id in by_node]
-        current = self._open(server_round, arrays, (clients, None))
-        self.closing.open(current, config)
-        for client in clients:
-            self.closing.sent(client, by_node[client.node_id], {})
-        self.closing.ready(current)
-        current.bytes_down = sum(messages.total_bytes(request) for request in asked)
 
     def _train(self, server_round: int, grid: Grid, asked: Sequence[Message] | SummedRound) -> Outcome:
         """Have the clients of a round train, and make the next model of their updates.
@@ -721,3 +671,31 @@ def _check_tree(name: str, strategy: SynchronousStrategy) -> None:
             raise ValueError(
                 f"{field} = {value}: {given} counts each client in the round that asks it; allowed is 0"
             )
+
+
+def _closing(strategy: SynchronousStrategy) -> Closing:
+    """Return when rounds close: when all have answered, at a deadline, or with as many replies as are needed."""
+    config, able, run, selection = strategy.config, strategy.capabilities, strategy.run, strategy.selection
+    pending, timeline = strategy.pending, strategy.timeline
+    early = config.round_deadline or config.over_select
+    if not early and (not config.task_failure or able.counts_again):
+        return WaitForAll(run, pending, timeline, selection.suffices)
+    size = RoundSize(run, partial(attrgetter("scheme"), selection), config.over_select)
+    objective = RoundObjective(config, run, strategy.population, selection, size, strategy.accounts, able)
+    if not early:
+        return WaitForAll(run, pending, timeline, selection.suffices, objective)
+    check_early(run.name, config, selection.scheme.scheme, able)
+    return EarlyClosing(
+        config,
+        run,
+        strategy.population,
+        selection,
+        size,
+        objective,
+        strategy.requests,
+        strategy.receiver,
+        pending,
+        strategy.accounts,
+        timeline,
+        able,
+    )

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message
+from flwr.serverapp.strategy import Result
 
 from strategies import messages
 from strategies.clients.roster import Client
@@ -121,11 +122,11 @@ def test_replies_are_collected_and_late_ones_named(federation, caplog):
     grid.lose(1, category="evaluate")
     part = evaluator(clients=[Client(grid.node(i).node_id, i, n, {}) for i, n in enumerate(SIZES)])
     part._run.timeout = 0.05
-    averages, by_client = part.collect(
-        1, part.requests(1, model_of(1.0), ConfigRecord(), part._run.clients), grid, part.mean
-    )
+    requests, result = part.requests(1, model_of(1.0), ConfigRecord(), part._run.clients), Result()
+    means, by_client = part.collect(result, 1, requests, grid, part.mean)
     # ½ (1 − c)² for c = 3, −1; sizes 1 and 5 are in the replies
     assert by_client == {"loss": {0: 2.0, 2: 2.0}}
-    assert dict(averages or {}) == {"loss": 2.0}
+    assert means == {"client-loss": 2.0}
+    assert result.evaluate_metrics_clientapp == {1: {"loss": 2.0}}
     assert "evaluation of aggregation 1: 1 of 3 haven't answered in time" in caplog.text
-    assert part.collect(2, [], grid, part.mean) == (None, {})
+    assert part.collect(result, 2, [], grid, part.mean) == ({}, {})
