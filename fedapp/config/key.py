@@ -52,7 +52,6 @@ def _not_tiny(value: float) -> float:
 # The description of a type is what an error says is allowed.
 Positive = Annotated[float, Field(description="a number > 0", gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(description="a number >= 0", ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(description="a number in (0, 1]", gt=0, le=1)]
 UnitInterval = Annotated[float, Field(description="a number in [0, 1]", ge=0, le=1)]
 BelowOne = Annotated[float, Field(description="a number in [0, 1)", ge=0, lt=1)]
 Inside = Annotated[float, Field(description="a number in (0, 1)", gt=0, lt=1)]

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedapp import client_app as fedapp_client
 from fedapp.engine.nodes import Nodes, descriptions
+from fedapp.names import SEQUENTIAL
 from strategies.flower.grids import Description
 from strategies.flower.internals import APP_RAISED, be_the_server, give_id
 from strategies.flower.local_grid import LocalGrid
@@ -33,7 +34,7 @@ class SequentialGrid(LocalGrid):
         Number of nodes; node i + 1 has partition i, and its own ``Context``, which persists.
     """
 
-    engine = "sequential"
+    engine = SEQUENTIAL
 
     def __init__(self, client_app: ClientApp, num_supernodes: int) -> None:
         be_the_server()

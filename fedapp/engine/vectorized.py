@@ -51,6 +51,7 @@ from fedapp.engine.direct import DirectTasks, together
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.shared_rows import can_share
 from fedapp.federation.rows import Rows, RowsOf, all_rows
+from fedapp.names import VECTORIZED
 from fedapp.training.task import LocalTask
 from fedapp.training.trainer import Trained, Trainer
 from strategies.flower import messages
@@ -84,7 +85,7 @@ class VectorizedGrid(SequentialGrid):
         Returns the rows of all clients; by default all are read at once.
     """
 
-    engine = "vectorized"
+    engine = VECTORIZED
 
     def __init__(
         self,

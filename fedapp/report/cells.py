@@ -22,6 +22,9 @@ from strategies.flower.higher_is_better import less_is_better
 
 T = TypeVar("T", float, Array)
 
+MOST_WARNINGS = 5
+"""Warnings of a setting that are listed; log.txt has the others."""
+
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
 # Whose numbers are a setting's: of runs that came to their end, or are on their way. One that was ended before isn't.
@@ -105,7 +108,7 @@ class Cell:
         return [each[0] if len(each) == 1 else np.mean(each, axis=0) for each in groups.values()]
 
 
-def warnings_of(cell: Cell, most: int = 5) -> list[str]:
+def warnings_of(cell: Cell) -> list[str]:
     """Return a line for each warning of a cell's runs and how many of them have it, the most frequent first.
 
     Warnings that differ in numbers alone are one.
@@ -119,9 +122,9 @@ def warnings_of(cell: Cell, most: int = 5) -> list[str]:
     runs = len(cell.runs)
     lines = [
         f"{cell.name}{f', {count} of {runs} runs' if count < runs else ''}: warning: {texts[kind]}"
-        for kind, count in number.most_common(most)
+        for kind, count in number.most_common(MOST_WARNINGS)
     ]
-    more = len(number) - most
+    more = len(number) - MOST_WARNINGS
     return [*lines, f"{cell.name}: {more} more warnings in log.txt of its runs"] if more > 0 else lines
 
 

@@ -154,7 +154,6 @@ def _as(pieces: list[pa.Table], schema: pa.Schema) -> pa.Table:
 
 WALL = "wall-seconds"
 CLIENTS = "clients"
-PARQUET, GROWING = f"{CLIENTS}.parquet", f"{CLIENTS}.arrows"
 
 # The first columns; the others are numbers.
 _HEAD = {"aggregation": pa.int64(), "time": pa.float64(), "client": pa.int64(), "name": pa.string()}

@@ -16,9 +16,6 @@ from fedapp.training.batches import SENT, Draws
 BORDER = 4
 """Pixels that an image is padded with on each side before a part of its own size is cut out."""
 
-AUGMENTATIONS = ("none", "flip", "crop", "flip+crop")
-"""Values of the run-config key `augment`: flip mirrors an image left to right with probability 1/2."""
-
 
 @dataclass(frozen=True, eq=False)
 class Augmentation:
@@ -48,7 +45,7 @@ class Augmentation:
     ) -> "Augmentation":
         """Draw for ``steps`` steps of ``width`` examples each, from the random stream of the name.
 
-        ``name`` is one of ``AUGMENTATIONS`` other than none.
+        ``name`` is the value of `augment`: flip, which mirrors an image with probability 1/2, crop or flip+crop.
         """
         rng = draws.augmentation(seed, client, task)
         flips = rng.random((steps, width)) < 0.5

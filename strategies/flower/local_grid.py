@@ -8,6 +8,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.flower.exchange import arriving
+from strategies.flower.grids import MEMORY
 from strategies.flower.internals import Run, empty_run
 
 
@@ -15,7 +16,7 @@ class LocalGrid(Grid):
     """The base class of Grids without a network; a subclass pushes and pulls messages."""
 
     #: Name of the engine, which ``strategies.flower.grids.engine_of`` returns.
-    engine = "memory"
+    engine = MEMORY
 
     #: Whether no further node will connect: the start of a run then doesn't wait for more nodes.
     all_connected: bool = True

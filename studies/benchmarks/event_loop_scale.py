@@ -32,6 +32,10 @@ from strategies.testing import LocalGrid, be_the_server
 
 HOUR = 3600.0
 MEDIAN_TASK = 20 * 60.0  # seconds
+LATE, LEAVING = (
+    0.1,
+    0.3,
+)  # share of the devices that arrive late; probability that a device leaves, and leaves again
 OPTIONS: dict[str, dict[str, Any]] = {
     "async-fedavg": {"server_lr": 1e-4},
     "fedfix": {"fedfix_interval": 60.0},
@@ -57,9 +61,7 @@ class FleetDevice:
         return (end - away) / HOUR
 
 
-def make_fleet(
-    num_devices: int, hours: float, seed: int, late: float = 0.1, leaving: float = 0.3
-) -> list[FleetDevice]:
+def make_fleet(num_devices: int, hours: float, seed: int) -> list[FleetDevice]:
     """Draw devices: some arrive late, some leave for one to six hours, of which some more than once."""
     rng = streams.generator(seed, "presence-of-devices")
     seconds = MEDIAN_TASK * rng.lognormal(0.0, 0.5, num_devices)
@@ -67,13 +69,13 @@ def make_fleet(
         FleetDevice(float(s), int(n))
         for s, n in zip(seconds, rng.integers(20, 500, num_devices), strict=True)
     ]
-    newcomers = max(1, round(late * num_devices))
+    newcomers = max(1, round(LATE * num_devices))
     slowest = max(device.seconds for device in fleet[:-newcomers])
     for device, at in zip(fleet[-newcomers:], np.linspace(0.02, 0.5, newcomers).tolist(), strict=True):
         device.absences.append((0.0, at * hours * HOUR))
         device.seconds = slowest  # as in every time scenario
     for device in fleet:
-        while rng.random() < leaving:
+        while rng.random() < LEAVING:
             after = device.absences[-1][1] if device.absences else 0.0
             if after >= hours * HOUR:
                 break
@@ -95,7 +97,7 @@ class FleetGrid(LocalGrid):
         Share of the tasks that end in an error.
     """
 
-    def __init__(self, fleet: list[FleetDevice], clock: VirtualClock, failures: float, seed: int = 0) -> None:
+    def __init__(self, fleet: list[FleetDevice], clock: VirtualClock, failures: float, seed: int) -> None:
         be_the_server()
         self.fleet, self.clock, self.failures = fleet, clock, failures
         self.rng = streams.generator(seed, "failures-of-devices")

@@ -97,12 +97,12 @@ class Run:
         count = math.ceil(share * (self.facts["evaluations"] - 1) - _SLACK)
         return self.column(key)[-max(1, count) :]
 
-    def rounds_within(self, threshold: float, key: str = "accuracy") -> float:
-        """Return `rounds_to`; if ``key`` never exceeds ``threshold``, one more than the run has, or was to have."""
-        rounds = self.rounds_to(threshold, key)
+    def rounds_within(self, threshold: float) -> float:
+        """Return `rounds_to`; if accuracy never exceeds ``threshold``, one more than the run has, or was to have."""
+        rounds = self.rounds_to(threshold)
         if math.isfinite(rounds):
             return rounds
-        # One that exploded ended early, which doesn't make it a fast one.
+        # A run that exploded ended early: its last round would make it look fast.
         return 1 + (self.config.num_server_rounds if self.exploded else self.final("aggregation"))
 
     def rounds_to(self, threshold: float, key: str = "accuracy") -> float:

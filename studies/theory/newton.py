@@ -42,7 +42,7 @@ class Solution:
 
 
 def conjugate_gradients(
-    product: Linear, b: Array, share: float, *, precondition: Linear | None = None, most: int = 0
+    product: Linear, b: Array, share: float, *, precondition: Linear | None = None
 ) -> Solution:
     """Solve A x = b for a symmetric positive semidefinite A with b in its range.
 
@@ -52,13 +52,11 @@ def conjugate_gradients(
         v ↦ A v, and v ↦ M⁻¹ v with M positive definite and like A.
     b : array (D,)
     share : float
-        It ends when each of the last three iterations added at most this share of ``energy``.
-    most : int
-        Iterations at most; 10 D + 100 unless told.
+        It ends when each of the last three iterations added at most this share of ``energy``, or after 10 D + 100.
     """
     x, residual, energy, quiet = np.zeros_like(b), b, 0.0, 0
     direction, size = np.zeros_like(b), 1.0
-    for _ in range(most or 10 * b.size + 100):
+    for _ in range(10 * b.size + 100):
         z = residual if precondition is None else precondition(residual)
         before, size = size, float(residual @ z)
         if not size > 0:
@@ -82,7 +80,6 @@ def newton(
     gradient: Linear,
     hessian: LinearAt,
     start: Array,
-    tolerance: float = GRADIENT_TOLERANCE,
     *,
     decrement: float = 0.0,
     preconditioner: LinearAt | None = None,
@@ -94,10 +91,8 @@ def newton(
     value, gradient, hessian : callables
         f(w), ∇f(w), and w ↦ (v ↦ ∇²f(w) v).
     start : array (D,)
-    tolerance : float
-        ‖∇f‖ at which to stop.
     decrement : float
-        λ²/2 at which to stop, after one more step.
+        λ²/2 at which to stop, after one more step; 0: stop where ‖∇f‖ is at most `GRADIENT_TOLERANCE`.
     preconditioner : callable
         w ↦ (v ↦ M⁻¹ v), M like ∇²f(w); that at the start is used throughout.
 
@@ -111,7 +106,7 @@ def newton(
     for _ in range(_NEWTON_STEPS):
         g = gradient(w)
         norm = float(np.linalg.norm(g))
-        if norm <= tolerance:
+        if norm <= GRADIENT_TOLERANCE:
             return w
         # Steps that are better and better solved converge faster, which doesn't pay for a decrement of a few digits.
         share = _SHARE if decrement else min(_SHARE, max(norm, 1e-8) ** 2)

@@ -6,8 +6,6 @@ import pytest
 from pyarrow import parquet
 
 from fedapp.report.client_tables import (
-    GROWING,
-    PARQUET,
     ClientsFile,
     by_evaluation,
     last_clients,
@@ -26,9 +24,9 @@ def written(tmp_path):
 def test_rows_are_read_back_while_the_run_goes_and_after(written, tmp_path):
     growing = read_clients(tmp_path)
     written.publish()
-    assert parquet.read_table(tmp_path / PARQUET).equals(growing)
+    assert parquet.read_table(tmp_path / "clients.parquet").equals(growing)
     written.publish(last=True)
-    assert not (tmp_path / GROWING).exists()
+    assert not (tmp_path / "clients.arrows").exists()
     assert read_clients(tmp_path).equals(growing)
     assert growing["client"].to_pylist() == [0, 1, 0, 1, 2]
     assert growing["weight"].to_pylist() == [None, None, 0.5, 0.25, 0.25]
@@ -46,16 +44,16 @@ def test_what_was_written_bit_by_bit_is_read_in_groups_of_rows(written, tmp_path
         written.append(aggregation, 2.0, {"loss": [0.5]}, {})
     growing = read_clients(tmp_path)
     written.publish()
-    groups = parquet.ParquetFile(tmp_path / PARQUET).metadata
+    groups = parquet.ParquetFile(tmp_path / "clients.parquet").metadata
     # 2, 3, 1, 1 and 1 rows: a group is as many pieces as have four.
     assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [5, 3]
-    assert parquet.read_table(tmp_path / PARQUET).equals(growing)
+    assert parquet.read_table(tmp_path / "clients.parquet").equals(growing)
 
 
 @pytest.mark.parametrize("lost", [1, 8, 200])
 def test_a_torn_end_is_left_out(written, tmp_path, lost):
-    content = (tmp_path / GROWING).read_bytes()
-    (tmp_path / GROWING).write_bytes(content[:-lost] if lost > 8 else content + b"\xff" * lost)
+    content = (tmp_path / "clients.arrows").read_bytes()
+    (tmp_path / "clients.arrows").write_bytes(content[:-lost] if lost > 8 else content + b"\xff" * lost)
     assert len(read_clients(tmp_path)) == (2 if lost > 8 else 5)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedapp.training.augment import AUGMENTATIONS, BORDER, Augmentation, augmented
+from fedapp.training.augment import BORDER, Augmentation, augmented
 
 
 def by_hand(image: np.ndarray, flip: bool, down: int, right: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_batched_over_clients():
         assert torch.equal(together[client], augmented(x[client], flips[client], shifts[client]))
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS[1:])
+@pytest.mark.parametrize("name", ["flip", "crop", "flip+crop"])
 def test_what_is_drawn(name):
     drawn = Augmentation.drawn(name, 50, 40, 3, 1, 2)
     assert drawn is not None

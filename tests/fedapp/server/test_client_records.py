@@ -10,7 +10,7 @@ import pytest
 from fedapp import client_app, server
 from fedapp.config import RunConfig
 from fedapp.engine.sequential import SequentialGrid
-from fedapp.report.client_tables import GROWING, WALL, by_evaluation, read_clients
+from fedapp.report.client_tables import WALL, by_evaluation, read_clients
 from strategies import REGISTRY
 from tests.runs import lines_of
 
@@ -34,7 +34,7 @@ def test_every_strategy_has_a_row_for_each_client_and_evaluation(go, strategy):
         assert sum(table[name].to_pylist()[-3:]) == pytest.approx(1)
     assert sum(table["work"].to_pylist()[-3:]) >= 3
     assert "clients" not in lines[-1]
-    assert not (path / GROWING).exists()
+    assert not (path / "clients.arrows").exists()
 
 
 def test_devices_that_evaluate_say_what_a_simulation_computes(go):
@@ -96,4 +96,4 @@ def test_a_run_that_was_killed_goes_on_without_a_row_twice(go, tmp_path, strateg
     server.run(simulated(), server.prepare(resumed, 3))
     again, expected = (read_clients(path).drop_columns([WALL]) for path in (tmp_path / "copy", whole))
     assert again.equals(expected)
-    assert not (tmp_path / "copy" / GROWING).exists()
+    assert not (tmp_path / "copy" / "clients.arrows").exists()
