@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 
 from fedapp.data.dataset import Array, IntArray, Kind, RawData, Split, Targets
-from fedapp.data.parts import joined
+from fedapp.data.parts import check_whole, joined
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 
 NAMES = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "writer_train", "writer_test")
-
-_WHOLE = 2**24  # up to which float32 has every whole number
 
 
 def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Problem) -> list[Split]:
@@ -128,15 +126,6 @@ def _as_inputs(key: str, x: Array, problem: Problem) -> Array:
     if not np.isfinite(x).all():
         raise problem(f"{key} has values that are not finite in float32; all must be finite")
     return x
-
-
-def check_whole(key: str, x: Array, problem: Problem) -> None:
-    """Refuse whole numbers that float32, which inputs become, would round to others: ids are no measurements."""
-    if x.dtype.kind in "iu" and x.size and (x.max() > _WHOLE or x.min() < -_WHOLE):
-        raise problem(
-            f"{key} has whole numbers beyond {_WHOLE}, which float32, the type of inputs, doesn't tell apart; "
-            "smaller ones, or floats, are needed"
-        )
 
 
 def check_unmasked(key: str, value: Any, problem: Problem) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedapp.data.arrays import array_data, check_whole, join_rows, ranked
+from fedapp.data.arrays import array_data, join_rows, ranked
 from fedapp.data.dataset import Array, DataColumns, RawData, Split, Targets
 from fedapp.data.errors import PREFIX, DataError, one_line
+from fedapp.data.parts import check_whole
 from fedapp.data.pictures import picture_pixels
 from fedapp.data.tables import columns_of
 from fedapp.data.targets import Problem, number_of_classes, read_targets

@@ -15,7 +15,7 @@ from fedapp.data.dataset import Array
 from fedapp.data.targets import Problem
 from fedapp.names import Dtype, Part
 
-_WHOLE = 2**24  # up to which float32 has every whole number
+_WHOLE = 2**24  # float32 represents every whole number up to this one
 
 
 def separated(name: str, value: Any) -> dict[str, Any] | None:
@@ -81,6 +81,15 @@ def joined(arrays: Mapping[str, Any], problem: Problem) -> tuple[Mapping[str, An
     return found, first
 
 
+def check_whole(key: str, x: Array, problem: Problem) -> None:
+    """Refuse whole numbers that float32, which inputs become, would round to others: ids are no measurements."""
+    if x.dtype.kind in "iu" and x.size and (x.max() > _WHOLE or x.min() < -_WHOLE):
+        raise problem(
+            f"{key} has whole numbers beyond {_WHOLE}, which float32, the type of inputs, doesn't tell apart; "
+            "smaller ones, or floats, are needed"
+        )
+
+
 def _one(whole: str, own: Mapping[str, Array], problem: Problem) -> tuple[Array, tuple[Part, ...]]:
     by_place = set(own) == set(map(str, range(len(own))))
     parts: list[Part] = []
@@ -99,8 +108,7 @@ def _one(whole: str, own: Mapping[str, Array], problem: Problem) -> tuple[Array,
             raise problem(
                 f"{called} has {len(value)} rows, the first input {len(columns[0])}; they must match"
             )
-        if value.dtype.kind in "iu" and (value.max() > _WHOLE or value.min() < -_WHOLE):
-            raise problem(f"{called} has whole numbers beyond {_WHOLE}, which float32 doesn't tell apart")
+        check_whole(called, value, problem)
         is_picture = value.dtype == np.uint8 and value.ndim > 2
         kind: Dtype = (
             "bool" if value.dtype.kind == "b" else "int64" if value.dtype.kind in "iu" else "float32"

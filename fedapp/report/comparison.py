@@ -13,7 +13,7 @@ from rich.text import Text
 from fedapp.report.cells import Cell, axes_of, best_of, cells_of, equal_time, warnings_of
 from fedapp.report.differences import described, differing
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
-from fedapp.report.table import add_values
+from fedapp.report.table import add_values, markdown_row
 
 FIGURE, CLIENTS, REPORT = "comparison.png", "clients.png", "comparison.md"
 
@@ -110,8 +110,8 @@ class Comparison:
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"# {self.title}", ""]
         for key in self.metrics:
-            lines += [f"## {key}", "", _row(self.header), "|" + "---|" * len(self.header)]
-            lines += [*map(_row, self.rows(key)), ""]
+            lines += [f"## {key}", "", markdown_row(self.header), "|" + "---|" * len(self.header)]
+            lines += [*map(markdown_row, self.rows(key)), ""]
         paths = []
         if self.axes and self.metrics:
             from fedapp.report.overlay import draw_overlay  # matplotlib is slow to import
@@ -133,7 +133,3 @@ class Comparison:
         from fedapp.report.by_client import draw_clients_of_runs
 
         return draw_clients_of_runs(folder / CLIENTS, runs, self.title)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"

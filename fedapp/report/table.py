@@ -88,6 +88,11 @@ def add_values(table: Table, header: str, values: Sequence[str]) -> None:
     table.add_column(header, justify="right", overflow="fold", min_width=max(map(len, words)))
 
 
+def markdown_row(cells: Sequence[str]) -> str:
+    """Return a row of a table in Markdown."""
+    return "| " + " | ".join(each.replace("|", "\\|").replace("\n", " ") for each in cells) + " |"
+
+
 # Columns of the table of devices, and where metrics.jsonl has them.
 _ACCOUNT = {
     "tasks": "tasks",

@@ -13,7 +13,7 @@ from rich.text import Text
 from fedapp.report.cells import Cell, axes_of, best_of, warnings_of
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
-from fedapp.report.table import add_values
+from fedapp.report.table import add_values, markdown_row
 from fedapp.sweeps.plan import SEED
 from fedapp.sweeps.point import folder_of, name_of
 from fedapp.sweeps.sweep import FIGURE, REPORT, TUNING, Outcome, score_text
@@ -154,10 +154,10 @@ def report(outcome: Outcome, has_figure: bool) -> str:
     """Return the report: table, figure, what was picked, what is to be known, the plan."""
     head = header(outcome)
     best = best_of(outcome.cells, outcome.by, outcome.time)
-    text = [f"# {_title(outcome)}", "", _row(head), "|" + "---|" * len(head)]
+    text = [f"# {_title(outcome)}", "", markdown_row(head), "|" + "---|" * len(head)]
     for cell, row in lines(outcome):
         is_best = best is not None and cell.name == best.name
-        text.append(_row([f"**{each}**" if is_best else each for each in row]))
+        text.append(markdown_row([f"**{each}**" if is_best else each for each in row]))
     bold = f" Bold: the best by {outcome.by}." * (outcome.by in outcome.metrics)
     place = place_text(outcome)
     text += ["", f"{place[0].upper()}{place[1:]}: mean ± standard deviation over the seeds.{bold}"]
@@ -217,14 +217,14 @@ def _picks(outcome: Outcome) -> Iterator[str]:
     seeds = ", ".join(map(str, plan.seeds_to_tune_on))
     yield f"By {outcome.by} at the end, on seeds {seeds}, none of which is reported above."
     yield ""
-    yield _row([*plan.cell_axes, *plan.tune, f"mean {outcome.by} of each value"])
+    yield markdown_row([*plan.cell_axes, *plan.tune, f"mean {outcome.by} of each value"])
     yield "|" + "---|" * (len(plan.cell_axes) + len(plan.tune) + 1)
     for each in outcome.picks.values():
         value = each.value or ("none",) * len(plan.tune)
         scores = [
             f"{', '.join(map(_label, tuned))}: {score_text(score)}" for tuned, score in each.scores.items()
         ]
-        yield _row([*map(_label, each.cell), *map(_label, value), "; ".join(scores)])
+        yield markdown_row([*map(_label, each.cell), *map(_label, value), "; ".join(scores)])
 
 
 def _title(outcome: Outcome) -> str:
@@ -235,7 +235,3 @@ def _title(outcome: Outcome) -> str:
 
 def _label(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(each.replace("|", "\\|").replace("\n", " ") for each in cells) + " |"
