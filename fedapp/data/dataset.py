@@ -24,7 +24,7 @@ _TENTHS = np.arange(1, 10) / 10
 
 @dataclass(frozen=True)
 class Published:
-    """What is known of a dataset by its name.
+    """The published facts of a named dataset.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Published:
     std: tuple[float, ...] = ()
 
 
-# What more is done to inputs in [0, 1].
+# How inputs are normalized after they are scaled to [0, 1]: see `Dataset.inputs`.
 Normalize = bool | Literal["symmetric", "standardize"]
 
 PUBLISHED: dict[str, Published] = {
@@ -60,8 +60,8 @@ PUBLISHED: dict[str, Published] = {
 class Split(NamedTuple):
     """Rows as a reader finds them: inputs (N, …), labels (N,) or targets (N, …), natural ids (N,) or None.
 
-    `classes` are the names of labels that were names, `parts` what the inputs of a row are if they are several: both
-    the same in all parts of the data.
+    `classes` has the names of the labels, () where labels are numbers; `parts` describes the inputs of a row, ()
+    where a row has one input. Both are the same for the training and the test split.
     """
 
     x: Array
@@ -72,19 +72,19 @@ class Split(NamedTuple):
 
 
 Missing = Literal["refuse", "drop", "mean"]
-"""What becomes of rows of a table with an empty cell."""
+"""How rows of a table that have an empty cell are treated."""
 
 
 @dataclass(frozen=True)
 class DataColumns:
-    """Which columns of a table or of Hugging Face data are which, and how a table's become numbers.
+    """Which columns of a table or of Hugging Face data are inputs, labels and natural ids, and how texts are treated.
 
     Attributes
     ----------
     inputs : str
-        One column, or several with commas between them; "": all that are nothing else.
+        One column, or several with commas between them; "": all columns but the labels and the natural ids.
     label : str
-        One column, or several with commas between them, which are numbers then.
+        One column, or several with commas between them; several columns must hold numbers.
     group : str
         The column of natural ids, "": none.
     missing : {"refuse", "drop", "mean"}
@@ -137,8 +137,8 @@ class Dataset:
     x : array (N, \\*input_shape)
         uint8 or float32; images channels first (N, C, H, W); text as uint8 token ids (N, 80).
     y : int64 array (N,) or (N, …), or float32 array (N, M, …)
-        Labels, for text the token id of the next character; or of each position of a row, such as the pixels of a
-        picture, where -100 is none; or numbers for each row.
+        A label per row, for text the token id of the next character; or a label per position of a row, such as a
+        pixel of a picture, where -100 marks a position without a label; or numbers for each row.
     groups : int64 array (N,) or None
         Natural client of each row: writer, role or synthetic client; None where there is none.
     num_train : int
@@ -146,7 +146,7 @@ class Dataset:
     num_classes : int
         Number of classes, 0 where targets are numbers.
     kind : {"image", "vector", "text", "parts"}
-        What a row is; several inputs, one after the other, are parts.
+        What an input is; "parts": a row has several inputs, stored one after the other.
     scale : float
         x * scale lies in [0, 1]: 1/16 for digits, 1/255 for uint8 images; 1 for text and for float inputs,
         which are kept as they are.
@@ -159,13 +159,14 @@ class Dataset:
     targets : {"classes", "numbers"}
         What `y` holds.
     moments : Moments or None
-        What `normalize = "standardize"` subtracts and divides by: known once clients are.
+        Mean and deviation for `normalize = "standardize"`; None until they are computed over all clients.
     parts : tuple of Part
-        What a row's several inputs are; () where there is one.
+        Name, type and shape of each input of a row; () where a row has one input.
     remarks : tuple of str
-        What was taken for something when the data were read, a line each.
+        Assumptions that the reader of the data made, a line each.
     digest : str
-        Of all that is above, but for moments and published values; "" where the dataset isn't from the cache.
+        Digest of the arrays and of all attributes above but name, mean, std and moments; "" where the dataset isn't
+        from the cache.
     """
 
     name: str
@@ -203,18 +204,18 @@ class Dataset:
 
     @property
     def strata_are(self) -> str:
-        """What `strata` are: class, tenth, natural client or all rows."""
+        """What a stratum of `strata` is: a class, a tenth, a natural client, or all rows."""
         if self.has_classes:
             return "class" if self.targets == "classes" else "tenth"
         return "all rows" if self.groups is None else "natural client"
 
     @cached_property
     def strata(self) -> IntArray:
-        """What partitioners take for classes, int64 (N,): the labels; with numbers, tenths of the first one.
+        """The class of each row for partitioners, int64 (N,): its label; for numbers, a tenth of the first number.
 
-        Rows are in the tenth that the deciles of all rows' numbers put them in, equal ones in the same, so that
-        there may be fewer than ten: all the same number are a single one. Where rows have no class (``has_classes``),
-        each natural client's rows are a stratum, or all are one.
+        The tenths are bounded by the deciles of the numbers of all rows. Equal numbers are in one tenth, so that
+        there may be fewer than ten. Where rows have no class (``has_classes``), the rows of each natural client are
+        a stratum; without natural clients, all rows are one.
         """
         if not self.has_classes:
             if self.groups is None:
@@ -234,7 +235,7 @@ class Dataset:
 
     @property
     def num_strata(self) -> int:
-        """How many strata there are: the classes, with those that no row has, or the tenths, or natural clients."""
+        """Number of strata: of classes, also those that no row has, of tenths, or of natural clients."""
         return (self.has_classes and self.num_classes) or int(self.strata.max()) + 1
 
     def inputs(self, rows: Any, normalize: Normalize = False) -> Array:
@@ -244,7 +245,7 @@ class Dataset:
         ----------
         rows : int array (n,), or anything that indexes the first axis of an array and keeps it
             Row numbers.
-        normalize : bool or "symmetric"
+        normalize : bool, "symmetric" or "standardize"
             True: also subtract the published mean and divide by the published standard deviation, per channel;
             "symmetric": from [0, 1] to [-1, 1]; "standardize": subtract the mean and divide by the deviation in
             `moments`, per value of a vector or channel of an image.
@@ -257,8 +258,8 @@ class Dataset:
         Raises
         ------
         DataError
-            If `normalize` is asked of a dataset without published values, of inputs that aren't in [0, 1], or of
-            text.
+            If `normalize` is True and the dataset has no published values, "symmetric" and inputs aren't in [0, 1],
+            or "standardize" and the dataset has no moments, is text or has several inputs a row.
         """
         if normalize == "standardize":
             self.require_moments()
@@ -284,11 +285,12 @@ class Dataset:
             )
 
     def require_moments(self) -> None:
-        """Raise `DataError` if these inputs can't be standardized, or nobody has said by what."""
+        """Raise `DataError` if these inputs can't be standardized, or the dataset has no moments."""
         self.require_values()
         if self.moments is None:
             raise DataError(
-                f"normalize = 'standardize': nobody has told the mean and deviation of '{self.name}' for all clients"
+                f"normalize = 'standardize': the mean and deviation of '{self.name}' over all clients aren't known; "
+                "the server computes them from what each client reports"
             )
 
     def prepared(self, stored: Array, normalize: Normalize = False) -> Array:
@@ -315,10 +317,10 @@ class Dataset:
         return cast(Array, x)
 
 
-_NAMED = 8  # names that a message lists
+_NAMED = 8  # most names that a message lists
 
 INDICATES = "="
-"""What is between a column's name and one of its texts in the name of the column that says which rows have it."""
+"""Sign in the name of a column of 0 and 1, such as ``colour=red``: between an encoded column's name and a text."""
 
 
 @dataclass(frozen=True)
@@ -328,11 +330,11 @@ class Schema:
     Attributes
     ----------
     kind : str
-        image, vector or text.
+        image, vector, text or parts.
     dtype : str
         uint8 or float32: inputs of different type are scaled differently (`Dataset.scale`).
     shape : tuple of int
-        Of one input, channels first.
+        Shape of one input, channels first.
     num_classes : int
     classes : tuple of str
         Names of the classes in the order of their labels; () where labels are numbers.
@@ -340,9 +342,9 @@ class Schema:
         Names of a vector's values in their order; () where they have none.
     targets : {"classes", "numbers"}
     target_shape : tuple of int
-        Of one row's targets; () for a class.
+        Shape of one row's targets; () for a class.
     parts : tuple of Part
-        What a row's several inputs are.
+        Name, type and shape of each input of a row; () where a row has one input.
     """
 
     kind: str

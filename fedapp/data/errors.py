@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PREFIX = "hf:"
+"""What names of Hugging Face data begin with: hf:NAME, hf:NAME:CONFIG, or hf:PATH of a folder."""
 
 
 def default_cache_dir() -> Path:

@@ -7,15 +7,15 @@ import numpy as np
 from fedapp.data.dataset import Dataset, IntArray
 
 _BLOCK = 2**20  # values that are looked at at a time
-_FIRST = 256  # rows by which numbers are told from what may be tokens
-_EACH = 64  # columns, up to which each may have an embedding of its own
+_FIRST = 256  # rows by which columns of whole numbers, which may be tokens, are found
+_EACH = 64  # up to this number of columns, each may have an embedding of its own
 
 
 def extreme_rows(dataset: Dataset, rows: IntArray) -> IntArray:
     """Return, among some rows, those with the largest label and the largest and least whole number of the inputs.
 
-    Whole numbers are sought in inputs that aren't scaled, in columns that have no other: of each column, and of many
-    columns in all of an input.
+    Only columns of whole numbers count, and only of inputs that aren't scaled: such numbers may be tokens. Of up to
+    64 such columns, the largest and least number of each is sought; of more, those of each input.
     """
     found = {int(rows[0])}
     if dataset.targets == "classes":
@@ -41,7 +41,7 @@ def extreme_rows(dataset: Dataset, rows: IntArray) -> IntArray:
 
 
 def _together(dataset: Dataset, columns: IntArray) -> Iterator[IntArray]:
-    """Yield places in ``columns`` of those that one embedding may be for."""
+    """Yield the places in ``columns`` of each group of columns that may share an embedding."""
     if len(columns) <= _EACH:
         yield from (np.array([place]) for place in range(len(columns)))
         return

@@ -40,9 +40,9 @@ def flower_partition(
     num_clients, min_samples : int
     seed : int
     dirichlet_alpha : float
-        Of class-dirichlet.
+        α of class-dirichlet.
     classes_per_client : int
-        Of pathological.
+        Classes of each client, for pathological.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def flower_partition(
     DataError
         If the partitioner can't divide the rows like this.
     """
-    if partitioner == "iid":  # what IidPartitioner does, which takes minutes for 100,000 clients
+    if partitioner == "iid":  # the division of IidPartitioner, which takes minutes for 100,000 clients
         return [np.asarray(client, np.int64) for client in np.array_split(rows, num_clients)]
     from datasets import Dataset as HFDataset
 

@@ -133,7 +133,7 @@ def function_data(
 
     try:
         found = function(**arguments)
-        digest_of(function, name)  # what it has imported only now is known as it is now
+        digest_of(function, name)  # modules that the call has imported are digested as they are now
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
         elif not is_hugging_face_form(found):
@@ -176,7 +176,7 @@ def _is_pair_of_datasets(found: Any) -> bool:
 
 
 def _is_loader(found: Any) -> bool:
-    """Tell whether this is a DataLoader: what counts of it are its dataset and what makes a batch of rows."""
+    """Tell whether this is a DataLoader, by the two attributes that are read: ``dataset`` and ``collate_fn``."""
     return hasattr(found, "dataset") and hasattr(found, "collate_fn")
 
 
@@ -238,7 +238,7 @@ def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
                 raise problem(
                     f"has {what} of shape {value.shape}, the first one's is {first.shape[1:]}; they must match"
                 )
-        if (inputs.dtype == np.uint8) != (x.dtype == np.uint8):  # which are scaled, and others aren't
+        if (inputs.dtype == np.uint8) != (x.dtype == np.uint8):  # only uint8 inputs are scaled
             raise problem(f"has inputs of type {inputs.dtype} and of type {x.dtype}; they must match")
         x, y = _wide_enough(x, inputs, problem), _wide_enough(y, target, problem)
         x[row], y[row] = inputs, target
@@ -247,19 +247,18 @@ def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
 
 
 def _has_numbered_rows(rows: Any) -> bool:
-    from torch.utils.data import IterableDataset  # which inherits a __getitem__ that raises an error
+    from torch.utils.data import IterableDataset  # its __getitem__ raises an error
 
     return hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and not isinstance(rows, IterableDataset)
 
 
 def _check_read_again(rows: Any, first: Callable[[int], Any], problem: Problem) -> None:
-    """Refuse rows that are others than ``first`` returns when they are read again."""
+    """Refuse rows that differ from those that ``first`` returns when they are read again."""
     for row in range(0, len(rows), max(1, len(rows) // _READ_AGAIN)):
         if not _is_same(first(row), rows[row], problem):
             raise problem(
-                f"has a row {row} that is another one when it is read again; rows are read once, so what their "
-                "transforms draw would be drawn once for the whole run: leave that out (augment changes images "
-                "in training)"
+                f"has a row {row} that differs when it is read again; rows are read once, so a random transform "
+                "would be drawn once for the whole run: leave it out (the key augment changes images in training)"
             )
 
 
@@ -303,7 +302,7 @@ def _named(several: Any) -> dict[Any, Any]:
 
 
 def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
-    """Return inputs and targets of one batch of all rows: what is ragged is padded to the longest."""
+    """Return inputs and targets of one batch of all rows, which ``collate_fn`` makes, for example by padding."""
     rows = loader.dataset
     if not _has_numbered_rows(rows) or len(rows) == 0:
         raise problem("is a DataLoader of a dataset without numbered rows; at least one is needed")
@@ -311,7 +310,7 @@ def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
     found = [rows[row] for row in range(len(rows))]
     _check_read_again(rows, found.__getitem__, problem)
     batch = loader.collate_fn(found)
-    if isinstance(batch, Mapping) and "labels" in batch:  # as those of transformers are
+    if isinstance(batch, Mapping) and "labels" in batch:  # as collators of transformers make them
         return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         size = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
@@ -339,7 +338,7 @@ def _check_sampler(loader: Any, problem: Problem) -> None:
 
 
 def _is_same(first: Any, again: Any, problem: Problem) -> bool:
-    """Tell whether a row is what it was; a NaN, which is refused later, is like another."""
+    """Tell whether a row is equal when it is read again; NaNs count as equal here, and are refused later."""
     if isinstance(first, Mapping | list | tuple):
         if not isinstance(again, Mapping | list | tuple):
             return False
@@ -359,7 +358,7 @@ def _is_same(first: Any, again: Any, problem: Problem) -> bool:
 
 
 def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:
-    """Return rows of a type that another one's values fit in, too."""
+    """Return rows with a type that also holds the values of another row."""
     if value.dtype == rows.dtype:
         return rows
     try:

@@ -49,13 +49,13 @@ FORMS = f"{ALLOWED}, hf:NAME or hf:PATH of Hugging Face data, or module:function
 """What else `dataset` may be."""
 
 ANY_COLUMNS = DataColumns()
-
-"""What names Hugging Face data: hf:NAME, hf:NAME:CONFIG, or hf:PATH of a folder."""
+"""The columns of a run whose config names none."""
 
 FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 """What module:function looks like."""
 
-# Raised when something else is made of a user's own files, so that they are read again; in the keys of these alone.
+# Raise the number when a reader of a user's own files changes what it makes of a file: it is in the cache keys of
+# such files alone, which are then read again.
 _OWN_READERS = {"readers": 6}
 
 _SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
@@ -291,9 +291,8 @@ def _hugging_face(name: str, data_path: str, columns: DataColumns, targets: Targ
         where = f"data-path = {data_path!r}" if data_path else f"dataset = {name!r}"
         raise DataError(f"{where}: no such folder; Hugging Face data are to be read from there")
     place = name.removeprefix(PREFIX).partition(":")[0]
-    if (
-        folder is None and Path(place).is_dir()
-    ):  # which Hugging Face would take, and the hub's isn't asked for
+    # `datasets` would read the folder in place of the dataset of this name on the hub.
+    if folder is None and Path(place).is_dir():
         raise DataError(
             f"dataset = {name!r}: there is a folder {place!r} here; {PREFIX}./{place} names it, and the hub's of "
             "this name can be had in another working directory"
@@ -454,7 +453,7 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
     digest = hashlib.sha256(json.dumps(meta).encode())
     for name, array in arrays.items():
         digest.update(array.data)
-        if name != "x":  # which is in its file
+        if name != "x":  # x was written through its memory map
             np.save(folder / f"{name}.npy", array)
     meta["digest"] = digest.hexdigest()[:16]
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

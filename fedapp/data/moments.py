@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Vector = NDArray[np.float64]
 
-# What float32 inputs can't be told apart by, relative to their mean.
+# Relative to the mean, a deviation up to this one is rounding of float32.
 _RESOLUTION = float(np.finfo(np.float32).eps)
 
 
@@ -28,7 +28,7 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What a client, or several, know of their inputs' moments.
+    """The sums that one client, or several together, have over their inputs.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Sums:
         Number of values of each feature: of rows, and for images times their pixels; a value that is missing (NaN)
         isn't one.
     total : float64 array (F,)
-        Their sums.
+        Sum of the values of each feature.
     squares : float64 array (F,)
         Sums of (value − own mean)².
     """
@@ -63,7 +63,7 @@ class Sums:
     def merged(cls, parts: Sequence["Sums"]) -> "Sums":
         """Put the parts of several clients together; ValueError if there are none."""
         if not parts:
-            raise ValueError("there is nothing to sum up")
+            raise ValueError("merged needs the sums of at least one client or block, has none")
         total = np.sum([part.total for part in parts], axis=0)
         count = np.sum([part.count for part in parts], axis=0)
         mean = _mean(total, count)

@@ -37,7 +37,7 @@ class, where a row has no class: `Dataset.strata`.
 """
 
 BY_CLASS = tuple(name for name in PARTITIONERS if name not in ("iid", "natural"))
-"""Those that divide rows by their classes."""
+"""The partitioners that divide rows by their classes."""
 
 OWN = "own"
 HALVES = {"held-out": slice(None), "held-out-even": slice(0, None, 2), "held-out-odd": slice(1, None, 2)}
@@ -55,7 +55,7 @@ TEST_ON = (*HALVES, "unseen-clients", OWN)
 """
 
 LEAST_OWN = 2
-"""Rows that a client needs where it is tested on its own."""
+"""Least number of rows of a client with test-on = "own": one to train on and one to test on."""
 
 Divide = Callable[[IntArray, int], list[IntArray]]
 """(rows, seed) → the rows of each client."""
@@ -245,9 +245,8 @@ def _divide(
             labels, num_clients, imbalance, data_imbalance, min_samples, seed
         )
         return [rows[_part(indices, offsets, i)] for i in range(num_clients)]
-    order = streams.generator(seed, "order-of-rows").permutation(
-        len(rows)
-    )  # IidPartitioner cuts without shuffling
+    # The partitioners below cut rows in the order in which they come.
+    order = streams.generator(seed, "order-of-rows").permutation(len(rows))
     rows, labels = rows[order], labels[order]
     if partitioner == "similarity":
         clients = by_similarity(rows, labels, num_clients, similarity)

@@ -1,4 +1,4 @@
-"""What is odd about data that can be trained on all the same."""
+"""Remarks on data that can be trained on but are probably not what the user meant."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from fedapp.data.dataset import Dataset, Normalize
 from fedapp.data.partition import Partition
 from fedapp.names import IGNORED
 
-_NAMED = 8  # classes that a remark lists
+_NAMED = 8  # most classes that a remark lists
 
 
-_ROWS = 10_000  # that are looked at for the size of inputs
-_LARGE = 100.0
+_ROWS = 10_000  # most rows by which the size of inputs is estimated
+_LARGE = 100.0  # root mean square of a feature from which inputs are called large
 
 
 def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False) -> list[str]:

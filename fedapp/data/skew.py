@@ -39,7 +39,7 @@ def client_sizes(
     data_imbalance : float
         φ²; 0 gives sizes equal to within one sample.
     min_samples : int
-        Smaller clients get so many, and the others share the rest in proportion; C * min_samples <= N.
+        Smaller clients get ``min_samples``, and the others share the rest in proportion; C * min_samples <= N.
     rng : numpy.random.Generator
 
     Returns
@@ -52,7 +52,7 @@ def client_sizes(
     free = np.ones(num_clients, dtype=bool)
     while free.any():
         rest = num_rows - min_samples * int((~free).sum())
-        # Where no share is left that counts (e^-1000 of the largest), all count the same.
+        # Shares of e^-1000 of the largest are 0: where only such clients are left, they share alike.
         sizes[free] = largest_remainder(shares[free] if shares[free].any() else np.ones(free.sum()), rest)
         small = free & (sizes < min_samples)
         if not small.any():
@@ -132,7 +132,7 @@ def _newton(log_table: Table, rows: IntArray, columns: IntArray, a: Array) -> Ar
         for _ in range(_MAX_HALVINGS):
             p, level = _softmax((a + step)[:, None] + log_table)
             trial = rows @ (a + step) - columns @ level
-            if trial >= value - 1e-14 * columns @ np.abs(level):  # which the sums are exact to
+            if trial >= value - 1e-14 * columns @ np.abs(level):  # the rounding of the sums
                 break
             step /= 2
         a, value = a + step, trial
@@ -183,7 +183,7 @@ def round_to_margins(
     if any(left):
         _reroute(up, eligible, np.array(left), np.array(free))
         counts += up
-        # Nothing is left now, unless a margin of the table was missed by more than its fractions are.
+        # No unit is left now, unless the table misses a margin by more than its fractions.
         need, room = rows - counts.sum(axis=1), columns - counts.sum(axis=0)
         np.add.at(counts, (np.repeat(np.arange(len(need)), need), np.repeat(np.arange(len(room)), room)), 1)
         return counts

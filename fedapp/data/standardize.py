@@ -1,4 +1,4 @@
-"""What a client knows of its own inputs' mean and deviation."""
+"""A client's sums over its own inputs, from which the mean and deviation over all clients are computed."""
 
 import math
 from collections.abc import Iterator
@@ -34,10 +34,10 @@ def sums_of(dataset: Dataset, rows: IntArray) -> Sums:
 
 
 def same_size(sums: Sums, dataset: Dataset) -> bool:
-    """Tell whether sums are of inputs such as these, and of numbers that can be."""
+    """Tell whether sums have one entry per feature of a dataset's inputs, and values that real inputs can give."""
     if not sums.count.shape == sums.total.shape == sums.squares.shape == (dataset.input_shape[0],):
         return False
-    # NaN is none of these.
+    # A NaN fails each of these comparisons.
     counts = np.all((sums.count >= 0) & (sums.count < _LARGEST) & (sums.count == np.floor(sums.count)))
     if not counts or sums.count.max() == 0:
         return False

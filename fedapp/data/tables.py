@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedapp.data")
 
 TABLES = (".csv", ".parquet")
-MOST_TEXTS = 1000  # columns that one column of texts may become
+MOST_TEXTS = 1000  # most columns of 0 and 1 that one column of texts may become
 
 # What a table's row numbers are called by pandas, and by Hugging Face's reader of CSV; in CSV they have no name.
 _ROW_NUMBERS = re.compile(r"|__index_level_\d+__|Unnamed: \d+")
@@ -88,7 +88,7 @@ def _table_of_clients(folder: Path) -> tuple["pyarrow.Table", IntArray]:
         joined = pyarrow.concat_tables(tables, promote_options="permissive")
     except pyarrow.ArrowException:  # its message may quote a value
         raise path_error(
-            folder, "has tables with a column of texts in one and of numbers in another"
+            folder, "has tables with a column of texts in one and of numbers in another; they must match"
         ) from None
     return joined, np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
 
@@ -104,7 +104,7 @@ def _is_empty(column: "pyarrow.ChunkedArray") -> Array:
 def _inputs(
     path: Path, name: str, column: "pyarrow.ChunkedArray", columns: DataColumns
 ) -> tuple[Array, list[str]]:
-    """Return a column of inputs as numbers, (N, M), and what these M are called."""
+    """Return a column of inputs as M columns of numbers (N, M), and the names of these columns."""
     if not columns.encode or (texts := _names(column)) is None:
         return _numbers(path, name, column, missing=columns.missing)[:, np.newaxis], [name]
     empty = _is_empty(column)
@@ -179,7 +179,7 @@ def read_table(path: Path) -> "pyarrow.Table":
         table.column_names  # noqa: B018 - decodes them
         return table
     except UnicodeDecodeError:
-        raise path_error(path, "has names of columns that aren't UTF-8") from None
+        raise path_error(path, "has names of columns that aren't UTF-8; UTF-8 is needed") from None
     except pyarrow.ArrowException as error:
         # What follows in Arrow's own message is the row itself.
         where = re.search(r"(Row #\d+: )?Expected \d+ columns, got \d+", str(error))

@@ -55,8 +55,8 @@ def number_of_classes(y: IntArray, problem: Problem) -> int:
     Raises
     ------
     DataError
-        If there are so many more than labels of rows occur that they must be something else, such as identifiers.
-        Labels of each position may be tokens, of which a small text has few.
+        If the largest label of rows is far beyond the number of different labels: such labels are identifiers. Labels
+        per position aren't checked, as they may be tokens, of which a small text has few.
     """
     if y.dtype.kind == "f":
         return 0
@@ -73,7 +73,7 @@ def number_of_classes(y: IntArray, problem: Problem) -> int:
 
 
 def check_counted(dataset: Dataset, partition: Partition) -> None:
-    """Refuse training or test rows of whose positions none counts: nothing can be learnt or measured there.
+    """Refuse training or test rows of which every position has the label -100: nothing can be learnt or measured.
 
     The dataset has a label for each position, y (N, T).
 

@@ -190,7 +190,7 @@ def named(): return DataLoader(Named(), collate_fn=len)
 """)
     for function in ("load", "several", "loader", "named"):
         said = refused(name.replace(":load", f":{function}"))
-        assert "has a row 35 that is another one when it is read again; rows are read once" in said
+        assert "has a row 35 that differs when it is read again; rows are read once" in said
 
 
 def test_loaders_read_each_row_once_or_are_refused(module):

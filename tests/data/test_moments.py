@@ -80,7 +80,7 @@ def test_what_can_not_be_standardized():
             DataError, match="normalize = 'standardize': dataset 'own' is text; allowed for images"
         ):
             ask()
-    with pytest.raises(DataError, match="nobody has told the mean and deviation of 'own'"):
+    with pytest.raises(DataError, match="the mean and deviation of 'own' over all clients aren't known"):
         dataset(np.zeros((3, 2), np.float32)).inputs([0], "standardize")
     with pytest.raises(DataError, match="there are no training rows"):
         sums_of(dataset(np.zeros((3, 2), np.float32)), np.arange(0))
@@ -113,5 +113,5 @@ def test_sums_that_no_inputs_have(count, total, squares):
 
 def test_moments_can_be_compared_and_hashed():
     assert hash(Moments((1.0,), (2.0,))) == hash(Moments((1.0,), (2.0,)))
-    with pytest.raises(ValueError, match="nothing to sum up"):
+    with pytest.raises(ValueError, match="needs the sums of at least one"):
         Sums.merged([])

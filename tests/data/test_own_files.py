@@ -61,7 +61,7 @@ def test_flags_of_a_table_are_0_and_1(suffix, tmp_path):
     [
         (b"", "is empty"),
         ("x,label\n1,0\n".encode("utf-16"), "is UTF-16; UTF-8 is needed"),
-        ("größe,label\n1,0\n".encode("latin-1"), "has names of columns that aren't UTF-8"),
+        ("größe,label\n1,0\n".encode("latin-1"), "has names of columns that aren't UTF-8; UTF-8 is needed"),
     ],
 )
 def test_a_file_that_is_empty_or_of_another_encoding(content, said, tmp_path):
