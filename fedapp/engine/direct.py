@@ -1,7 +1,7 @@
 """Tasks without messages: they wait until one of them is asked for, and then all that wait are trained together.
 
-What is trained together is what would be if each task were a message that is asked for by itself
-(fedapp/engine/vectorized.py), and so are the bits of the results.
+The groups of tasks that are trained together are the same as if each task were a message whose reply is asked for
+alone (fedapp/engine/vectorized.py), and the results are bit-equal.
 """
 
 from collections import deque
@@ -25,8 +25,8 @@ from fedapp.training.work import scheduled_lr
 from strategies.flower import messages
 from strategies.flower.grids import HandedTask, Work, WorkRequest
 
-# How many tasks that wait are trained together; of larger models fewer, by their values, so that threads and workers
-# share them.
+# Most waiting tasks that are trained together, and most values of their models together: of larger models fewer tasks
+# are in a group, so that threads and workers share the groups.
 TOGETHER, TOGETHER_VALUES = 8, 1 << 20
 
 
@@ -38,7 +38,7 @@ def together(number: int, size: int) -> list[range]:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A task that waits, and the terms of those on the same model."""
+    """A task that waits, and the request that it is from, which other tasks share."""
 
     id: str
     task: HandedTask
@@ -46,12 +46,12 @@ class _Waiting:
 
 
 class DirectTasks:
-    """Tasks that were handed out, and what came of them.
+    """The tasks that were dispatched, and their results.
 
     Parameters
     ----------
     nodes : Nodes
-        Those that there are.
+        The nodes of the simulation.
     rows_of : callable
         Returns the rows of all clients.
     budget : int
@@ -66,19 +66,19 @@ class DirectTasks:
         self._shared: tuple[WorkRequest, _Shared] | None = None
 
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
-        """Let tasks wait; return their ids."""
+        """Add a request's tasks to the queue; return their ids."""
         ids = [f"task/{next(self._numbers)}" for _ in request.tasks]
         self._queue.extend(_Waiting(*each, request) for each in zip(ids, request.tasks, strict=True))
         return ids
 
     def work(self, task_id: str) -> Work | None:
-        """Return what came of a task; if it waits, train those at the head of the queue."""
+        """Return a task's result, once; if the task waits, first train the tasks at the head of the queue."""
         if task_id not in self._done:
             self.train()
         return self._done.pop(task_id, None)
 
     def train_all(self) -> None:
-        """Have all trained that wait."""
+        """Train all tasks that wait."""
         while self._queue:
             self.train()
 
@@ -109,7 +109,7 @@ class DirectTasks:
         return taken
 
     def _built(self, waiting: _Waiting, models: dict[object, TaskTerms]) -> LocalTask:
-        """Return the task; ``models`` are the terms of those on one model by one rule."""
+        """Return the task to train; ``models`` has the terms by model and rule, and grows with new ones."""
         request = waiting.request
         before = None if self._shared is None else self._shared[0]
         if before is None or before.config is not request.config or before.rule != request.rule:
@@ -124,7 +124,7 @@ class DirectTasks:
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """What the tasks of a run share: their terms, all clients' rows, and whose are which."""
+    """The terms that the tasks of a run share, and the rows of all clients."""
 
     terms: TaskTerms
     data: SharedRows
@@ -151,7 +151,7 @@ class _Shared:
 
 
 def _state_of(request: WorkRequest, device: torch.device) -> dict[str, Tensor]:
-    """Return a request's model, which tasks share and don't write to."""
+    """Return a request's model as tensors, which its tasks share and don't write to."""
     state, layout = {}, request.layout
     for name, shape, dtype, span in zip(
         layout.names, layout.shapes, layout.dtypes, layout.spans, strict=True

@@ -13,28 +13,28 @@ from fedapp.training.rule import Parameters
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import added_in_order
 
-# A stack's models are harmless where the squares of their values, summed in float32, are below this.
+# Where the sum of the squares of a stack's values, in float32, is below this, all values are finite and small enough.
 HARMLESS = 1e30
 
-# Values of models that are added up at once, in float64: half of a core's cache; an eighth of a GiB.
+# Values of models that are added up at once, in float64: half of a core's cache; on a GPU an eighth of a GiB.
 AT_ONCE, AT_ONCE_ON_GPU = 1 << 17, 1 << 24
 
 
 class Models(ABC):
-    """The models of some stacks, one after the other."""
+    """The models of some stacks; a client's row is its place in all stacks, one after the other."""
 
     @property
     @abstractmethod
     def harmless(self) -> bool:
-        """Whether no model can hold what doesn't count (``strategies.flower.arrays.check_values``)."""
+        """Whether no model can hold a value that ``strategies.flower.arrays.check_values`` refuses."""
 
     @abstractmethod
     def model(self, row: int, base: Vector) -> Vector:
-        """Return a client's model (D,), from the one that it was sent (D,)."""
+        """Return a client's model (D,); values that aren't trained are those of ``base`` (D,), which it was sent."""
 
     @abstractmethod
     def weighted_sum(self, rows: Sequence[int], weights: Sequence[float], base: Vector) -> Vector:
-        """Return Σ d_i Δ_i (D,) of some, in this order, in float64: 0 where nothing is trained."""
+        """Return Σ d_i Δ_i (D,) over the clients in ``rows``, in this order, float64; 0 for untrained values."""
 
 
 def models_of(stacks: Sequence[Parameters], starts: Mapping[str, int]) -> Models:
@@ -43,7 +43,7 @@ def models_of(stacks: Sequence[Parameters], starts: Mapping[str, int]) -> Models
     Parameters
     ----------
     stacks : sequence of Parameters
-        What of them is trained, each (G, ...).
+        The trained arrays of each stack of G clients, (G, ...) each.
     starts : mapping of str to int
         Where each array begins in a model (D,).
     """
@@ -52,12 +52,12 @@ def models_of(stacks: Sequence[Parameters], starts: Mapping[str, int]) -> Models
 
 
 def _flat(values: Tensor) -> Tensor:
-    """Return an array of G clients, (G, ...), as (G, d): of one number each, too."""
+    """Return an array of G clients, (G, ...) or (G,), as (G, d)."""
     return values.unsqueeze(-1).flatten(1)
 
 
 class ModelsOnHost(Models):
-    """Their arrays (G, d), each with where it begins; parameters are those of ``models_of``."""
+    """Models in this process's memory; parameters are those of ``models_of``."""
 
     def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
         # Pairs, not keys: an array of no values begins where the next one does.
@@ -68,20 +68,20 @@ class ModelsOnHost(Models):
 
     @cached_property
     def harmless(self) -> bool:
-        """Look at all at once."""
+        """Sum the squares of each array's values over all stacks at once."""
         flat = [values.reshape(-1) for _, values in self.arrays]
         with np.errstate(over="ignore", invalid="ignore"):
             return all(float(np.dot(values, values)) < HARMLESS for values in flat)
 
     def model(self, row: int, base: Vector) -> Vector:
-        """Put its arrays in their places."""
+        """Copy the client's arrays into a copy of ``base``."""
         model = base.copy()
         for start, values in self.arrays:
             model[start : start + values.shape[1]] = values[row]
         return model
 
     def weighted_sum(self, rows: Sequence[int], weights: Sequence[float], base: Vector) -> Vector:
-        """Take so many values at once as stay in a core's cache, of all clients."""
+        """Add up ``AT_ONCE`` values of all clients at a time, which stay in a core's cache."""
         total, factors = np.zeros(len(base)), np.array(weights)[:, None]
         step = max(AT_ONCE // max(len(rows), 1), 1)
         in_order = list(rows) == list(range(len(rows)))
@@ -97,7 +97,7 @@ class ModelsOnHost(Models):
 
 
 class ModelsOnGPU(Models):
-    """The same where they were trained: what goes to the host is their sum."""
+    """Models on the GPU where they were trained: only their sum goes to the host; parameters as in ``models_of``."""
 
     def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
         self.arrays: list[tuple[int, Tensor]] = [
@@ -106,19 +106,19 @@ class ModelsOnGPU(Models):
 
     @cached_property
     def harmless(self) -> bool:
-        """Look at all at once."""
+        """Sum the squares of each array's values over all stacks at once."""
         squares = [values.square().sum() for _, values in self.arrays]
         return bool((torch.stack(squares) < HARMLESS).all())
 
     def model(self, row: int, base: Vector) -> Vector:
-        """Bring its arrays to the host."""
+        """Copy the client's arrays to the host, into a copy of ``base``."""
         model = base.copy()
         for start, values in self.arrays:
             model[start : start + values.shape[1]] = values[row].cpu().numpy()
         return model
 
     def weighted_sum(self, rows: Sequence[int], weights: Sequence[float], base: Vector) -> Vector:
-        """Take so many values at once as make a piece of the GPU's memory, of all clients."""
+        """Add up ``AT_ONCE_ON_GPU`` values of all clients at a time, which bounds the GPU's memory."""
         total, device = np.zeros(len(base)), self.arrays[0][1].device
         places = torch.tensor(rows, device=device)
         factors = torch.tensor(weights, dtype=torch.float64, device=device).unsqueeze(1)

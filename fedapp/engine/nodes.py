@@ -1,4 +1,4 @@
-"""The nodes of a simulation in this process: their contexts, made when they are first used, and descriptions."""
+"""The nodes of a simulation in this process: their contexts, made at their first use, and their descriptions."""
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
@@ -16,17 +16,17 @@ PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
 
 
 class Nodes(MutableMapping[int, Context]):
-    """Contexts by node id, which persist: node i + 1 has partition i, unless somebody changes that.
+    """Contexts by node id, which persist: node i + 1 has partition i, unless its node config is changed.
 
     Parameters
     ----------
     number : int
-        Of nodes; their ids are 1 to that.
+        Number of nodes; their ids are 1 to ``number``.
 
     Attributes
     ----------
     known : mapping of int to Context
-        Those that have been looked at; the others are as they were made.
+        Contexts of the nodes that have been used; all others have the config that they begin with.
     """
 
     def __init__(self, number: int) -> None:
@@ -34,13 +34,13 @@ class Nodes(MutableMapping[int, Context]):
         self.known: dict[int, Context] = {}
 
     def partition_of(self, node_id: int) -> object:
-        """Return what a node's config says of its partition, without making its context."""
+        """Return the partition in a node's config, without making its context."""
         known = self.known.get(node_id)
         return node_id - 1 if known is None else known.node_config.get(PARTITION_ID)
 
     @property
     def untouched(self) -> bool:
-        """Whether no node says anything of itself that isn't so at the start."""
+        """Whether every node has the config that it began with."""
         return all(context.node_config == self._config_of(node_id) for node_id, context in self.known.items())
 
     def _config_of(self, node_id: int) -> UserConfig:
@@ -59,7 +59,7 @@ class Nodes(MutableMapping[int, Context]):
         self.known[node_id] = context
 
     def __delitem__(self, node_id: int) -> None:
-        raise TypeError("a simulation's nodes stay")
+        raise TypeError("a simulation's nodes can't be removed")
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(1, self.number + 1))
@@ -71,9 +71,9 @@ class Nodes(MutableMapping[int, Context]):
 def descriptions(
     node_ids: Sequence[int], record: ConfigRecord, nodes: Nodes, device: torch.device | None = None
 ) -> Mapping[int, Description]:
-    """Return the descriptions of those that have rows of the common data; the others have reasons to tell.
+    """Return the descriptions of the nodes whose clients have rows of the common data; others must be asked why not.
 
-    They train on ``device``; by default on this process's.
+    Clients train on ``device``, by default the one that the config says for this process.
     """
     if not nodes.untouched:
         return {}

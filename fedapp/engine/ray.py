@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Flower sets this where it starts Ray itself: under `uv run`, Ray would ship the folder to its workers.
+# As Flower does where it starts Ray itself: without this, Ray under `uv run` ships the folder to its workers.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 from flwr.clientapp import ClientApp
@@ -26,7 +26,7 @@ SWITCH_INTERVAL = 0.0005
 
 
 def without_announcements() -> None:
-    """Leave out that Ray may one day show GPUs to workers that were given none; they are hidden now."""
+    """Hide Ray's warning that a later version may show GPUs to workers that were given none."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
 
 
@@ -37,7 +37,7 @@ def simulate(server_app: ServerApp, client_app: ClientApp, simulation: Simulatio
     without_announcements()
     interval, init = sys.getswitchinterval(), ray.init
     sys.setswitchinterval(SWITCH_INTERVAL)
-    ray.init = sigterm_kept()(init)  # which Flower calls
+    ray.init = sigterm_kept()(init)  # Flower calls ray.init
     try:
         flower_internals.simulate(
             server_app,
@@ -53,11 +53,11 @@ def simulate(server_app: ServerApp, client_app: ClientApp, simulation: Simulatio
 
 @contextmanager
 def sigterm_kept() -> Iterator[None]:
-    """Keep a handler of SIGTERM where Ray starts, which puts one in its place that ends the process at once."""
+    """Keep this process's handler of SIGTERM while Ray starts, which sets one that ends the process at once."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        # In another thread Ray has none; where there was none, Ray's ends what it has started.
+        # In another thread Ray sets no handler. Where none was set before, Ray's stays: it ends Ray's processes.
         if threading.current_thread() is threading.main_thread() and callable(before):
             signal.signal(signal.SIGTERM, before)

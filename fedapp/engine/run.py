@@ -30,7 +30,7 @@ log = logging.getLogger("flwr.fedapp")
 def chosen_engine(
     engine: str, simulation: SimulationConfig | None = None, *, secure_sums: bool = False
 ) -> tuple[str, str]:
-    """Return the engine of a simulation, one of `ENGINES`, and for ``auto`` the line that says why it is that one.
+    """Return the engine of a simulation, one of `ENGINES`, and for ``auto`` a line that says why it was chosen.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def chosen_engine(
 
 @contextmanager
 def torch_as_it_was() -> Iterator[None]:
-    """Give PyTorch's threads back as they were found, and on a machine with a GPU its settings."""
+    """Restore PyTorch's number of threads after the block, and on a machine with a GPU its settings."""
     threads = torch.get_num_threads()
     try:
         with gpu_as_it_was() if torch.cuda.is_available() else nullcontext():
@@ -89,25 +89,25 @@ def run_on(
     workers: int = 0,
     way: Way | None = None,
 ) -> RunDirectory:
-    """Make a run, recorded.
+    """Make a run, and record it in a folder.
 
     Parameters
     ----------
     engine : str
         One of `ENGINES`, or ``auto``.
     simulation : SimulationConfig
-        Says how many clients there are; all else is Ray's.
+        The number of clients; all other keys are Ray's.
     directory : RunDirectory, optional
-        Where to; by default one is made as the config says.
+        The run's folder; by default a new one as the config says.
     on_directory : callable
-        Told where the run is recorded, once that is known.
+        Called with the run's folder, before the run begins.
     workers, way : int, Way
         The vectorized engine's, in this process: see `make_grid`.
 
     Raises
     ------
     ConfigError, DataError, ModelError
-        What can't be run, before a client starts; and what a strategy raises when the run fails or diverges.
+        If the run isn't possible, before a client starts. Errors of a run that fails or diverges are the strategy's.
     """
     engine, why = chosen_engine(engine, simulation, secure_sums=config.secure_sums)
     config = config.model_copy(update={"engine": engine})
@@ -184,7 +184,7 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
 
 
 def _check_can_be_found(config: RunConfig) -> None:
-    """Refuse parts that are in this process alone, or as they are here, where clients are in others."""
+    """Refuse parts of this process alone, or changed since their import, if clients run in other processes."""
     if names := in_process_names(config.flat()):
         key, name = next(iter(names.items()))
         raise ConfigError(

@@ -65,7 +65,7 @@ class SequentialGrid(LocalGrid):
         return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
 
     def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
-        """Return what nodes say of themselves: of this app's clients, whose parts of common data are known here."""
+        """Return the descriptions of this app's clients whose rows are known here; {} with another ClientApp."""
         return descriptions(node_ids, config, self.contexts) if self.client_app is fedapp_client.app else {}
 
     def _work(self, message: Message) -> Message:

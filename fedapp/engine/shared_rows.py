@@ -1,4 +1,4 @@
-"""All clients' rows in one place, and whose are which: what tasks without messages have in common."""
+"""The rows of all clients in one place, which tasks without messages share, and the rows of each client."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +24,15 @@ class SharedRows:
     Attributes
     ----------
     config : RunConfig
-        That of ``record``, which every request says.
+        The run config in ``record``.
+    record : ConfigRecord
+        The config record of every request.
     dataset : Dataset
-        What the model expects.
+        The data that the model expects.
     rows : Rows
-        Of all clients, on ``device``.
+        The rows of all clients, on ``device``.
     offsets : sequence of int
-        Where each partition begins in them, and where the last one ends.
+        Where each partition begins in the rows, and where the last one ends.
     """
 
     record: ConfigRecord
@@ -48,7 +50,7 @@ class SharedRows:
         Raises
         ------
         DataError
-            If they aren't there, or not what the model expects.
+            If the data aren't there, or aren't those that the model expects.
         """
         config, number = config_of(record), len(nodes)
         device, dataset = device_of(config), expected_data(config, record, number)
@@ -57,12 +59,12 @@ class SharedRows:
         return cls(record, config, dataset, device, rows, offsets, nodes)
 
     def span(self, node_id: int) -> tuple[int, int]:
-        """Return where the rows of a node's client begin and end; they are there then.
+        """Return where the rows of a node's client begin and end; these rows are loaded then.
 
         Raises
         ------
         DataError
-            If it has none.
+            If the client has no rows.
         """
         place = self.nodes.partition_of(node_id)
         if not isinstance(place, int) or not 0 <= place < len(self.nodes):
@@ -76,9 +78,10 @@ class SharedRows:
 
 
 def can_share(request: SumRequest | WorkRequest, nodes: Nodes) -> bool:
-    """Tell whether tasks need no messages.
+    """Tell whether tasks can be done without messages.
 
-    By a rule that reads nothing beside the model, on data that all share; what clients make of them goes as it is.
+    They can if the local rule reads nothing but the model and α, no client has data of its own or a personal model,
+    and clients send their updates without noise of their own.
     """
     config = config_of(request.config)
     shared = not config.personal and not any(

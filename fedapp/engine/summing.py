@@ -1,6 +1,7 @@
 """A round's tasks without messages: trained where the data are, block by block, and answered with sums.
 
-What all tasks of a round share is read once; of each client there remain its rows, and the stream of its batches.
+The config, the model and the rule, which all tasks of a round share, are read once; each task adds its client's rows
+and the random stream of its batches.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,12 +44,12 @@ def divided(request: SumRequest) -> Iterator[SumTasks]:
 
 
 class SharedTerms:
-    """What the tasks of a round share, or why none can be done; it stands for any of the round's blocks.
+    """The terms that all tasks of a round share, or the reason why none can be done; every block uses them.
 
     Parameters
     ----------
     request : SumRequest
-        Its tasks aren't read.
+        The round; its tasks aren't read.
     rows_of : callable
         Returns the rows of all clients.
     """
@@ -66,7 +67,7 @@ class SharedTerms:
         return self.shared is not None and self.shared.data.device.type != "cpu"
 
     def waits(self, tasks: SumTasks, trainer: Trainer) -> bool:
-        """Say whether threads would wait for each other, by a block."""
+        """Tell whether threads would wait for each other, judged by the first task of a block."""
         block = None if self.shared is None else _Block(self.shared, tasks[:1]).built()
         return block is not None and trainer.waits(block.one(0), len(tasks))
 
@@ -82,7 +83,7 @@ class SharedTerms:
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """What a round's tasks share: the terms, all clients' rows, and whose are which; and the model w̄ (D,)."""
+    """The terms that a round's tasks share, the rows of all clients, and the model w̄ (D,)."""
 
     request: SumRequest
     terms: TaskTerms
@@ -106,7 +107,9 @@ class _Block:
     def __init__(self, shared: _Shared, tasks: SumTasks) -> None:
         self.shared = shared
         self.tasks = tasks
-        self.spans: dict[int, tuple[int, int]] = {}  # of the rows of tasks that can be done, by place
+        self.spans: dict[
+            int, tuple[int, int]
+        ] = {}  # where the rows of each task that can be done begin and end, by place in the block
         self.not_counted: dict[int, NotCounted] = {}
         self.bounded: set[int] = set()
 
@@ -150,12 +153,12 @@ class _Block:
         tensors = shared.data.rows.x, shared.data.rows.y
         try:
             return shared.terms.block(tensors, begins, ends - begins, own.clients, own.number, own.parts)
-        except Exception as error:  # likewise
+        except Exception as error:  # an engine answers with an error, whatever a task raised
             self.not_counted |= dict.fromkeys(self.spans, NotCounted(reason_of(error)))
             return None
 
     def _counts(self, place: int, models: Models, row: int) -> bool:
-        """Tell whether a client's model is one; if not, note why."""
+        """Tell whether a client's model has valid values only; if not, note why it doesn't count."""
         try:
             if not models.harmless:
                 check_values(models.model(row, self.shared.base))

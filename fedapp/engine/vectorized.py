@@ -1,6 +1,6 @@
 """The vectorized engine: a Grid in this process that trains many clients at once.
 
-Training requests wait until a reply is asked for that isn't there; then all that wait are trained together
+Training requests wait until a reply is pulled that isn't there yet; then all waiting requests are trained together
 (``fedapp.training.trainer``). What a task needs is known when its request is pushed, so an asynchronous run in
 virtual time trains in large batches too: the order of its events follows from the task times alone.
 
@@ -66,7 +66,7 @@ from strategies.updates.sums import BlockSum, SumRequest, blocks
 PULL_BUDGET = 256 << 20
 
 
-# A request to train, its client's context, its task, and the task of a model of the client's own beside it.
+# A request to train, its client's context, its task, and the task that trains the client's personal model, if any.
 _Read = tuple[Message, Context, LocalTask, LocalTask | None]
 
 
@@ -76,7 +76,7 @@ class VectorizedGrid(SequentialGrid):
     Parameters
     ----------
     client_app : ClientApp
-        The app, for all requests but training and evaluation.
+        The app that answers all requests but those to train and to evaluate.
     num_supernodes : int
         Number of nodes; node i + 1 has partition i.
     trainer : Trainer, optional
@@ -98,11 +98,13 @@ class VectorizedGrid(SequentialGrid):
         self.rows_of = rows_of
         self._known = _Known(rows_of)
         self.trainer = trainer or Trainer()
-        self._block_of: dict[str, tuple[str, int]] = {}  # of requests that came with others, by message id
+        self._block_of: dict[
+            str, tuple[str, int]
+        ] = {}  # the block of each request that was pushed with others, by message id
         self._direct = DirectTasks(self.contexts, self.trainer, rows_of, PULL_BUDGET)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there; if one is missing, work on what waits first."""
+        """Return the replies that are there; if one is missing, first work on waiting requests."""
         wanted = list(message_ids)
         if len(wanted) == 1:  # an asynchronous loop, which asks for one reply at a time and sums no blocks
             self._block_of.clear()
@@ -132,7 +134,7 @@ class VectorizedGrid(SequentialGrid):
         return ids
 
     def _groups(self, requests: Sequence[Message]) -> list[list[int]]:
-        """Return the places of requests that are worked on together: a block, or some of those of no block."""
+        """Return the places of requests that are worked on together: of one block, or some that are in no block."""
         found: dict[object, list[int]] = {}
         for place, request in enumerate(requests):
             found.setdefault(self._block_of.pop(request.metadata.message_id, None), []).append(place)
@@ -142,7 +144,7 @@ class VectorizedGrid(SequentialGrid):
         return list(found.values())
 
     def work_on(self, pairs: Sequence[tuple[Message, Context]]) -> list[tuple[Message, Context]]:
-        """Return the replies to requests of one kind that are worked on together, and the contexts after that."""
+        """Return the replies to requests of one kind, worked on together, and the contexts after the work."""
         for request, context in pairs:
             self.contexts[context.node_id] = context
             self._queue.append(request)
@@ -171,15 +173,15 @@ class VectorizedGrid(SequentialGrid):
         return can_share(request, self.contexts)
 
     def hand_out(self, request: WorkRequest) -> Sequence[str]:
-        """Take tasks; return an id of each."""
+        """Accept the tasks; return an id for each task."""
         return self._direct.hand_out(request)
 
     def work(self, task_id: str) -> Work | None:
-        """Return what came of a task, or None if it isn't done yet."""
+        """Return a task's result, only once, or None if it isn't done yet."""
         return self._direct.work(task_id)
 
     def _train(self) -> None:
-        """Train what waits at the head of the queue, and clients' own models beside it."""
+        """Answer the training requests at the head of the queue, and train their clients' personal models."""
         state_of = _states()
         read: list[_Read] = []
         for request, context in self._waiting(messages.TRAIN):
@@ -192,9 +194,8 @@ class VectorizedGrid(SequentialGrid):
         groups = self._groups([request for request, *_ in read])
         read, before = self._own_arrays_first(read, groups)
         tasks = [*(task for _, _, task, _ in read), *(task for _, _, _, task in read)]
-        beside = [
-            [place + len(read) for place in group] for group in groups
-        ]  # never stacked with what is sent
+        # A personal model is never stacked with models that are sent.
+        beside = [[place + len(read) for place in group] for group in groups]
         found = self._trained(tasks, [*groups, *beside])
         trained, personal = found[: len(read)], found[len(read) :]
         for (request, context, task, _), result, own, first in zip(
@@ -213,7 +214,7 @@ class VectorizedGrid(SequentialGrid):
     def _own_arrays_first(
         self, read: list[_Read], groups: Sequence[Sequence[int]]
     ) -> tuple[list[_Read], list[Trained | Exception | None]]:
-        """Train clients' own arrays where they come first; return what is left to train, and what came of these."""
+        """Train clients' own arrays first where the config says so; return the requests then, and the results."""
         configs = [read_config(request)[1] for request, *_ in read]
         if not any(map(trains_own_first, configs)):
             return read, [None] * len(read)
@@ -251,7 +252,7 @@ class VectorizedGrid(SequentialGrid):
     def _trained(
         self, tasks: Sequence[LocalTask | None], groups: Sequence[Sequence[int]]
     ) -> list[Trained | Exception | None]:
-        """Train tasks, where there are any, each with those of its group; what one raises is its result."""
+        """Train the tasks that aren't None, each with its group; a task that raises has the exception as result."""
         places = [place for place, task in enumerate(tasks) if task is not None]
         number = {place: n for n, place in enumerate(places)}
         together = [[number[place] for place in group if place in number] for group in groups]
@@ -288,7 +289,7 @@ class VectorizedGrid(SequentialGrid):
 
 
 class _Known:
-    """What clients' tasks under one config have in common, which is looked up once, and which rows are whose.
+    """The rows of all clients under one config, looked up once, and the rows of each client.
 
     Parameters
     ----------
@@ -335,14 +336,14 @@ class _Known:
 
 
 def _sound(trained: Trained | Exception) -> Trained:
-    """Return what came of a task; raise what it raised."""
+    """Return a task's result; raise the exception if the task raised one."""
     if isinstance(trained, Exception):
         raise trained
     return trained
 
 
 def _states() -> StateOf:
-    """Return what copies models to a device, one that many requests share once."""
+    """Return a function that copies models to a device, and a model that many requests share only once."""
     states: dict[tuple[int, torch.device], dict[str, Tensor]] = {}
 
     def state_of(arrays: ArrayRecord, device: torch.device) -> dict[str, Tensor]:
@@ -354,7 +355,7 @@ def _states() -> StateOf:
 
 
 def shared_tests(config: RunConfig, data: LocalData, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the inputs and labels of a client's test rows, as parts of those of all clients."""
+    """Return the inputs and labels of a client's test rows, as slices of the tensors of all clients."""
     if data.partition_id is None or data.num_partitions is None:
         return tested_tensors(config, data, device)
     partition = federation.partition_of(config, data.num_partitions)

@@ -2,8 +2,8 @@
 
 A worker is an actor with the CPUs, or the part of a GPU, that ``client-resources`` says. It holds the rows of the
 clients that it has been given so far, which are read on its machine, and works on blocks of tasks: it returns their
-sum, or the replies where a method looks at single updates. What clients keep between tasks stays with this process
-and goes along, so that a worker that is lost, alone or with its machine, takes nothing with it: its blocks are done
+sum, or the replies where a method looks at single updates. What clients keep between tasks stays in this process
+and is sent with each task, so that nothing is lost with a worker, alone or with its machine: its blocks are done
 again by others, and another worker is started in its place.
 
 Blocks are those of the engine in one process (strategies/updates/sums.py), and so are the bits of the results.
@@ -41,18 +41,18 @@ from strategies.updates.sums import BlockSum, SumRequest, SumTasks
 
 log = logging.getLogger("flwr.fedapp")
 
-# Blocks that a worker of one CPU is given at once: the next is there when one is done.
+# Blocks that a worker of one CPU is given at once, so that it needn't wait for the next block.
 AT_ONCE = 2
 
-# Of workers lost in a row, beside all that there are: more isn't bad luck.
+# Workers that may be lost in a row beyond the number of workers; after more, the run fails.
 MOST_IN_A_ROW = 3
 
-# Seconds that a run waits for a worker where all are lost.
+# Seconds that a run waits for a worker when none is left.
 PATIENCE = 300.0
 
 
 class RayWorker:
-    """The actor: the vectorized engine for the blocks that it is sent."""
+    """The Ray actor: the vectorized engine, for the blocks of tasks that it is sent."""
 
     def __init__(self, num_clients: int, threads: int, way: Way | None) -> None:
         trainer = Trainer(way, threads)
@@ -61,7 +61,7 @@ class RayWorker:
         self._lock = threading.Lock()
 
     def place(self) -> str:
-        """Return the id of the machine that this is on."""
+        """Return the id of the machine that this worker runs on."""
         return str(ray.get_runtime_context().get_node_id())
 
     def sums(self, name: str, request: SumRequest, tasks: SumTasks, frozen: "Frozen") -> BlockSum:
@@ -76,14 +76,14 @@ class RayWorker:
     def replies(
         self, pairs: Sequence[tuple[Message, Context]], frozen: "Frozen"
     ) -> list[tuple[Message, Context]]:
-        """Return the replies to a block of requests, and what their clients keep then."""
+        """Return the replies to a block of requests, and their clients' contexts after the work."""
         _offer(frozen)
         with self._lock:
             return self.grid.work_on(pairs)
 
 
-# A digest of frozen arrays, and where they are in Ray's store: read by a worker whose model has others. None of these
-# where all arrays are sent.
+# The digest of the frozen arrays, and a reference to them in Ray's store, which a worker reads if its model has
+# others. None: all arrays are sent.
 Frozen = tuple[str, list[Any]] | None
 
 
@@ -95,11 +95,11 @@ def _offer(frozen: Frozen) -> None:
 
 @dataclass
 class _Seat:
-    """A worker's place among the others: the same share of the clients, whoever sits there."""
+    """A worker's place among the others, with its share of the clients: a new worker takes over a lost one's."""
 
     number: int
     actor: Any
-    ready: Any  # a reference that is there once the actor is
+    ready: Any  # a reference to a result that the actor gives once it has started
     there: bool = False
     waiting: deque[int] = field(default_factory=deque)
     under_way: set[int] = field(default_factory=set)
@@ -115,14 +115,14 @@ class Unit:
 
 
 class Workers:
-    """Actors that work on units, whichever of them are there.
+    """Actors that work on units; units of a lost actor are done by others.
 
     Parameters
     ----------
     start : callable
         Starts an actor.
     number, num_clients : int
-        Of workers, and of clients, whose ids are divided over them.
+        Number of workers, and number of clients; the clients' ids are divided over the workers.
     at_once : int
         Units that a worker is given at once.
     """
@@ -132,7 +132,7 @@ class Workers:
     ) -> None:
         self._at_once = at_once
         self._start, self._num_clients = start, num_clients
-        self._in_a_row = 0  # workers lost since one has returned something
+        self._in_a_row = 0  # workers lost since the last result
         self.seats = [self._seat(place) for place in range(number)]
         self.lost = 0
 
@@ -146,7 +146,7 @@ class Workers:
         Raises
         ------
         RunError
-            If no worker is there for five minutes, or one after the other is lost.
+            If no worker is there for five minutes, or too many are lost in a row.
         """
         for seat in self.seats:
             seat.waiting.clear()
@@ -169,13 +169,15 @@ class Workers:
             if done:
                 since = time.monotonic()
             elif time.monotonic() - since > PATIENCE and not references:
-                raise RunError(f"no worker has been there for {PATIENCE:.0f} seconds: Ray can't place one")
+                raise RunError(
+                    f"no worker has been there for {PATIENCE:.0f} seconds: Ray has no free CPUs or GPUs for one"
+                )
             while due in found:
                 yield found.pop(due)
                 due += 1
 
     def _hand_out(self, units: Sequence[Unit], references: dict[Any, tuple[_Seat, int]]) -> None:
-        """Give each worker that is there the next blocks of its share, and then of the others'."""
+        """Give each worker that has started the next blocks of its share, then blocks of the longest other share."""
         for seat in self.seats:
             while seat.there and len(seat.under_way) < self._at_once:
                 longest = max(self.seats, key=lambda other: (len(other.waiting), other is seat))
@@ -208,7 +210,7 @@ class Workers:
             self._replace(seat, error)
 
     def _replace(self, seat: _Seat, error: RayError) -> None:
-        """Start another worker in the place of one that is lost; its blocks wait for whoever is free."""
+        """Start another worker in the place of a lost one; its blocks wait for any worker that is free."""
         self.lost, self._in_a_row = self.lost + 1, self._in_a_row + 1
         if self._in_a_row > len(self.seats) + MOST_IN_A_ROW:
             last = messages.last_line(str(error))
@@ -227,7 +229,7 @@ class Workers:
 
 
 class WorkersGrid(VectorizedGrid):
-    """The vectorized engine, whose training and evaluation is done by workers, with GPUs or without."""
+    """The vectorized engine whose workers train and evaluate, on GPUs if ``gpus`` is true."""
 
     def __init__(self, num_supernodes: int, workers: Workers, *, gpus: bool = False) -> None:
         super().__init__(client_app.app, num_supernodes, Trainer(workers=1))
@@ -245,7 +247,7 @@ class WorkersGrid(VectorizedGrid):
         return self._frozen[digest]
 
     def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
-        """Return what nodes say of themselves: a GPU of this process is no worker's that was given no part of one."""
+        """Return the descriptions of nodes: on this process's device if workers have GPUs, else on the CPU."""
         return descriptions(node_ids, config, self.contexts, None if self.gpus else federation.CPU)
 
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
@@ -256,7 +258,7 @@ class WorkersGrid(VectorizedGrid):
         return self.workers.run(units)
 
     def can_work(self, request: WorkRequest) -> bool:
-        """Tell that tasks need messages: they go to workers."""
+        """Return False: workers are sent messages."""
         return False
 
     def _train(self) -> None:

@@ -1,4 +1,4 @@
-"""A long-lived process on a device that does the work of those which Flower starts for every message.
+"""A long-lived process on a device that works in place of the processes which Flower starts for every message.
 
 ``command`` is ``fedapp-worker``, which serves (``serving``) on a socket of its user (``listening``); ``asking`` is
 what Flower's process does; ``protocol`` is what they say to each other, and ``sources`` how they know that they are

@@ -1,6 +1,6 @@
-"""The side of the process that Flower started: the worker's answer, or None, and then it works itself.
+"""The side of the process that Flower started: it asks the worker, and works itself if the worker has no answer.
 
-Imported for every message, so only what is there anyway: Flower's, and the standard library.
+Imported for every message, so it imports only Flower, which is loaded anyway, and the standard library.
 """
 
 import json
@@ -19,11 +19,11 @@ from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")
 
-VARIABLE = "FEDAPP_WORKER"  # of the environment: the worker's socket
+VARIABLE = "FEDAPP_WORKER"  # environment variable with the path of the worker's socket
 
 # Seconds until a worker that says nothing is taken for dead. A living one says something every few seconds.
 PATIENCE = 60.0
-# Seconds that a message waits for others to be done: then it is worked on beside them, as without a worker.
+# Seconds that a message waits for earlier messages; after that its own process works, as without a worker.
 LONGEST_QUEUE = 60.0
 
 
@@ -55,7 +55,7 @@ def ask_worker(message: Message, context: Context) -> Message | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return one line."""
+    """Return the cause of an error in one line."""
     if isinstance(error, TimeoutError):
         return f"it has said nothing for {PATIENCE:g} s"
     text = str(error) if isinstance(error, WorkerError) else f"{type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
-"""What a process that Flower started and the worker say to each other, on a Unix socket of their user.
+"""The protocol between a process that Flower started and the worker, on a Unix socket of their user.
 
-All of it is frames: a letter, a length (8 bytes, big endian), and so many bytes. Messages and contexts are Flower's
+Each frame is a letter, a length (8 bytes, big endian), and content of that length. Messages and contexts are Flower's
 own protobuf, everything else is text or JSON; there is no pickle.
 
     process                                     worker
@@ -23,7 +23,7 @@ HELLO, ACCEPTED, REFUSED = b"h", b"a", b"r"
 MESSAGE, CONTEXT, LOG = b"m", b"c", b"l"
 WAITING, WORKING, FAILED = b"w", b"k", b"f"
 
-# The most bytes that a frame may have: of a message what protobuf can hold, and little of everything else.
+# Most bytes of a frame: of a message or context the most that protobuf can hold, of any other frame 1 MiB.
 LONGEST_MESSAGE = 2**31 - 1
 LONGEST_WORD = 1 << 20
 
@@ -82,7 +82,7 @@ def check_user(connection: socket.socket) -> None:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     if user != os.geteuid():
-        raise WorkerError(f"it belongs to user {user}, not to {os.geteuid()}")
+        raise WorkerError(f"the process at the other end belongs to user {user}, not to {os.geteuid()}")
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray:

@@ -1,8 +1,8 @@
 """The worker: one task at a time, in the main thread, with data and model kept from one to the next.
 
-Connections wait in threads of their own, which say that the worker is alive. Who closes a connection gives its task
-up: the work is broken off at its next step, or, if that doesn't come within a minute, the worker ends, and its unit
-starts a new one.
+Connections wait in threads of their own, which send signs of life. Closing a connection gives its task up: the work
+is interrupted at its next Python instruction, or, if that takes more than a minute, the worker ends, and its systemd
+unit starts a new one.
 """
 
 import gc
@@ -33,10 +33,10 @@ from strategies.flower import messages
 log = logging.getLogger("flwr.fedapp")
 
 HEARTBEAT = 5.0  # seconds between two signs of life
-LOOK = 0.5  # seconds between two looks whether somebody still waits
+LOOK = 0.5  # seconds between two checks whether the other end still waits
 GRACE = 60.0  # seconds that a task that was given up has to end
 IDLE = 3600.0  # seconds without a task after which data and models are dropped
-MOST_LINES = 100  # of a task's log that go back with its reply
+MOST_LINES = 100  # most lines of a task's log that go back with its reply
 
 
 Line = tuple[str, int, str]  # a logger's name, a level, and a text
@@ -44,11 +44,11 @@ Handle = Callable[[Message, Context], Message]
 
 
 class GivenUp(BaseException):
-    """Nobody waits for the task under way any more; no handler of exceptions holds it up."""
+    """The connection of the task under way was closed; a BaseException, which ``except Exception`` doesn't catch."""
 
 
 class Errand:
-    """A task: what came, and what becomes of it."""
+    """A task: its message and context as bytes, and its outcome."""
 
     def __init__(self, connection: socket.socket, folder: str) -> None:
         self.connection, self.folder = connection, folder
@@ -61,7 +61,7 @@ class Errand:
         self.answer = b"", b""  # the reply and the context
 
     def wanted(self) -> bool:
-        """Tell whether anybody waits for it: who does has nothing to say, and keeps the connection open."""
+        """Tell whether the other end still waits: it keeps the connection open and sends nothing."""
         return not self.given_up and not select.select([self.connection], [], [], 0)[0]
 
 
@@ -76,11 +76,13 @@ class Worker:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.sources = digest_of_sources()  # before anything of the app is imported that could change
+        self.sources = digest_of_sources()  # before modules of the app are imported, whose files could change
         self._jobs: queue.Queue[Errand | None] = queue.Queue()
-        self._current: Errand | None = None  # only while it can be broken off
+        self._current: Errand | None = None  # only while it can be interrupted
         self._ending = self._outdated = False
-        self._data: tuple[object, ...] | None = None  # what is kept belongs to
+        self._data: tuple[object, ...] | None = (
+            None  # the run, node and data that kept tensors and models belong to
+        )
         self._main = threading.get_ident()
         self._places = threading.Semaphore(BACKLOG)
 
@@ -91,7 +93,7 @@ class Worker:
             signal.signal(number, self._end)
         with listening(self.path) as listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-            from fedapp.client import handlers  # seconds, in which who comes is told to wait
+            from fedapp.client import handlers  # takes seconds, in which connections are told to wait
 
             log.info("Worker of process %d on %s", os.getpid(), self.path)
             while (job := self._next()) is not None:
@@ -151,7 +153,7 @@ class Worker:
         return message.metadata.message_type, answer
 
     def _forget(self) -> None:
-        """Drop what is kept from task to task."""
+        """Drop the data and models that are kept from task to task."""
         from fedapp.client.training import forget
 
         self._data = None
@@ -179,7 +181,7 @@ class Worker:
             threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
 
     def _converse(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, WorkerError):  # who breaks off has its own process to work in
+        with connection, suppress(OSError, WorkerError):  # a process whose connection breaks works itself
             connection.settimeout(HEARTBEAT * 6)
             protocol.check_user(connection)
             hello = protocol.from_json(protocol.expect(connection, protocol.HELLO), dict)
@@ -199,7 +201,7 @@ class Worker:
                 self._places.release()
 
     def _objection(self, hello: dict[str, Any]) -> str:
-        """Return why whoever says this isn't served; empty if it is."""
+        """Return why a process with this HELLO isn't served; empty if it is."""
         now = digest_of_sources()
         if now != self.sources:
             log.warning("The app that this worker runs has changed on disk: it ends, to be started anew")
@@ -226,7 +228,7 @@ class Worker:
             protocol.send(connection, kind, content)
 
     def _wait(self, connection: socket.socket, job: Errand) -> None:
-        """Wait until the task is done, and say so; WorkerError or OSError if nobody listens."""
+        """Send signs of life until the task is done; WorkerError or OSError if the connection is closed."""
         due = 0.0
         while not job.done.wait(LOOK):
             if not job.wanted():
@@ -246,7 +248,7 @@ class Worker:
 
 
 def _data_of(context: Context) -> tuple[object, ...]:
-    """Return what data and models that are kept belong to: a run, a node's config, and its file as it is now."""
+    """Return the key of kept data and models: the run, the node and its config, and its data file as it is now."""
     path = context.node_config.get("data-path")
     try:
         status = os.stat(str(path)) if path else None
@@ -268,7 +270,7 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def _collected(lines: list[Line]) -> Iterator[None]:
-    """Collect what is logged, for the log of who asked."""
+    """Collect the lines that Flower and the app log, for the log of the process that asked."""
     collector, logger = _Collector(lines), logging.getLogger("flwr")
     logger.addHandler(collector)
     try:

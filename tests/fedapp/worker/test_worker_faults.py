@@ -227,4 +227,4 @@ def test_another_user_s_socket_is_not_trusted(tmp_path, request_to, use, own_wor
         assert app(request_to(messages.DESCRIBE), context_of()).has_content()
         other.kill()
     assert len(own_work) == 1
-    assert "it belongs to user 65534, not to 0" in caplog.text
+    assert "the process at the other end belongs to user 65534, not to 0" in caplog.text
