@@ -6,7 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def flwr(out: Path, *arguments: str, seconds: float | None = None) -> str:
     arguments : str
         The command and its options.
     seconds : float, optional
-        How long it may take; by default as long as it likes.
+        Most seconds that the command may take; by default there is no limit.
 
     Raises
     ------
@@ -37,10 +38,10 @@ def flwr(out: Path, *arguments: str, seconds: float | None = None) -> str:
     """
     named = f"flwr {' '.join(arguments[:2])}"
     try:
-        with way_in(out) as home:
+        with connected(out) as environment:
             done = subprocess.run(
                 [str(BIN / "flwr"), *arguments],
-                env={**environment_of(out), "FLWR_HOME": str(home)},
+                env=environment,
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -55,8 +56,7 @@ def flwr(out: Path, *arguments: str, seconds: float | None = None) -> str:
 
 def run_flwr(out: Path, arguments: Sequence[str]) -> int:
     """Run Flower's command line as the owner of a deployment, on this terminal, and return its exit code."""
-    with way_in(out) as home:
-        environment = {**environment_of(out), "FLWR_HOME": str(home)}
+    with connected(out) as environment:
         process = subprocess.Popen([str(BIN / "flwr"), *arguments], env=environment)
         former = signal.signal(
             signal.SIGINT, signal.SIG_IGN
@@ -87,15 +87,17 @@ def ask(out: Path, *arguments: str) -> dict[str, Any]:
     return answer
 
 
-def environment_of(own: Path) -> dict[str, str]:
-    """Return the environment of a process of Flower's whose state is in a folder."""
-    return inherited(environment(str(own)))
+@contextmanager
+def connected(out: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment in which Flower's commands reach a deployment's SuperLink, within the block."""
+    with way_in(out) as home:
+        yield {**inherited(environment(str(out))), "FLWR_HOME": str(home)}
 
 
 def inherited(own: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with what is a process's own, in which Flower finds its other commands."""
+    """Return this process's environment with some variables of another; Flower's commands are on its PATH."""
     return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **own}
 
 
 def _one_line(printed: str) -> str:
-    return " ".join(re.sub("[─│╭╮╰╯]", " ", printed).split())[-500:]  # it frames errors
+    return " ".join(re.sub("[─│╭╮╰╯]", " ", printed).split())[-500:]  # Flower draws frames around errors

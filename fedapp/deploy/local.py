@@ -16,10 +16,9 @@ from typing import Any, Self
 import tomli_w
 
 from fedapp.deploy.files import CONNECTION, write_deployment
-from fedapp.deploy.flower import BIN, ask, environment_of, inherited
+from fedapp.deploy.flower import BIN, ask, connected, inherited
 from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, WORKER, DeployError, Deployment, Device
 from fedapp.deploy.registration import register
-from fedapp.deploy.tunnel import way_in
 
 START_TIMEOUT = 120.0  # seconds until the SuperLink must answer
 STATUS_POLL = 5.0  # seconds between two questions whether the run has ended
@@ -36,11 +35,11 @@ class LocalDeployment:
     folder : Path
         A new or empty folder: keys, start-up files, databases, and a log per process.
     node_configs : iterable of mapping
-        What each device's SuperNode is told; device i is called ``device-i``.
+        The node config of each device's SuperNode; device i is called ``device-i``.
     workers : bool
         Whether each device has a worker (``fedapp.worker``).
     proxied : bool
-        Whether a proxy stands in front of the SuperLink; whoever wants it starts it, from the folder's `proxy`.
+        Whether the SuperLink is behind a proxy, which the caller starts from the folder's `proxy`.
 
     Attributes
     ----------
@@ -63,7 +62,7 @@ class LocalDeployment:
         self.services = {service.name: service for service in self.deployment.services}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
-        self._ways = ExitStack()  # of runs that are shown
+        self._connections = ExitStack()  # to the SuperLink, of runs whose output is shown
         write_deployment(self.folder, self.deployment)
 
     def __enter__(self) -> Self:
@@ -142,8 +141,7 @@ class LocalDeployment:
         options = self.folder / "run.toml"
         options.write_text(tomli_w.dumps(dict(run_config)), "utf-8")
         command = ["run", str(app), CONNECTION, "--stream", "--run-config", str(options)]
-        home = self._ways.enter_context(way_in(self.folder))
-        environment = {**environment_of(self.folder), "FLWR_HOME": str(home)}
+        environment = self._connections.enter_context(connected(self.folder))
         return self._spawn([str(BIN / "flwr"), *command], environment, **output)
 
     def status(self) -> str:
@@ -173,7 +171,7 @@ class LocalDeployment:
             _signal(process, signal.SIGKILL)  # also what it may have left behind
             process.wait()
         self._started.clear()
-        self._ways.close()
+        self._connections.close()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         service = self.services[name]
