@@ -20,7 +20,7 @@ def gaussian_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float, releases: int = 1) -> float:
-    """Return the least ε for which so many Gaussian releases together are (ε, δ)-differentially private.
+    """Return the least ε for which ``releases`` Gaussian releases together are (ε, δ)-differentially private.
 
     Each has noise of deviation z times its sensitivity, z = ``noise_multiplier``; T of them, however each depends on
     those before, are as one with z / √T (Dong, Roth and Su, JRSS B 2022, corollary 3.3). 0 if δ alone covers it.

@@ -15,7 +15,7 @@ from strategies.flower.messages import clean
 LOGGERS = ("flwr.fedapp", "flwr.strategies")  # Flower's own lines stay as they are
 ALL = ("flwr", *LOGGERS)
 
-# What a line may tell beside its message, as ``extra`` of the call that logs it.
+# Fields that a line may have beside its message: ``extra`` of the call that logs it.
 FIELDS = ("aggregation", "client", "device", "node", "clients")
 
 LONGEST_LINE = 4000  # characters of a message
@@ -31,7 +31,7 @@ class JsonLines(logging.Formatter):
     run : str
         Name of the run, once it has one.
     aggregation : callable
-        Tells how many there have been, for lines that don't say.
+        Returns the number of aggregations so far, for lines without that field.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def shown_from(level: int) -> Iterator[None]:
 
 
 class _Copy(logging.FileHandler):
-    """Writes lines into a file; once that can't be done any more, none."""
+    """Writes lines into a file until the first error, then no more."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace", delay=True)
@@ -194,7 +194,7 @@ def _in_use() -> JsonLines | None:
 
 
 def _known(value: Any) -> Any:
-    """Leave out what isn't known of each of several clients."""
+    """Leave out the empty fields of each of several clients."""
     if isinstance(value, list):
         return [{key: known for key, known in each.items() if known != ""} for each in value]
     return value

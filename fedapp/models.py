@@ -11,7 +11,7 @@ from fedapp.names import MODELS, Form, Part
 from fedapp.own import described, imported, is_own
 from strategies import streams
 
-# What inputs of a kind are, where it isn't float32.
+# Dtypes of inputs by kind; other kinds are float32.
 _DTYPES = {"text": torch.int64}
 
 # The slope that Dhasade et al. froze (section 3.1).
@@ -73,11 +73,11 @@ def build_model(
     name : str
         One of ``MODELS``, or ``module:name`` of a class or function of the user's own: see ``own_model``.
     kind : str
-        What the inputs are: ``image`` (C, H, W), ``vector`` (d,), ``text`` (80,), or several of a row, ``parts``.
+        Kind of the inputs: ``image`` (C, H, W), ``vector`` (d,), ``text`` (80,), or ``parts``: several inputs a row.
     input_shape : tuple of int, or of Part
-        Shape of one input, or what the several ones are.
+        Shape of one input, or name, type and shape of each of several.
     num_classes : int
-        K; of numbers, how many there are in a target.
+        K, the number of outputs: classes, or numbers in a target.
     init : str
         ``default`` (PyTorch's) or ``zeros``.
 

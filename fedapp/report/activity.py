@@ -20,24 +20,24 @@ Spans = tuple[Array, Array, Array]  # places of clients, when it began, when it 
 
 @dataclass(frozen=True)
 class Activity:
-    """What a run's clients did from ``start`` to ``end``, seconds of its clock, or of the machine's.
+    """The states of a run's clients from ``start`` to ``end``, seconds of the run's clock or the machine's.
 
     Attributes
     ----------
     clients : array (C,) of int
-        Their indices, in order; a place is one in here.
+        The clients' indices, ascending; a place below is a position in this array.
     place, began, ended, receiving, sending, outcome : array (T,)
-        Of each task. Where ``parts`` isn't known all of it is work.
+        The client, times, seconds under way and outcome of each task. If ``parts`` is false, all of a task is work.
     away : (array, array, array)
-        Places, and when their clients weren't there; tasks under way then come first.
+        Places of clients, and when they were away; a task at the same time takes precedence over being away.
     wall : bool
-        Whether time is the machine's, in which is known when a task was handed out, and when its reply was there.
+        Whether times are the machine's: a task then lasts from its dispatch to its reply.
     parts, absences : bool
-        Whether it is known how long messages are on their way, and who is away when.
+        Whether the times that messages take, and when clients are away, are on record.
     first : int
-        Tasks before those on record.
+        Number of tasks before the first that is on record.
     config : dict
-        The run's.
+        The run's config.
     """
 
     clients: Array
@@ -63,11 +63,11 @@ class Activity:
         return np.where(number > 0, total / np.maximum(number, 1), np.inf)
 
     def by_speed(self) -> Array:
-        """Return the places of the clients (C,), from the fastest; last who had no task."""
+        """Return the places of the clients (C,), the fastest first, clients without a task last."""
         return np.lexsort((self.clients, self.mean_task()))
 
     def spans(self, state: str) -> Spans:
-        """Return who was in a state when; of waiting nothing, which is all the rest."""
+        """Return when clients were in a state other than waiting, which is the rest of the time."""
         worked = np.maximum(self.began + self.receiving, self.ended - self.sending)
         begins = {RECEIVING: self.began, WORKING: self.began + self.receiving, SENDING: worked}
         ends = {RECEIVING: self.began + self.receiving, WORKING: worked, SENDING: self.ended}
@@ -76,7 +76,7 @@ class Activity:
         return self.place, np.minimum(begins[state], self.end), np.minimum(ends[state], self.end)
 
     def within(self, since: float, until: float) -> "Activity":
-        """Return what there is of it from one time to another."""
+        """Return the activity between two times."""
         shown = (self.ended > since) & (self.began < until)
         columns = ("place", "began", "ended", "receiving", "sending", "outcome")
         parts: dict[str, Any] = {name: getattr(self, name)[shown] for name in columns}
@@ -109,9 +109,9 @@ class Activity:
         Parameters
         ----------
         line
-            Of each client (C,), from 0.
+            The line of each client (C,), counted from 0.
         edges
-            Of the bins of time (bins + 1,).
+            Edges of the bins of time (bins + 1,).
         """
         sizes = np.bincount(line)
         found = {}
@@ -143,7 +143,7 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
     if not parts:
         columns |= {RECEIVING: np.zeros(len(table)), SENDING: np.zeros(len(table))}
     first = int(columns["number"][0])
-    # From when on all is on record; and not up to the end of late work, if nobody waited for it.
+    # The time from which all tasks are on record; late work, for which no aggregation waited, doesn't extend the end.
     in_time = ended[columns["outcome"] != LATE] if (columns["outcome"] != LATE).any() else ended
     start = float(in_time[0]) if first else float(began.min()) if wall else 0.0
     end = float(in_time.max())

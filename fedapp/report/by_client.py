@@ -1,4 +1,4 @@
-"""What a model is worth to each client, sorted from the worst to the best: of one run or several."""
+"""A metric of each client, sorted from the worst to the best, of one run or several."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +17,14 @@ from strategies.flower.higher_is_better import PERSONAL, less_is_better
 
 FIGURE = "clients.png"
 
-_DOTS = 40  # up to so many clients each is a dot
+_DOTS = 40  # up to this number of clients, each is a dot
 _LONGEST = 40  # characters of a line's name
 
 
 def scores_of(run_dir: Path, metric: str) -> dict[str, NDArray[np.float64]]:
-    """Return what a run's clients had of a metric in the end: of the global model, "", and of their own, "personal-".
+    """Return the clients' values of a metric at a run's end, "" of the global model, "personal-" of their own.
 
-    Without those that have none.
+    Values that aren't finite are left out.
     """
     told = last_clients(run_dir)
     found = {whose: np.array(told.get(f"{whose}{metric}", []), np.float64) for whose in ("", PERSONAL)}

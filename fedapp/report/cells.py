@@ -27,7 +27,7 @@ MOST_WARNINGS = 5
 
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
-# Whose numbers are a setting's: of runs that came to their end, or are on their way. One that was ended before isn't.
+# The statuses of runs whose numbers are shown: runs that came to their end, or go on. Interrupted runs aren't shown.
 SHOWN = ("finished", RUNNING, "?")
 
 
@@ -38,13 +38,13 @@ class Cell:
     Attributes
     ----------
     name : str
-        What tells it from the others.
+        The values of keys in which the setting differs from the others.
     runs : sequence of RecordedRun
-        Those that came to their end, or that one looks at while they go on.
+        The runs that came to their end or go on.
     lacking : sequence of str
-        For each run of it that isn't among them, how it ended.
+        The status of each other run of the setting.
     labels : mapping
-        What a table has of it beside its name, by column.
+        The setting's cells of a table, by column.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Cell:
 
     @property
     def seeds_text(self) -> str:
-        """How many seeds there are, how many runs if more, what became of the other runs, and how many warn."""
+        """The number of seeds, of runs if more, of other runs by status, and of runs with warnings."""
         runs, seeds = len(self.runs), len(self.seeds)
         text = str(runs) if runs == seeds else f"{runs} runs of {seeds} seed{'s' * (seeds > 1)}"
         if self.lacking:

@@ -25,7 +25,7 @@ from pyarrow import ipc, parquet
 from fedapp.report import read_metrics
 from fedapp.report.files import replacing
 
-_ROWS = 1 << 17  # of a row group
+_ROWS = 1 << 17  # least rows of a row group of the parquet file
 
 
 class GrowingTable:
@@ -34,9 +34,9 @@ class GrowingTable:
     Attributes
     ----------
     path, parquet : Path
-        What grows, and what is made of it.
+        The growing .arrows file, and the .parquet file that is made of it.
     rows : int
-        How many rows what grows has.
+        Number of rows of the growing file.
     """
 
     def __init__(self, run_dir: Path, name: str) -> None:
@@ -55,7 +55,7 @@ class GrowingTable:
         self.rows += len(table)
 
     def replace(self, table: pa.Table) -> None:
-        """Have these rows in place of all; a kill at any moment leaves all that there were, or these."""
+        """Replace all rows by these; a kill at any moment leaves either all former rows or all new ones."""
         if len(table):
             with replacing(self.path) as new, new.open("wb") as file:
                 _write(table, file)
@@ -63,18 +63,18 @@ class GrowingTable:
                 os.fsync(file.fileno())
         else:
             self.path.unlink(missing_ok=True)
-        self.parquet.unlink(missing_ok=True)  # which isn't read while what grows is there
+        self.parquet.unlink(missing_ok=True)  # the growing file is read in place of it
         self.rows = len(table)
 
     def sync(self) -> int:
-        """Return how many rows there are, now on the disk to stay."""
+        """Flush the growing file to the disk; return its number of rows."""
         if self.path.exists():
             with self.path.open("ab") as file:
                 os.fsync(file.fileno())
         return self.rows
 
     def publish(self, *, last: bool = False) -> None:
-        """Make the parquet file what there is so far; the ``last`` time nothing else stays."""
+        """Write the parquet file of all rows so far; ``last``: remove the growing file."""
         if not self.path.exists():
             return
         schema = pa.unify_schemas([piece.schema for piece in _pieces(self.path)])
@@ -118,7 +118,7 @@ def _write(table: pa.Table, file: BinaryIO) -> None:
 
 
 def _pieces(path: Path) -> Iterator[pa.Table]:
-    """Yield what was written at once, up to what isn't whole."""
+    """Yield the tables that were written one by one, up to the first that isn't whole."""
     with path.open("rb") as file:
         while file.tell() < path.stat().st_size:
             try:
@@ -158,7 +158,7 @@ CLIENTS = "clients"
 # The first columns; the others are numbers.
 _HEAD = {"aggregation": pa.int64(), "time": pa.float64(), "client": pa.int64(), "name": pa.string()}
 
-# What strategies call them → what the file does.
+# Names of columns in a strategy's metrics → names in the file.
 _NAMES = {
     "participation": "work",
     "weight": "contribution-weight",
@@ -198,7 +198,7 @@ class ClientsFile:
             self._table.write(pa.table(head | rest))
 
     def cut(self, rows: int) -> None:
-        """Go on after so many rows of the run so far; those after come again.
+        """Keep the first ``rows`` rows, of a run that goes on from a checkpoint; it writes the later rows again.
 
         Raises
         ------
@@ -217,21 +217,21 @@ class ClientsFile:
         return self._table.sync()
 
     def publish(self, *, last: bool = False) -> None:
-        """Make clients.parquet what there is so far; the ``last`` time nothing else stays."""
+        """Write clients.parquet of all rows so far; ``last``: remove clients.arrows."""
         self._table.publish(last=last)
 
 
 def read_clients(run_dir: Path) -> pa.Table:
     """Return a run's rows, oldest first; without any if there are none, or it is of an earlier version.
 
-    What a run that was killed wrote last, and not wholly, is left out.
+    An incomplete last piece, which a killed run leaves, is left out.
     """
     table = read_growing(run_dir, CLIENTS)
     return pa.table({name: pa.array([], kind) for name, kind in _HEAD.items()}) if table is None else table
 
 
 def by_evaluation(run_dir: Path) -> dict[int, dict[str, list[Any]]]:
-    """Return what a strategy told of clients at each aggregation that has rows, in its words, by client index.
+    """Return the strategy's columns, by client index, for each aggregation that has rows; names as in the strategy.
 
     ``name`` has those of devices, "" where there is none. Runs of earlier versions have all of it in metrics.jsonl.
     """
@@ -248,7 +248,7 @@ def by_evaluation(run_dir: Path) -> dict[int, dict[str, list[Any]]]:
 
 
 def last_clients(run_dir: Path) -> dict[str, list[Any]]:
-    """Return what was told of clients at the last evaluation; {} if nothing was."""
+    """Return the strategy's columns, by client index, at the last evaluation; {} without rows."""
     return next(reversed(by_evaluation(run_dir).values()), {})
 
 
@@ -282,26 +282,26 @@ def _padded(values: Sequence[float], size: int) -> NDArray[np.float64]:
     return padded
 
 
-# Client, when its task began and ended by the run's clock, when by the machine's, what became of it, and the seconds
-# of the run's clock that the model and the reply were on their way.
+# A task: client, begin and end by the run's clock, begin and end by the machine's clock, outcome, and the seconds of
+# the run's clock that the model and the reply took.
 TaskSpan = tuple[int, float, float, float, float, str, float | None, float | None]
 
 TASKS = "tasks"
 MOST_TASKS = 200_000
 
-# Tasks that wait to be written, at most; and by how many the file may have more than it is to have.
+# Most tasks that wait to be written; and by how many tasks the file may exceed MOST_TASKS.
 _WAITING, _SLACK = 10_000, 100_000
 
 _TASKS_SCHEMA = pa.schema(
     [
-        ("number", pa.int64()),  # of the run's tasks, in the order in which they ended
+        ("number", pa.int64()),  # number of the task in the run, in the order in which tasks ended
         ("client", pa.int32()),
         ("began", pa.float64()),  # seconds of the run's clock
         ("ended", pa.float64()),
         ("wall-began", pa.float64()),  # seconds of the machine since the run began
         ("wall-ended", pa.float64()),
         ("outcome", pa.string()),
-        ("receiving", pa.float64()),  # of its seconds by the run's clock; null where nobody can tell
+        ("receiving", pa.float64()),  # seconds by the run's clock; null where they aren't known
         ("sending", pa.float64()),
     ]
 )
@@ -314,7 +314,7 @@ class TasksFile:
         self.run_dir = run_dir
         self._table = GrowingTable(run_dir, TASKS)
         self._waiting: list[TaskSpan] = []
-        self.ended = 0  # tasks so far, those that aren't kept any more among them
+        self.ended = 0  # tasks so far, including those that are no longer kept
 
     def add(self, spans: Sequence[TaskSpan]) -> None:
         """Add tasks, in the order in which they ended."""
@@ -323,13 +323,13 @@ class TasksFile:
             self._write()
 
     def sync(self) -> int:
-        """Return how many tasks have ended so far, now on the disk to stay."""
+        """Flush all tasks to the disk; return how many have ended so far."""
         self._write()
         self._table.sync()
         return self.ended
 
     def cut(self, ended: int) -> None:
-        """Go on after so many tasks of the run so far; those after come again.
+        """Keep the first ``ended`` tasks, of a run that goes on from a checkpoint; it writes the later tasks again.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class TasksFile:
         self.ended = ended
 
     def publish(self, *, last: bool = False) -> None:
-        """Make tasks.parquet what there is so far; the ``last`` time nothing else stays."""
+        """Write tasks.parquet of all tasks so far; ``last``: remove tasks.arrows."""
         self._write(trim=last)
         self._table.publish(last=last)
 
@@ -365,9 +365,9 @@ class TasksFile:
 def read_tasks(run_dir: Path) -> pa.Table:
     """Return a run's last 200,000 tasks in the order in which they ended; none if it is of an earlier version.
 
-    ``outcome`` is what became of it: ``accepted``, ``late``, ``failed``, ``refused``, ``discarded`` (too old),
+    ``outcome`` is the task's outcome: ``accepted``, ``late``, ``failed``, ``refused``, ``discarded`` (too old),
     ``lost`` (the device went, or came back without it), or ``under way``, where it hadn't ended when the run did.
-    ``receiving`` and ``sending`` are null where nobody can tell them from work, and in runs of earlier versions.
+    ``receiving`` and ``sending`` are null where they aren't known, and in runs of earlier versions.
     """
     table = read_growing(run_dir, TASKS)
     if table is None:
@@ -382,14 +382,14 @@ AWAY = "away.parquet"
 MOST_ABSENCES = 100_000
 
 Stretch = tuple[float, float]
-# Clients and when they weren't there, from one clock time to another.
+# A function that returns, between two times of the run's clock, the clients and when each was away.
 AwayFn = Callable[[float, float], Iterable[tuple[int, Iterator[Stretch]]]]
 
 _AWAY_COLUMNS = {"client": pa.int32(), "began": pa.float64(), "ended": pa.float64()}
 
 
 class Away(NamedTuple):
-    """When clients weren't there, [began, ended) by the run's clock, from one time of it to another."""
+    """When clients were away, [began, ended) by the run's clock, between ``since`` and ``until``."""
 
     client: NDArray[np.int32]
     began: NDArray[np.float64]
@@ -399,9 +399,9 @@ class Away(NamedTuple):
 
 
 def last_away(away: AwayFn, until: float) -> Away:
-    """Return when clients weren't available up to now.
+    """Return when clients were away, up to ``until``.
 
-    Of more than ``MOST_ABSENCES`` times those of the last stretch of time are returned.
+    Of more than ``MOST_ABSENCES`` absences only those of the last stretch of time are returned.
     """
     since = 0.0
     while True:
@@ -409,7 +409,7 @@ def last_away(away: AwayFn, until: float) -> Away:
         asked, most = 0, MOST_ABSENCES
         for client, stretches in away(since, until):
             asked += 1
-            most = max(MOST_ABSENCES, asked)  # each may have one, however short the time is
+            most = max(MOST_ABSENCES, asked)  # each client may have one, however short the time is
             for began, ended in islice(stretches, most + 1):
                 clients.append(client)
                 begins.append(began)
@@ -418,7 +418,7 @@ def last_away(away: AwayFn, until: float) -> Away:
                 break
         else:
             return Away(np.array(clients, np.int32), np.array(begins), np.array(ends), since, until)
-        # Somewhat less than there is room for, as seen so far.
+        # A shorter time, in which somewhat fewer absences than MOST_ABSENCES are expected.
         share = asked / sum(1 for _ in away(until, until))
         since = until - 0.8 * (until - since) * share * most / len(clients)
 
@@ -432,7 +432,7 @@ def write_away(run_dir: Path, away: Away) -> None:
 
 
 def read_away(run_dir: Path) -> Away | None:
-    """Return when a run's clients weren't there; None if that isn't on record."""
+    """Return when a run's clients were away; None if that isn't on record."""
     path = run_dir / AWAY
     if not path.is_file():
         return None

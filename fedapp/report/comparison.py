@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        """What is the same of all that are compared."""
+        """Strategy, dataset and model, as far as all runs have the same."""
         configs = [run.config for run in self.runs]
         varied = differing(configs)
         shared = [key for key in ("strategy", "dataset", "model") if key not in varied]
@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """What can't be compared, and why; how runs ended; what they warn of."""
+        """Remarks: what can't be compared and why, how runs ended, and warnings in their logs."""
         notes = []
         shown = [run for cell in self.cells for run in cell.runs]
         if not shown:

@@ -1,4 +1,4 @@
-"""What tells runs from each other: the keys in which their configs differ, and names made of these."""
+"""The keys in which the configs of runs differ, and names of runs made of these keys."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import PurePath
@@ -24,20 +24,21 @@ PLACES = (
     "figures",
 )
 
-_BARE = ("strategy", "dataset", "model")  # their values say what they are
+_BARE = ("strategy", "dataset", "model")  # shown as a value alone, without the key
 
 Config = Mapping[str, Any]
 
 
 def has_own_data(dataset: str) -> bool:
-    """Tell whether data are what their path says, and not what their name says, wherever they are."""
+    """Tell whether data are the user's own: then their path says which data they are, not the value of `dataset`."""
     return dataset in ("npz", "files") or ":" in dataset
 
 
 def differing(configs: Sequence[Config]) -> list[str]:
     """Return the keys in which what configs compute differs; the strategy first, the seed last.
 
-    These are none of `PLACES`, but for the path of data of one's own. One without keys is one that can't be read.
+    `PLACES` don't count, but for the path of data of one's own. A config without keys, which couldn't be read, is
+    skipped.
     """
     counted = [_counted(config) for config in configs if config]
     keys = dict.fromkeys(key for config in counted for key in config)
@@ -46,18 +47,18 @@ def differing(configs: Sequence[Config]) -> list[str]:
 
 
 def values_of(config: Config, keys: Sequence[str]) -> Hashable:
-    """Return what is the same for configs that have the same for some keys, and for no others."""
+    """Return a hashable value that is equal exactly for configs with equal values of some keys."""
     counted = _counted(config)
     return tuple(_identity(counted.get(key)) for key in keys)
 
 
 def described(config: Config, keys: Sequence[str]) -> str:
-    """Return what a config has for some keys, in words: ``fedprox lr=0.1``."""
+    """Return a config's values of some keys in words: ``fedprox lr=0.1``."""
     return " ".join(_shown(key, config[key]) for key in keys if key in config)
 
 
 def descriptions(configs: Sequence[Config], keys: Sequence[str]) -> list[str]:
-    """Return what each config has for some keys, in words: of paths and numbers as much as tells them apart."""
+    """Return each config's values of some keys in words; paths and numbers as short as they still differ."""
     counted = [_counted(config) for config in configs]
     texts = {key: _told_apart(key, [config[key] for config in counted if key in config]) for key in keys}
     return [
@@ -67,7 +68,7 @@ def descriptions(configs: Sequence[Config], keys: Sequence[str]) -> list[str]:
 
 
 def _told_apart(key: str, values: Sequence[Any]) -> dict[str, Any]:
-    """Return values of a key as they are shown, by what they are."""
+    """Return how each value of a key is shown, by its `_identity`."""
     each = {_identity(value): value for value in values}
     if key == DATA_PATH:
         return dict(zip(each, ends_of(list(each.values())), strict=True))
@@ -94,7 +95,7 @@ def _end(own: tuple[str, ...], others: set[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _counted(config: Config) -> Config:
-    """Return what of a config makes a run's result: all but `PLACES`, and of these the path of data of one's own."""
+    """Return the keys that decide a run's result: all but `PLACES`, and the path of data of one's own."""
     counted = {key: value for key, value in config.items() if key not in PLACES}
     if config.get(DATA_PATH) and has_own_data(str(config.get("dataset", ""))):
         counted[DATA_PATH] = config[DATA_PATH]
@@ -102,7 +103,7 @@ def _counted(config: Config) -> Config:
 
 
 def _identity(value: object) -> str:
-    """Return what is the same for equal values, a whole number with and without its point, and for no others."""
+    """Return a text that is equal exactly for equal values; 1 and 1.0 are equal."""
     return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
 
 

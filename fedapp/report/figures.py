@@ -24,18 +24,18 @@ TEST, TRAIN, INK, _GRID = "#0072B2", "#D55E00", "#333333", "#E3E3E3"
 # Paul Tol's "muted" scheme: told apart under the common forms of colour blindness.
 _CLASSES = ["#332288", "#88CCEE", "#44AA99", "#117733", "#999933"]
 _CLASSES += ["#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB"]
-_MARKED_POINTS = 25  # up to here each evaluation gets a marker
+_MARKED_POINTS = 25  # up to this number of evaluations, each gets a marker
 _LOG_RATIO = 50.0  # a loss that spans more is drawn on a log axis
 _BAR_CLIENTS = 60
 
-# What rows are divided by, as a figure calls it.
+# Titles of the legend, by `Dataset.strata_are`.
 _STRATA = {
     "class": "class",
     "tenth": "tenth of the target, 0: lowest",
     "natural client": "natural client",
     "all rows": "all rows",
 }
-_NAMED_BARS = 15  # so many names have room below their bars
+_NAMED_BARS = 15  # most names that have room below their bars
 _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
 STEPS = [1, 2, 2.5, 5, 10]
 
@@ -83,14 +83,14 @@ def draw_curves(run_dir: Path, usual: Mapping[str, object] | None = None) -> Pat
 
 
 def _metrics(run_dir: Path, records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the metrics of a run's model, the one that it is judged by first."""
+    """Return the metrics of a run's model, the metric by which the run is judged first."""
     return metrics_among(
         (key for record in records for key in record), read_config(run_dir).get("metrics", "")
     )
 
 
 def _says_the_same(rounds: Array, times: Array) -> bool:
-    """Tell whether a curve over time is the one over rounds once more, or can't be drawn."""
+    """Tell whether a curve over time has the same shape as over rounds, or can't be drawn."""
     if not np.isfinite(times).any():
         return True
     return bool(np.isfinite(times).all() and np.allclose(times * rounds[-1], rounds * times[-1]))
@@ -110,7 +110,7 @@ def draw_partition(run_dir: Path, labels: Array, num_classes: int, *, strata: st
     num_classes
         Number of classes, also counting those that no client holds.
     strata
-        What the classes are, one of ``_STRATA``.
+        What a class is (`Dataset.strata_are`): a key of ``_STRATA``.
     """
     with np.load(run_dir / "partition.npz") as stored:
         counts = _class_counts(stored["client_indices"], stored["client_offsets"], labels, num_classes)
@@ -211,7 +211,7 @@ def _heat_map(figure: Figure, counts: Array, *, strata: str) -> None:
 
 
 def _binned_sizes(axes: Axes, sizes: Array, every: int, edges: Array) -> None:
-    """Draw how large clients are, ``every`` so many as one bar: their mean, and the largest of them."""
+    """Draw client sizes, ``every`` clients as one bar: their mean, and the largest of them."""
     starts = np.arange(0, len(sizes), every)
     means = np.add.reduceat(sizes, starts) / np.diff([*starts, len(sizes)])
     axes.stairs(means, edges, fill=True, color=TEST, label=f"mean of {every} clients" if every > 1 else None)
@@ -236,7 +236,7 @@ def _from_config(run_dir: Path, *keys: str) -> str:
     return ", ".join(f"{config[key]}" + " clients" * (key == "num-clients") for key in keys if key in config)
 
 
-# What a title names in any case, and keys that say nothing of the curves, or that a run resolves by itself.
+# Keys that a title always names, and keys it never names: they don't change the curves, or the run resolves them.
 _NAMED = ("strategy", "dataset", "model", "num-clients")
 _UNTOLD = (
     *_NAMED,
@@ -263,7 +263,7 @@ _LONGEST = 95  # characters of a title's line
 
 
 def _unusual(run_dir: Path, usual: Mapping[str, object]) -> str:
-    """Say which values of a run's config aren't the usual ones, in words, as many as there is room for."""
+    """Return a run's values that aren't the defaults in words, as many as have room in a line."""
     config = read_config(run_dir) if usual else {}
     told = [
         f"{key.replace('-', ' ')} {value}"

@@ -54,7 +54,7 @@ def as_number(value: object) -> float:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield where to write what then takes the place of ``path``; on an OSError what is there stays."""
+    """Yield a temporary path, whose file then replaces ``path``; after an OSError the former file stays."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         yield temporary
@@ -71,7 +71,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_process() -> dict[str, Any]:
-    """Return what tells this process from those of other machines and other days."""
+    """Return host, process id and boot id, which identify this process among those of all machines."""
     boot = ""
     with suppress(OSError):
         boot = _BOOT.read_text("ascii").strip()
@@ -85,8 +85,8 @@ _WARNING = re.compile(r"^\S+ \S+ WARNING (.*)$", re.MULTILINE)
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the content of a run's summary.json; {} if there is none that can be read.
 
-    A run holds the lock of its folder until its process ends, however it does. One of this machine that is said to be
-    running while nobody holds the lock is put down as failed, with the reason.
+    A run holds the lock of its folder until its process ends, however it ends. If a run of this machine has the
+    status running and its lock is free, the summary's status becomes failed, with the reason.
     """
     path = run_dir / "summary.json"
     try:
@@ -117,7 +117,7 @@ def write_summary(run_dir: Path, content: Mapping[str, Any]) -> None:
 
 
 def _judged(run_dir: Path, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the summary of a run that is said to be running, as it is."""
+    """Return the summary of a run with the status running; as failed if its process is gone."""
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,10 +126,10 @@ def _judged(run_dir: Path, summary: dict[str, Any]) -> dict[str, Any]:
             return now
         rest = {key: value for key, value in summary.items() if key not in ("status", "process")}
         failed = {"status": FAILED, "reason": GONE, **rest}
-        with suppress(OSError):  # somebody else's folder: told, though not written
+        with suppress(OSError):  # the folder isn't ours to write: the status is returned all the same
             write_summary(run_dir, failed)
         return failed
-    except OSError:  # the run has the lock; or there are none on this file system, and nobody can tell
+    except OSError:  # the run holds the lock, or the file system has no locks
         return summary
     finally:
         os.close(descriptor)
@@ -146,13 +146,13 @@ def _is_ours(process: Mapping[str, Any] | None) -> bool:
 LOSS = "loss"
 AUTO, NONE = "auto", "none"  # values of the key metrics
 
-# What metrics = "auto" makes of classes and of numbers.
+# The metrics of metrics = "auto": accuracy for classes, rmse and r2 for numbers.
 _USUAL = ("accuracy", "rmse", "r2")
 
 # A function that was handed over in Python, with a digest behind its name.
 _OF_PYTHON = re.compile(r"^(python:.*)_[0-9a-f]{8}$")
 
-# How metrics of clients begin or end: of which there are any, a method says, and whether clients evaluate.
+# How names of metrics over clients begin or end; which a run has depends on its method and on client evaluation.
 _OF_CLIENTS = (PERSONAL, "client-")
 _OVER_CLIENTS = ("-mean", "-worst-tenth", "-best", "-std")
 
@@ -160,9 +160,9 @@ Record = Mapping[str, object]
 
 
 def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
-    """Return which of a run's numbers are its model's metrics, the one that it is judged by first, loss last.
+    """Return which of a run's numbers are its model's metrics: the one that judges the run first, loss last.
 
-    Second is what clients' own models have of the first, in the mean, if they have any.
+    Second is the mean of the first over clients' own models, if there are any.
 
     Parameters
     ----------
@@ -177,18 +177,18 @@ def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
 
 
 def measured_by(named: object) -> list[str]:
-    """Return the metrics that a run can have whose config's ``metrics`` is that: loss first."""
+    """Return the metrics of a run by the value of its key ``metrics``, loss first."""
     return [LOSS, *(_USUAL if named == AUTO else () if named == NONE else _names(named))]
 
 
 def may_be_measured(metric: str, named: Iterable[object]) -> bool:
-    """Tell whether runs can have a metric, by their values of the key ``metrics``: one of these, or of clients."""
+    """Tell whether runs can have a metric, by their values of the key ``metrics``; metrics over clients always."""
     of_clients = metric.startswith(_OF_CLIENTS) or metric.endswith(_OVER_CLIENTS)
     return of_clients or any(metric in measured_by(each) for each in named)
 
 
 def _names(named: object) -> list[str]:
-    """Return what the metrics of a config are called; one of the user's own as its function is."""
+    """Return the names of a config's metrics; a metric of the user's own has the name of its function."""
     names = (_OF_PYTHON.sub(r"\1", name.strip()) for name in str(named).split(","))
     return [name.rpartition(":")[2].rpartition(".")[2].replace("_", "-") for name in names]
 
@@ -202,5 +202,5 @@ def best_at(records: Sequence[Record], metric: str) -> int | None:
 
 
 def step_of(records: Iterable[Record]) -> str:
-    """Return what a run's steps are called: a strategy without rounds tells how many contributions came."""
+    """Return "aggregation" for a method without rounds, which reports contributions; else "round"."""
     return "aggregation" if any("contributions" in record for record in records) else "round"

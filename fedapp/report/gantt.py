@@ -1,4 +1,4 @@
-"""What clients did when, drawn: a row for each of few clients, and of many a picture of them all."""
+"""The figure of what each client did when: a row for each of few clients, or one picture of many."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,10 +26,10 @@ Array = NDArray[Any]
 # round-deadline=10 num-server-rounds=40 availability=diurnal:0.7,400 time-scenario=lognormal:0.5,1,20000,10000,0.5
 # min-samples=1 eval-every=40 client-records=never`.
 FIGURE = "timeline.png"
-ROWS = 60  # up to so many clients have a row each
+ROWS = 60  # up to this number of clients, each has a row
 
 COLORS = {RECEIVING: "#56B4E9", WORKING: "#0072B2", SENDING: "#44AA99", AWAY: "#8C8C8C", WAITING: "#ECECEC"}
-# What became of a task: its colour, and the mark at its end.
+# Colour and mark of a task's end, by its outcome.
 OUTCOMES = {
     "accepted": ("#333333", "|"),
     "late": ("#E69F00", ">"),
@@ -109,7 +109,7 @@ def draw_timeline(
 
 
 def _shown(activity: Activity, since: float | None, until: float | None) -> Activity:
-    """Return what is drawn of each client: what is asked for, or as much as can be told apart."""
+    """Return the activity that is drawn: between the given times, or so long that tasks are wide enough to be seen."""
     if since is not None or until is not None:
         first = activity.start if since is None else since
         last = activity.end if until is None else until
@@ -187,7 +187,7 @@ def _draw_picture(axes: Axes, activity: Activity, order: Array) -> None:
 
 
 def _draw_ends(axes: Axes, activity: Activity, order: Array) -> None:
-    """Draw what became of the tasks of clients, as many as a group has, beside their lines."""
+    """Draw the outcomes of the tasks of each group of clients, beside the lines of these clients."""
     number = len(order)
     groups = min(number, _GROUPS)
     group = np.empty(number, np.int64)
@@ -230,7 +230,7 @@ def _draw_fleet(axes: Axes, activity: Activity) -> dict[str, Array]:
 
 
 def _edges(activity: Activity) -> Array:
-    """Return bins of time in each of which a task is well to be seen, or in which many are."""
+    """Return the edges of bins of time: narrow where tasks are long enough to be seen in them, else wide."""
     fine = np.median(activity.ended - activity.began) * _BINS >= 2 * (activity.end - activity.start)
     return activity.bins(_BINS if fine else _COARSE)
 
@@ -271,7 +271,7 @@ def _title(activity: Activity, run_dir: Path) -> str:
 
 
 def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[str, Array]) -> None:
-    """Say below what the colours and marks mean, of what there is, and the share of each state in all time."""
+    """Draw the legend: the colours and marks that the figure has, and the share of each state in all time."""
     names = {
         RECEIVING: "receiving the model",
         WORKING: "working",

@@ -1,4 +1,4 @@
-"""A bar that shows how far something is: drawn over on a terminal, written over in a notebook, nothing elsewhere."""
+"""A progress bar: drawn over on a terminal, written over in a notebook, nothing elsewhere."""
 
 import io
 from collections.abc import Callable
@@ -13,16 +13,16 @@ WIDTH = 100  # characters of a notebook's line
 
 
 class LiveBar:
-    """How much of a total is done, how long the rest takes, and a text beside it.
+    """The share of a total that is done, the time that the rest takes, and a text beside them.
 
     Parameters
     ----------
     total : int
-        Steps; what a step is called is told to `advance`.
+        Number of steps; `advance` is given what a step is called.
     waiting : str
-        What stands before the bar until the first step.
+        The text before the bar until the first step.
     now : callable
-        Seconds, by which a notebook's line is written over.
+        Returns the time in seconds; limits how often a notebook's line is written over.
 
     Attributes
     ----------
@@ -59,11 +59,11 @@ class LiveBar:
             self._bar.start()
 
     def begin_at(self, done: int, total: int) -> None:
-        """Count from here: steps that were done before say nothing of how long the rest takes."""
+        """Begin with ``done`` steps, which don't count in the estimate of the time left."""
         self._bar.reset(self._task, completed=done, total=total, beside="", left="left")
 
     def advance(self, done: int, steps: str, beside: str = "") -> None:
-        """Show that so many steps are done."""
+        """Show that ``done`` steps are done."""
         finished = done == self._bar.tasks[0].total
         left = "in all" if finished else "left"
         self._bar.update(self._task, completed=done, description=steps, beside=beside, left=left)
@@ -83,7 +83,7 @@ class LiveBar:
         return captured.get().rstrip()
 
     def stop(self) -> None:
-        """Leave it as it is."""
+        """End the bar, which stays as it is."""
         if self.console.is_jupyter:
             self._write()
         elif self.shown:

@@ -36,7 +36,7 @@ def draw_overlay(
     cells
         Settings; those without runs are left out.
     axes
-        Of `fedapp.report.recorded.AXES`, and how far all runs came there, which is marked if some went further.
+        Axes of `fedapp.report.recorded.AXES`, each with the place that all runs reached, marked if some went further.
     """
     shown, note = _few([cell for cell in cells if cell.runs], metrics)
     figure = new_figure(0.7 + 2.7 * len(metrics), title + note)
@@ -62,7 +62,7 @@ def draw_overlay(
 
 
 def _few(cells: Sequence[Cell], metrics: Sequence[str]) -> tuple[list[Cell], str]:
-    """Return as many cells as can be told apart, and what to say of the others."""
+    """Return at most MOST cells, the best ones, and a note for the title if others are left out."""
     left = list(cells)
     best: list[Cell] = []
     while len(cells) > MOST and len(best) < MOST and (next_best := best_of(left, metrics[0])):

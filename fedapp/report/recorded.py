@@ -15,7 +15,7 @@ from fedapp.report.differences import descriptions, differing, ends_of
 from fedapp.report.files import metrics_among, read_summary, read_warnings
 from fedapp.report.series import Array, steps
 
-# Horizontal axes of a curve: what they are called, and of which columns they are the sum.
+# Horizontal axes of a curve: the label, and the columns whose sum is the axis.
 AXES = {
     "time": ("virtual time", ("time",)),
     "aggregation": ("aggregations", ("aggregation",)),
@@ -27,7 +27,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
-    """What a run's folder holds, read when it is asked for."""
+    """The content of a run's folder, read at the first access."""
 
     path: Path
 
@@ -45,12 +45,12 @@ class RecordedRun:
 
     @property
     def status(self) -> str:
-        """How it stands or ended; ``?`` where nothing says so."""
+        """The run's status in summary.json; ``?`` without one."""
         return str(self.summary.get("status", "?"))
 
     @property
     def reason(self) -> str:
-        """Why it failed or diverged, or can't be read; empty if nothing is the matter."""
+        """Why the run failed or diverged, or can't be read; empty otherwise."""
         return str(self.summary.get("reason", "")) or self._read[1]
 
     @cached_property
@@ -90,7 +90,7 @@ class RecordedRun:
 
     @property
     def evaluations(self) -> int:
-        """How many there are."""
+        """Number of evaluations."""
         return max(map(len, self.columns.values()), default=0)
 
     def column(self, key: str) -> Array:
@@ -119,9 +119,9 @@ class RecordedRun:
 
 
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return what runs are called beside each other: what tells each from the others, ``fedfix lr=0.03 seed=0``.
+    """Return names of runs beside each other: the values in which they differ, ``fedfix lr=0.03 seed=0``.
 
-    A run that nothing tells from another one, such as its repetition, has the end of its folder's path, too.
+    The name of a run whose config equals another's, such as a repetition, also has the end of its folder's path.
     """
     folders = ends_of([str(run.path.resolve()) for run in runs])
     configs = [run.config for run in runs]

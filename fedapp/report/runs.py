@@ -1,4 +1,4 @@
-"""Runs in a folder, and one run by device: how they stand, for the terminal."""
+"""Tables of the runs in a folder, and of one run's devices, for the terminal."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -33,15 +33,15 @@ def sweeps_in(folder: Path) -> list[Path]:
 
 
 def runs_table(runs: Iterable[Path], *, differences: bool) -> Table:
-    """Return a row for each run: how it stands, what tells it from the others if asked for, its final metrics.
+    """Return a row for each run: status, with ``differences`` the values in which runs differ, and final metrics.
 
-    Runs of a sweep, whose folders are called by what tells them apart and a hash, are called by the former.
+    Runs of a sweep are named by the values in which they differ, without the hash at the end of their folders' names.
     """
     every = [RecordedRun(path) for path in runs]
     in_sweep = _are_of_sweeps(every)
     keys = _differing(every) if differences and not in_sweep else []
     metrics = metrics_of(every) or ["accuracy", LOSS]
-    if all(run.config.get("metrics", AUTO) == AUTO for run in every):  # nobody asked for others
+    if all(run.config.get("metrics", AUTO) == AUTO for run in every):  # no run names metrics of its own
         metrics = list(dict.fromkeys((metrics[0], metrics[-1])))
     headers = ["run", "status", "strategy", "data", "differs in", "rounds", *metrics]
     told = descriptions([run.config for run in every], keys)
@@ -50,7 +50,7 @@ def runs_table(runs: Iterable[Path], *, differences: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown = [at for at, name in enumerate(headers) if name != "differs in" or keys]
     for at in shown:
-        least = {"run": 14, "differs in": 20, "data": 8}.get(headers[at])  # what may be folded
+        least = {"run": 14, "differs in": 20, "data": 8}.get(headers[at])  # columns that may be folded
         table.add_column(headers[at], overflow="fold", no_wrap=least is None, min_width=least)
     for row in rows:
         table.add_row(*(Text(row[at]) for at in shown))  # a str's brackets would be markup
@@ -66,9 +66,9 @@ def _differing(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def differences_table(runs: Iterable[Path]) -> Table | None:
-    """Return a row for each run with what tells it from the others, for a narrow terminal.
+    """Return a row for each run with the values in which runs differ, for a narrow terminal.
 
-    None if nothing does, or if the runs are a sweep's, which are called by it.
+    None if runs don't differ, or if they are a sweep's, whose names have these values.
     """
     every = [RecordedRun(path) for path in runs]
     if _are_of_sweeps(every) or not (keys := _differing(every)):
@@ -106,5 +106,5 @@ def _row(run: RecordedRun, name: str, differs_in: str, metrics: Sequence[str]) -
 
 
 def devices_of(run: Path) -> Table | None:
-    """Return what is known of a run's devices; None where there are none, as in a simulation."""
+    """Return a table of a run's devices; None without devices, as in a simulation."""
     return devices_table(last_clients(run))

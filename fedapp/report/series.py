@@ -1,4 +1,4 @@
-"""Curves of several runs on one axis: step functions, and how many runs agree."""
+"""Curves of several runs on one axis, as step functions, and mean and spread of numbers."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-POINTS = 300  # of a curve over all runs
+POINTS = 300  # points of a curve over all runs
 
 
 def steps(grid: Array, x: Array, y: Array) -> Array:

@@ -16,21 +16,21 @@ from strategies.flower.higher_is_better import PERSONAL, less_is_better
 Record = Mapping[str, object]
 _SPACED_ROWS = 7  # besides the best evaluation
 _HEADERS = {"aggregation": "aggre-\ngation"}  # as wide as a round
-_SCORES = 2  # metrics beside the loss that there is room for
+_SCORES = 2  # most metrics beside the loss that have room
 _WIDTH = 60  # title and caption wrap at the table's width, which would otherwise be that of its columns
 
 
 def closing_table(summary: Record, metrics: Sequence[Record], named: str = "auto") -> Table:
-    """Sum a run up in at most eight evaluations and its totals, 60 columns wide.
+    """Return a table of at most eight evaluations of a run and its totals, 60 columns wide.
 
-    The best evaluation is that by the first metric; by the loss where there is none.
+    The best evaluation is the best by the first metric, or by the loss without metrics.
 
     Parameters
     ----------
     summary
         Content of ``summary.json``: wall-seconds in seconds, bytes-up and -down in bytes; any may be missing.
     metrics
-        What :func:`fedapp.report.read_metrics` returns.
+        The evaluations, from :func:`fedapp.report.read_metrics`.
     named
         The config's ``metrics``.
     """
@@ -66,7 +66,7 @@ def closing_table(summary: Record, metrics: Sequence[Record], named: str = "auto
 
 
 def devices_table(clients: Mapping[str, Sequence[Any]]) -> Table | None:
-    """Return what came of each device's work by an evaluation, from its columns; None if no devices took part."""
+    """Return a table of each device's tasks by outcome, from an evaluation's columns; None without devices."""
     if "tasks" not in clients:
         return None
     table = Table(title="devices", box=box.SIMPLE_HEAD, collapse_padding=True)

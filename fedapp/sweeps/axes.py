@@ -36,7 +36,7 @@ def read_axes(texts: Sequence[str]) -> dict[str, Axis]:
 
 
 def completed_axis(incomplete: str) -> list[str]:
-    """Return what an axis may go on with on a command line: keys, and the values of those that have few."""
+    """Return completions of an axis on a command line: keys, and the values of keys with a list of values."""
     key, equals, values = incomplete.partition("=")
     if not equals:
         return [f"{name}=" for name in (*RunConfig.key_names(), NUM_CLIENTS) if name.startswith(key)]
@@ -75,7 +75,7 @@ def _values(key: str, values: str, text: str) -> Axis:
 
 
 def _expanded(key: str, value: str, text: str) -> list[Value]:
-    """Return the values that one part stands for."""
+    """Return the values of one part of an axis: one value, or those of a range."""
     between = _RANGE.fullmatch(value)
     if between is None or is_text(key):
         return [value_of(key, value)]

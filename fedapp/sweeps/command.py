@@ -1,4 +1,4 @@
-"""``fedapp sweep``: from a command line to the outcome of a sweep."""
+"""``fedapp sweep``: reads the command line, makes the sweep, and shows its outcome."""
 
 import hashlib
 import json
@@ -99,7 +99,7 @@ def sweep(
 
 
 def show(outcome: Outcome, console: Console) -> None:
-    """Print the table of all cells, and what there is to be said of them."""
+    """Print the table of all cells, and the remarks on them."""
     console.print(table(outcome))
     for note in remarks(outcome):
         console.print(note, style="yellow", markup=False, highlight=False)
@@ -141,10 +141,10 @@ def plan_of(
 def _of_all(
     run_config: list[str] | None, of_axes: Collection[str]
 ) -> tuple[dict[str, Value], dict[str, Value]]:
-    """Return the keys of all runs: of a run's config.toml, which has every key, and what somebody wrote.
+    """Return the keys of all runs: from a run's config.toml, which has every key, and the keys that the user wrote.
 
-    Of the first ones those that are the sweep's own, or on an axis, are left out; of what somebody wrote into a file
-    those on an axis, which is closer at hand.
+    Keys of a config.toml that are the sweep's own, or on an axis, are left out. Keys in a file of the user's are left
+    out if they are on an axis.
     """
     given, num_clients = read_run_options("--run-config", run_config)
     clients = {} if num_clients is None else {NUM_CLIENTS: num_clients}
@@ -167,7 +167,7 @@ def _clients(federation_config: list[str] | None) -> dict[str, Value]:
 
 
 def default_folder(plan: SweepPlan) -> Path:
-    """Return a folder whose name says what is swept, and is another for another plan."""
+    """Return a folder whose name has the axes, and a digest of the plan."""
     content = json.dumps(plan.model_dump(by_alias=True), sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:6]
     return Path("results") / "-".join(["sweep", *list(plan.grid)[:4], digest]).replace("/", "-")

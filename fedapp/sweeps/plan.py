@@ -1,4 +1,4 @@
-"""A plan: a TOML file, or a command line, that says which runs there are to be."""
+"""The plan of a sweep, from a TOML file or a command line: which runs are to be made."""
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,28 +14,28 @@ from fedapp.report.files import AUTO, may_be_measured, measured_by
 from fedapp.sweeps.point import LABEL, NUM_CLIENTS, SYNTHETIC, Axis, PlannedRun, labels_along, points
 
 SEED, METRICS, DATASET = "seed", "metrics", "dataset"
-FEW = 3  # tuning seeds, if the plan has no number of its own: as many as are reported, and these at most
+FEW = 3  # most tuning seeds, if the plan gives no number: otherwise as many as are reported
 
-# The folder of the sweep and the engine's workers decide on these.
+# Keys that the sweep sets for every run.
 TAKEN = ("results-dir", "run-name", "resume")
 
-# What tables have beside the axes; what a run measures, which may be called as a key is, isn't among it.
+# Columns of tables beside the axes and the metrics; no axis may have such a name.
 COLUMNS = ("run", "status", "reason", "aggregation", "time", "runs", "lacking", "picked")
 
 
 class Strict(BaseModel):
-    """A table of a plan: no field that isn't known."""
+    """A table of a plan, in which unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Grid(Strict):
-    """What every plan has.
+    """The fields of every plan.
 
     Attributes
     ----------
     title : str
-        What it is about.
+        Title of the report.
     base : dict
         Keys of the run config, and ``num-clients``, of all runs.
     grid : dict
@@ -76,8 +76,8 @@ class SweepPlan(Grid):
         The metric that says what is best, at a run's end; empty: the first of the runs' metrics, such as accuracy or
         rmse, or loss where there is none.
     tuning_seeds : int
-        How many seeds that is found on, the first ones after the last that is reported; 0: as many as are reported,
-        and three at most. ``tuning-seeds`` in a file.
+        Number of seeds for tuning, which follow the largest reported seed; 0: as many as are reported, and three at
+        most. ``tuning-seeds`` in a file.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True, validate_by_alias=True)

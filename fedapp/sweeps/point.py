@@ -19,13 +19,13 @@ from fedapp.report.differences import DATA_PATH, PLACES, described, has_own_data
 from fedapp.report.files import read_summary
 
 NUM_CLIENTS, LABEL = "num-clients", "label"
-SYNTHETIC = "synthetic"  # generated, or the authors' files, wherever these are
+SYNTHETIC = "synthetic"  # generated, or with a data-path the authors' files
 
 Axis = list[Value | dict[str, Value]]
 
-# What the default becomes in a simulation, as it stands in the run's config.toml.
+# Values that a simulation puts into config.toml in place of a default.
 _RESOLVED: Mapping[str, Value] = {"clock": "virtual"}
-# A run that came to one of these ends would come to it again.
+# Statuses of a run; one that finished or diverged would end alike if it were repeated.
 FINISHED, DIVERGED, INTERRUPTED = "finished", "diverged", "interrupted"
 
 
@@ -38,7 +38,7 @@ class PlannedRun:
     labels : mapping
         Its value on each axis.
     made_as : str
-        The key that it was made by, where that is known; empty: what it is now, by the sources that there are.
+        The key by which the run was made, if it is on record; empty: the key by the present sources.
     """
 
     labels: Mapping[str, Value]
@@ -63,7 +63,7 @@ class PlannedRun:
 
     @cached_property
     def key(self) -> str:
-        """A hash of all that makes the run's result: points of a grid that have the same are the same run.
+        """A hash of all that decides the run's result: points of a grid with equal keys are one run.
 
         Keys at their default don't enter, so that a run is found again when the app has learnt new keys.
         """
@@ -79,7 +79,7 @@ class PlannedRun:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def _own_parts(self) -> dict[str, str]:
-        """Return what of the user's own makes a run's result beside the config: data, their place, and sources."""
+        """Return digests of the user's data and sources, and paths: what decides a result beside the config."""
         found: dict[str, str] = {}
         if has_own_data(self.config.dataset):
             places = local_folders(self.config)
@@ -94,7 +94,7 @@ class PlannedRun:
 
     @property
     def title(self) -> str:
-        """What the run is called where it is shown: ``fedfix lr=0.03 seed=0``."""
+        """Name of the run in tables and messages: ``fedfix lr=0.03 seed=0``."""
         return name_of(self.labels)
 
     @property

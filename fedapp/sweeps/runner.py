@@ -1,4 +1,4 @@
-"""Runs what isn't there yet, in worker processes that stay: starting one costs seconds, a run often less.
+"""Makes the missing runs, in worker processes that stay: starting one costs seconds, a run often less.
 
 A run that finished or diverged is never repeated. One that was cut off or failed goes on from its last checkpoint, or
 begins anew without one. One that another process makes is left to it.
@@ -51,12 +51,12 @@ def run_missing(
     console: Console | None = None,
     workers: ProcessPoolExecutor | None = None,
 ) -> dict[str, str]:
-    """Run what has no finished run yet, with a bar and the time left.
+    """Make the planned runs that aren't finished yet, with a progress bar and the time left.
 
     Parameters
     ----------
     planned : sequence of PlannedRun
-        Those that are the same run are run once.
+        Runs with equal keys are made once.
     folder : Path
         Holds a folder for each run, by `PlannedRun.name`.
     engine : str
@@ -70,7 +70,7 @@ def run_missing(
     only : str
         Shell pattern; no run with another name is started.
     workers : ProcessPoolExecutor, optional
-        Of `worker_pool`, and stay; by default they are started, and end with the runs.
+        Workers from `worker_pool`, which stay afterwards; by default workers are started and ended here.
 
     Returns
     -------
@@ -281,7 +281,7 @@ def worker_pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
 
 
-_WORKER = contextlib.ExitStack()  # what holds as long as the worker process
+_WORKER = contextlib.ExitStack()  # contexts that last as long as the worker process
 
 
 def _begin_worker() -> None:
@@ -307,7 +307,7 @@ def _end_with_parent() -> None:
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """Let SIGTERM, which reaches this process alone, do what Ctrl-C in a terminal does to it and its workers."""
-    if threading.current_thread() is not threading.main_thread():  # which alone has signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
     previous = signal.getsignal(signal.SIGTERM)

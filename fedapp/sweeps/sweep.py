@@ -1,4 +1,4 @@
-"""A sweep from its plan to what it leaves behind: the runs, tidy tables, a report, a figure."""
+"""A sweep: makes the runs of a plan, and collects their outcome."""
 
 import json
 import math
@@ -28,7 +28,7 @@ PLAN, KEYS, REPORT, FIGURE = "plan.toml", "keys.json", "report.md", "curves.png"
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of a sweep.
+    """The outcome of a sweep.
 
     Attributes
     ----------
@@ -39,9 +39,9 @@ class Outcome:
     failures : mapping of str to str
         Why runs failed or diverged, by `PlannedRun.name`; those on tuning seeds too.
     by : str
-        The metric that is best; what was tuned by.
+        The metric by which settings are compared and tuned.
     picks : mapping
-        What was picked for each cell, if the plan tunes.
+        The picked values of each cell, if the plan tunes.
     tried : sequence of PlannedRun
         The runs on tuning seeds.
     """
@@ -84,7 +84,7 @@ class Outcome:
 
     @cached_property
     def columns(self) -> dict[str, str]:
-        """What tables call each axis: by its name, or NAME-key where runs measure something of that name."""
+        """The column of each axis in tables: its name, or NAME-key if runs have a metric of that name."""
         measured = {LOSS, *(key for each in self.planned for key in self.run_of(each).columns)}
         taken = {*measured, *(f"{key}-std" for key in measured)}
         return {axis: f"{axis}-key" if axis in taken else axis for axis in self.plan.grid}
@@ -100,7 +100,7 @@ class Outcome:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics of the model that runs have, what is best by first."""
+        """The metrics of the runs' models, the one by which settings are compared first."""
         runs = [self.run_of(each) for each in self.planned]
         found = metrics_of(runs)
         if self.by not in found and any(self.by in run.columns for run in runs):
@@ -179,7 +179,7 @@ def outcome_in(folder: Path) -> Outcome:
 
 
 def _from_anywhere(plan: SweepPlan) -> dict[str, Any]:
-    """Return a plan's content with the same data from any working directory; labels stay as they are."""
+    """Return a plan's content with absolute paths of data, for any working directory; labels stay as they are."""
     content = plan.model_dump(by_alias=True)
     content["base"] |= _moved(content["base"])
     for axis, choices in content["grid"].items():
@@ -191,7 +191,7 @@ def _from_anywhere(plan: SweepPlan) -> dict[str, Any]:
 
 
 def _moved(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the keys among some whose values name a place by a relative path, with its absolute one."""
+    """Return the keys whose values are relative paths of data, with the absolute paths."""
     found: dict[str, Value] = {DATA_PATH: absolute(str(values.get(DATA_PATH, "")))}
     if has_own_data(dataset := str(values.get(DATASET, ""))):
         found |= local_folders(RunConfig.load({}).model_copy(update={DATASET: dataset}))
@@ -207,12 +207,17 @@ def _as_made(planned: Sequence[PlannedRun], folder: Path, part: str) -> list[Pla
     try:
         keys = json.loads((folder / KEYS).read_text("utf-8"))[part]
         return [replace(each, made_as=str(key)) for each, key in zip(planned, keys, strict=True)]
-    except (OSError, ValueError, KeyError, TypeError):  # of an earlier version, or by hand
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # the folder is of an earlier version, or was changed by hand
         return list(planned)
 
 
 def _usual(runs: Sequence[RecordedRun]) -> str:
-    """Return what is best by, where nothing says so: the runs' first metric, or loss where there is none."""
+    """Return the metric by which settings are compared by default: the runs' first, or loss without one."""
     return next(iter(metrics_of(runs)), "loss")
 
 
@@ -221,11 +226,11 @@ def _is_picked(plan: SweepPlan, planned: PlannedRun, picks: Mapping[Setting, Pic
 
 
 def _refuse_unknown_metric(plan: SweepPlan, planned: Sequence[PlannedRun], folder: Path) -> None:
-    """Say that nothing has what is to be tuned by, where that is why nothing was picked."""
+    """Refuse the plan's metric ``by`` if nothing was picked because no run has that metric."""
     runs = [RecordedRun(folder_of(each, folder / TUNING)) for each in planned]
     there = metrics_of(runs)
     if plan.by and there and plan.by not in there and any(run.status == FINISHED for run in runs):
-        raise ConfigError(f"by = {plan.by!r}: no run has that; there are {', '.join(there)}")
+        raise ConfigError(f"by = {plan.by!r}: no run has that metric; allowed are {', '.join(there)}")
 
 
 def score_text(score: float) -> str:

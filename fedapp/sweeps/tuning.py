@@ -19,7 +19,7 @@ Setting = tuple[Value, ...]
 
 @dataclass(frozen=True)
 class Pick:
-    """What was picked for a cell.
+    """The values that were picked for a cell.
 
     Attributes
     ----------
@@ -28,9 +28,9 @@ class Pick:
     value : tuple, optional
         Labels on the tuned axes, in the order of `SweepPlan.tune`; None if no run came to its end.
     scores : mapping
-        Mean over tuning seeds of what was tuned by; NaN where a run failed or diverged.
+        Mean of the metric over the tuning seeds; NaN where a run failed or diverged.
     at_edge : list of str
-        Tuned axes of numbers whose lowest or highest value it is: a better one may be beyond.
+        Tuned axes whose lowest or highest number was picked: a better value may be beyond.
     time : float, optional
         The time at which the values were compared; None for the end of their runs.
     """

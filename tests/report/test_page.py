@@ -577,7 +577,7 @@ def test_sixty_runs_of_a_thousand_clients_are_drawn(browser, tmp_path):
     assert (tmp_path / "report.html").stat().st_size < 25e6
     page, errors = opened(browser, url)
     assert len(page.evaluate("document.querySelector('#curve-loss .plot').data")) == 60
-    assert "clients: evenly spaced by rank ones are drawn" in page.locator("#left-out").inner_text()
+    assert "clients: clients evenly spaced by rank are drawn" in page.locator("#left-out").inner_text()
     assert errors == []
 
 

@@ -1,4 +1,4 @@
-"""What the page shows of runs: numbers and text out of their folders, thinned out where there are too many."""
+"""The content of the page: numbers and text of runs from their folders, thinned out where there are too many."""
 
 import json
 import math
@@ -25,14 +25,14 @@ from strategies.flower.higher_is_better import less_is_better
 Array = NDArray[Any]
 T = TypeVar("T")
 
-# What a browser draws without freezing, of all runs together; a run gets its part of it, and no less than the second.
+# Most points that a browser draws without freezing, of all runs together, and the least that one run gets of them.
 RUNS = 60
 POINTS, FEWEST_POINTS = 24_000, 100  # evaluations, of each metric
 CLIENTS, FEWEST_CLIENTS = 20_000, 100
-CELLS, FEWEST_CELLS = 90_000, 900  # of the graph's heat map
+CELLS, FEWEST_CELLS = 90_000, 900  # cells of the graph's heat map
 METRICS = 60
 CLASSES = 100
-LINES = 400  # of the log
+LINES = 400  # last lines of the log
 BAND = 200  # points of a setting's mean
 MOST_POINTS, MOST_CLIENTS = 1000, 2000
 
@@ -77,7 +77,7 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
     by_time = len(shown) > 1 and len({run.clock for run in recorded}) == 1
     by_time = by_time and any("contributions" in run.columns for run in recorded)
     return {
-        # As many aggregations take a method without rounds less time than rounds.
+        # A method without rounds needs less time for the same number of aggregations, so time is the fair axis.
         "axis": "time" if by_time else "aggregation",
         "runs": [_run(path, name, len(shown)) for path, name in zip(shown, names, strict=True)],
         "scores": (scores := list(dict.fromkeys([LOSS, *(name for first in firsts for name in first)]))),
@@ -114,7 +114,7 @@ def _settings(
 
 
 def _bands(cell: Cell, keys: Sequence[str]) -> dict[str, dict[str, list[list[float | None]]]]:
-    """Return by metric and axis where, mean and deviation over the seeds, (3, points)."""
+    """Return, by metric and axis, places on the axis, mean and deviation over the seeds: (3, points)."""
     found: dict[str, dict[str, list[list[float | None]]]] = {}
     for key in keys:
         if all(key in run.columns for run in cell.runs):
@@ -224,7 +224,9 @@ def _clients(table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
     ranks = np.argsort(order, kind="stable")
     chosen = np.sort(ranks[_spaced(size, most)])
     if len(chosen) < size:
-        left_out.append(f"{size - len(chosen):,} of {size:,} clients: evenly spaced by rank ones are drawn")
+        left_out.append(
+            f"{size - len(chosen):,} of {size:,} clients: clients evenly spaced by rank are drawn"
+        )
     names = [""] * size
     last = pc.filter(table, pc.is_valid(table["name"]))
     for index, name in zip(last["client"].to_pylist(), last["name"].to_pylist(), strict=True):
@@ -309,7 +311,7 @@ def _arrays(path: Path, *names: str) -> dict[str, Array]:
 
 
 def _spaced(size: int, most: int) -> NDArray[np.int64]:
-    """Return up to so many of the first ``size`` whole numbers, evenly spaced, the first and the last among them."""
+    """Return up to ``most`` of the first ``size`` whole numbers, evenly spaced, the first and the last among them."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
 
 

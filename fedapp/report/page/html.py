@@ -17,20 +17,20 @@ class NoPlotlyError(Exception):
 def make_page(content: Mapping[str, Any], *, live: bool = False) -> str:
     """Return the page as HTML, with nothing in it that is loaded from elsewhere.
 
-    Scripts other than the two that belong to it, known by their hashes, aren't run by a browser, whatever text of
-    runs and devices is in it.
+    A browser runs only the page's own two scripts, known by their hashes, whatever text of runs and devices is in
+    the page.
 
     Parameters
     ----------
     content
-        What ``fedapp.report.page.content.page_content`` returns.
+        The content from ``fedapp.report.page.content.page_content``.
     live
-        Whether it asks where it came from for what is new.
+        Whether the page polls its server for new content.
 
     Raises
     ------
     NoPlotlyError
-        Without Plotly.
+        If Plotly isn't installed.
     """
     here = files(__package__)
     parts = {
@@ -47,7 +47,7 @@ def make_page(content: Mapping[str, Any], *, live: bool = False) -> str:
     )
     page = (here / "page.html").read_text("utf-8")
     pieces = []
-    for name in _PLACES:  # in their order; never in what was put in before
+    for name in _PLACES:  # in the order of the template, so that no marker is looked for in inserted text
         before, _, page = page.partition(f"[[{name}]]")
         pieces += [before, parts[name]]
     return "".join([*pieces, page])

@@ -1,4 +1,4 @@
-"""The page of runs that go on: served to this machine alone, until somebody ends it."""
+"""The page of runs that go on: served on loopback to this machine alone, until it is stopped."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 class LivePage:
     """Serves ``/``, the page, and ``/content.json``, which it polls.
 
-    A request that names another host than this one is refused: no page of elsewhere can ask through a browser.
+    A request with another Host header is refused, so that no other site can read the page through a browser.
 
     Parameters
     ----------
@@ -31,19 +31,19 @@ class LivePage:
     OSError
         If the port is taken.
     NoPlotlyError
-        Without Plotly.
+        If Plotly isn't installed.
     """
 
     def __init__(self, runs: Sequence[Path], port: int = 0) -> None:
         self.runs = list(runs)
         self._made: tuple[object, str] = (None, "")
-        make_page(page_content(self.runs), live=True)  # what can't be is said now
+        make_page(page_content(self.runs), live=True)  # raises NoPlotlyError before the server starts
         self.server = ThreadingHTTPServer((HOST, port), self._handler())
         self.server.daemon_threads = True
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The address of the page."""
         return f"http://{HOST}:{self.server.server_port}/"
 
     def serve(self) -> None:

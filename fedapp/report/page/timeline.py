@@ -1,4 +1,4 @@
-"""When clients worked, waited and were away: every task as a bar, or of many clients shares of time."""
+"""When clients worked, waited and were away: a bar for every task, or shares of time for many clients."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, Activity, read_activity
 from fedapp.report.client_tables import MOST_TASKS
 
-# Up to so many clients have a line each; more are put together, from the fastest to the slowest.
+# Up to this number of clients, each has a line; more are grouped, from the fastest to the slowest.
 LINES, GROUPS = 60, 100
-BINS = 60  # of time, in the chart of all clients: rounds are seen, and not what happens within each
+BINS = 60  # bins of time in the chart of all clients, which shows rounds and not what happens within a round
 BARS, FEWEST_BARS = 4000, 200
 
 Array = NDArray[Any]
@@ -45,7 +45,7 @@ def timeline(path: Path, bars: int, side: int, left_out: list[str]) -> dict[str,
 
 
 def _bars(by_clock: dict[str, Activity], kept: slice) -> dict[str, Any]:
-    """Return the last tasks of few clients by what became of them, and when these weren't there."""
+    """Return the last tasks of few clients by outcome, and when the clients were away."""
     activity, wall = by_clock["time"], by_clock["wall-seconds"]
     client = activity.clients[activity.place[kept]]
     times = {
@@ -111,7 +111,7 @@ def _shares(by_clock: dict[str, Activity], side: int) -> dict[str, Any]:
 
 
 def _told(activity: Activity) -> list[str]:
-    """Return the states that can be told apart."""
+    """Return the states that are on record."""
     seen = {RECEIVING: activity.parts, SENDING: activity.parts, AWAY: bool(len(activity.away[0]))}
     return [state for state in STATES if seen.get(state, state in (WORKING, WAITING))]
 
