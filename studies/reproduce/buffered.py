@@ -49,8 +49,7 @@ def seconds(run: Run) -> np.ndarray:
 
 def cost_to(run: Run, target: float, cost: Cost) -> float:
     """Return what a run had spent when its accuracy first exceeded the target; NaN if it never did."""
-    reached = np.flatnonzero(run.column("accuracy") > target)
-    return float(cost(run)[reached[0]]) if reached.size else math.nan
+    return run.at_accuracy(target, cost(run))
 
 
 def case_of(concurrency: str, method: str) -> str:
@@ -83,7 +82,7 @@ def speed_up(results: Results, plan: Plan, folder: Path) -> Report:
 
 @dataclass(frozen=True)
 class _Found:
-    """What verdicts rest on: each case's step size, and its runs with that on the seeds that are judged."""
+    """The step size of each case, and the case's runs with this step size on the seeds that are judged."""
 
     results: Results
     plan: Plan
@@ -91,7 +90,7 @@ class _Found:
     judged: dict[str, Runs]
 
     def missing(self, cases: list[str]) -> str:
-        """Say what isn't there for some cases; empty: nothing."""
+        """Say which runs of some cases are missing; empty if none are."""
         for case in cases:
             tuned = self.results.missing(case=case, seed=self.plan.setting("tuning-seed"))
             if missing := tuned or self.results.missing(case=case, lr=self.rates[case]):
@@ -105,7 +104,7 @@ class _Found:
 
 
 def _score(run: Run) -> float:
-    """Test accuracy, mean over a run's evaluations; one that isn't finite is no use."""
+    """Return the mean test accuracy over a run's evaluations; −∞ if it isn't finite."""
     score = float(run.column("accuracy").mean())
     return score if math.isfinite(score) else -math.inf
 
@@ -122,7 +121,7 @@ def _judged(runs: Runs, plan: Plan, case: str, rate: float) -> Runs:
 
 
 def _tuning(runs: Runs, plan: Plan) -> str:
-    """Write what the step sizes were chosen from."""
+    """Write the scores by which the step sizes were chosen."""
     tuned = runs.where(seed=plan.setting("tuning-seed"))
     rates = sorted(tuned.labels("lr"))
     lines = [
@@ -162,9 +161,10 @@ def _draw(path: Path, judged: dict[str, Runs]) -> Path:
 
 @dataclass(frozen=True)
 class _Ratios:
-    """How many times more another method spends, by seed; ``at_least``: on some seed it never gets there.
+    """Ratios of another method's cost to FedBuff's, by seed.
 
-    It counts with all that it had then. NaN where FedBuff itself doesn't get there.
+    ``at_least``: on some seed the other method doesn't reach the target, and counts with its whole cost. NaN where
+    FedBuff doesn't reach it.
     """
 
     values: list[float]
@@ -177,7 +177,7 @@ class _Ratios:
 
 
 def _ratios(claim: str, concurrency: str, cost: Cost, other: str, found: _Found) -> _Ratios:
-    """Return what the other method spends over what FedBuff does."""
+    """Return the ratios of the other method's cost to the target to FedBuff's."""
     target = found.plan.threshold(claim, "target")
     ours, theirs = (found.judged[case_of(concurrency, method)] for method in (BUFFERED, other))
     spent = [(cost_to(run, target, cost), _whole(run, cost)) for run in theirs]
@@ -191,7 +191,7 @@ def _ratios(claim: str, concurrency: str, cost: Cost, other: str, found: _Found)
 
 
 def _whole(run: Run, cost: Cost) -> float:
-    """Return what a run had spent in the end; of one that exploded, which ended early, what it was to spend."""
+    """Return a run's whole cost; of a run that exploded, which ended early, the planned cost."""
     if not run.exploded:
         return float(cost(run)[-1])
     return float(_each(run) * run.config.num_server_rounds) if cost is updates else math.inf
@@ -251,16 +251,16 @@ COSTS: Mapping[str, Cost] = {"client updates": updates, "virtual time": seconds}
 
 @dataclass(frozen=True)
 class Arm:
-    """A method with so many clients at work, at the step sizes that did best on the tuning seeds.
+    """A method with a number of clients at work, at the step sizes that did best on the tuning seeds.
 
     Attributes
     ----------
     case : str
         The label of its case: clients at work, method, server step size.
     judged : Runs
-        Its runs with that and the best local step size, on the seeds that are judged.
+        Its runs with the best server and local step sizes, on the seeds that are judged.
     at_end : bool
-        Whether one of the two is the smallest or largest that was tried, and no bound of its key.
+        Whether one of the two step sizes is the smallest or largest that was tried, and no bound of its key.
     """
 
     case: str
@@ -269,7 +269,7 @@ class Arm:
     at_end: bool
 
     def spent(self, target: float, cost: Cost) -> list[float]:
-        """Return what each run had spent at the target; what it had in all, where it never got there."""
+        """Return each run's cost to the target, or its whole cost if it doesn't reach the target."""
         reached = [cost_to(run, target, cost) for run in self.judged]
         return [
             value if math.isfinite(value) else _whole(run, cost)

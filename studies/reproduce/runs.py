@@ -14,16 +14,16 @@ from fedapp.sweeps.point import DIVERGED, PlannedRun
 
 # The last part of a run over which a noisy curve is averaged, as Fraboni et al. 2023 do (section 5.2.2).
 TAIL = 0.05
-_SLACK = 1e-9  # of a share of evaluations, for its rounding
+_SLACK = 1e-9  # tolerance for rounding of a share of evaluations
 
-# What a run has beside metrics, and what has the federated loss, first choice first.
+# Columns of a run beside its metrics, and columns that may hold the federated loss, the preferred one first.
 KEPT = ("aggregation", "time")
 OBJECTIVE = ("federated-loss", "client-loss")
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What is kept of a run.
+    """The curves and numbers that are kept of a run.
 
     Attributes
     ----------
@@ -105,10 +105,14 @@ class Run:
         # A run that exploded ended early: its last round would make it look fast.
         return 1 + (self.config.num_server_rounds if self.exploded else self.final("aggregation"))
 
-    def rounds_to(self, threshold: float, key: str = "accuracy") -> float:
-        """Return the first aggregation after which ``key`` exceeds ``threshold``; NaN if none does."""
-        reached = np.flatnonzero(self.column(key) > threshold)
-        return float(self.column("aggregation")[reached[0]]) if reached.size else float("nan")
+    def rounds_to(self, threshold: float) -> float:
+        """Return the first aggregation after which the accuracy exceeds ``threshold``; NaN without one."""
+        return self.at_accuracy(threshold, self.column("aggregation"))
+
+    def at_accuracy(self, threshold: float, values: Array) -> float:
+        """Return the value (evaluations,) at the first accuracy above ``threshold``; NaN without one."""
+        reached = np.flatnonzero(self.column("accuracy") > threshold)
+        return float(values[reached[0]]) if reached.size else math.nan
 
 
 class Runs(Sequence[Run]):
@@ -138,7 +142,7 @@ class Runs(Sequence[Run]):
         return [run.final(key) for run in self]
 
     def tails(self, key: str) -> list[float]:
-        """Return the mean over the last part of each run of a metric, one per run."""
+        """Return the mean of a metric over the last part of each run, one per run."""
         return [float(run.tail(key).mean()) for run in self]
 
     def band(self, key: str, x: str = "time") -> tuple[Array, Array, Array]:
@@ -170,14 +174,14 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN of nothing, without a warning."""
+    """Return the mean; NaN without values, and no warning."""
     return float(np.mean(values)) if len(values) else float("nan")
 
 
 def is_lower(low: Sequence[float], high: Sequence[float]) -> bool | None:
     """Tell whether one value is below the other in every seed; ``None`` where seeds disagree.
 
-    What isn't a number, a loss that diverged or a threshold that wasn't reached, is above all others.
+    A value that isn't finite, of a loss that diverged or a threshold that wasn't reached, is above all others.
     """
     pairs = [
         [value if math.isfinite(value) else math.inf for value in pair]
@@ -201,6 +205,6 @@ def decide(
 
 
 def in_all(facts: Iterable[bool | None]) -> bool | None:
-    """False if one fact is; True if all are; None if nothing is known, or something isn't."""
+    """Return False if a fact is False, True if all are True, None if a fact is None or there are none."""
     known = list(facts)
     return False if False in known else None if None in known or not known else True
