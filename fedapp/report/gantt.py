@@ -109,7 +109,7 @@ def draw_timeline(
 
 
 def _shown(activity: Activity, since: float | None, until: float | None) -> Activity:
-    """Return the activity that is drawn: between the given times, or so long that tasks are wide enough to be seen."""
+    """Return the activity between the given times, or the last part, with tasks wide enough to be seen."""
     if since is not None or until is not None:
         first = activity.start if since is None else since
         last = activity.end if until is None else until

@@ -1,4 +1,4 @@
-"""One run of the study: a method, with or without safeguards, under an attack; and what comes of it."""
+"""One run of the study: a method, with or without safeguards, under an attack; and its final accuracy."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from studies.attacks.problem import divided, keys_of, normalised, pictures, plai
 ROUNDS = 20
 FOREVER = 1e9  # seconds: clients in this process always answer
 
-# What all runs share. Task times are those of F80: the slowest client takes about five times as long as the fastest.
+# Keys of all runs. Task times are those of F80: the slowest client takes about five times as long as the fastest.
 BASE: Mapping[str, object] = {
     "lr": 0.3,
     "batch_size": 16,
@@ -36,7 +36,7 @@ class Method:
     aggregations : callable
         Returns the number of rounds or aggregations, given C: about ``ROUNDS`` x C contributions of clients.
     with_rule : callable
-        Returns what a robust rule asks for in place of these keys, given C and the number of hostile clients.
+        Returns the keys that replace these under a robust rule, given C and the number of hostile clients.
     """
 
     strategy: str
@@ -87,7 +87,7 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-# With which protection a method runs. The robust rule is for clients that count alike.
+# The protection of a run. The robust rule needs clients that count alike.
 OFF, ON, RULE = "off", "on", "trimmed-mean"
 MODES = (OFF, ON, RULE)
 TAKES_RULE = ("fedavg", "fedavg, momentum", "fedavg, adam", "fedprox", "async-fedavg", "fedbuff")
@@ -100,7 +100,7 @@ class Cell:
     Attributes
     ----------
     division : str
-        How the rows are divided over clients (studies/attacks/problem.py).
+        Division of the rows over clients (studies/attacks/problem.py).
     clients, hostile : int
         C, and how many of them are hostile. They are the fastest.
     method, mode, attack : str
@@ -120,7 +120,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """All of it, in one line."""
+        """All fields, in one line."""
         return "/".join(map(str, astuple(self)))
 
     def keys(self) -> dict[str, object]:

@@ -33,20 +33,20 @@ RANDOM, CONSTANT = 1.0, 1.0  # deviation of each random value, and every value o
 
 @dataclass
 class Lie:
-    """What a hostile client could send: the model that it was sent, and what it has trained.
+    """The material of a hostile client's reply: the model that it was sent, and the one that it trained.
 
     Attributes
     ----------
     layout : Layout
-        Of the model.
+        Layout of the model.
     buffers : Buffers
-        Which of its values are running statistics and counters.
+        Positions of running statistics and counters in the model.
     base, model : Vector
         The model that was sent, and the trained one (D,).
     first : Vector
         Δ (D,) of this client's first task.
     rng : numpy.random.Generator
-        Of this client and task.
+        Generator of this client and task.
     """
 
     layout: Layout
@@ -101,18 +101,18 @@ def _honest(lie: Lie) -> Vector:
 
 @dataclass(frozen=True)
 class Attack:
-    """What hostile clients do.
+    """An attack: the replies, labels and sizes of hostile clients.
 
     Attributes
     ----------
     words : str
-        As the table and the page name it.
+        Name of the attack in the table and the page.
     sends : callable, optional
         Returns the model (D,) that is sent in place of the trained one; None: there is no answer at all.
     flips : bool
-        Whether they train on flipped labels: K − 1 − y of K classes.
+        Whether hostile clients train on flipped labels: K − 1 − y of K classes.
     size : int
-        Number of examples that they report; 0: the true one.
+        Number of examples that hostile clients report; 0: the true one.
     statistics : bool
         Whether the attack is on running statistics, and so on a model that has some.
     """
@@ -148,11 +148,11 @@ class HostileGrid(VectorizedGrid):
     num_supernodes : int
         Number of nodes; node i + 1 has partition i.
     attack : Attack, optional
-        What the hostile clients do; by default nothing.
+        The attack; None: hostile clients behave as the others do.
     hostile : sequence of int
-        Their partitions.
+        Partitions of the hostile clients.
     seed : int
-        Of what they draw.
+        Seed of the hostile clients' random values.
     """
 
     def __init__(self, num_supernodes: int, attack: Attack | None, hostile: Sequence[int], seed: int) -> None:
@@ -163,11 +163,11 @@ class HostileGrid(VectorizedGrid):
         self._tasks = 0
 
     def can_sum(self, request: SumRequest) -> bool:
-        """Return False: what hostile clients send is in messages."""
+        """Return False: the updates of hostile clients are in messages."""
         return False
 
     def can_work(self, request: WorkRequest) -> bool:
-        """Return False, likewise."""
+        """Return False: the updates of hostile clients are in messages."""
         return False
 
     def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
@@ -210,7 +210,7 @@ class HostileGrid(VectorizedGrid):
         layout, node = Layout.of(sent), request.metadata.dst_node_id
         try:
             model = layout.to_vector(trained)
-        except ArraysMismatchError:  # the attack has led to a model on which nobody can train
+        except ArraysMismatchError:  # the attack has led to a model on which no client can train
             return reply
         self._tasks += 1
         lie = Lie(

@@ -22,11 +22,11 @@ class Row:
     Attributes
     ----------
     honest, attacked : mapping of str to float
-        With honest clients only, and under the attack; for ``HONEST`` the same.
+        Accuracy with honest clients only, and under the attack; equal for ``HONEST``.
     lowest : mapping of str to float
-        Under the attack, of the worst seed.
+        Accuracy of the worst seed under the attack.
     seeds : int
-        How many there are.
+        Number of seeds.
     """
 
     division: str
@@ -170,7 +170,7 @@ def _left(rows: list[Row], mode: str) -> list[float]:
 
 
 def write_table(path: Path, rows: list[Row]) -> None:
-    """Write the table: what it is of, what honest clients reach, and what is reached under the attack."""
+    """Write the table: the federation, method and attack, then accuracies of honest clients and under the attack."""
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(

@@ -121,7 +121,7 @@ def _show(whole: JsonObject, out: Path) -> None:
 
 
 def _named(names: list[str], most: int) -> tuple[list[Workload], list[Workload]]:
-    """Return what is compared, and what is drawn as curves, with so many clients at most."""
+    """Return the workloads to compare, and those to draw as curves, with at most ``most`` clients."""
     small = [scaled(number, small=True) for number in SMALL_SCALES if number <= most and SMALL in names]
     scales = [scaled(number) for number in SCALES if number <= most and SCALING in names]
     return [WORKLOADS[name] for name in names if name in WORKLOADS] + small, scales

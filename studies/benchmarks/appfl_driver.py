@@ -25,8 +25,8 @@ from torch.utils.data import TensorDataset
 from strategies.timing.time_scenario import TimeScenario
 from studies.benchmarks.job import Job, Log, accuracy, load_rows
 
-# Said, though they are off by themselves: OmegaConf looks for names like one that isn't there each time it is asked
-# for, a sixth of the whole.
+# Options that are given though they are off by default: for a missing option OmegaConf searches similar names at
+# every access, which takes a sixth of the time.
 UNUSED = (
     "optimize_memory",
     "clip_grad",
@@ -48,7 +48,7 @@ def run(job: Job) -> Log:
 
 
 class AppflDriver(AsyncSimDriver):
-    """Its driver, which notes when an aggregation is complete, and evaluates as this benchmark does."""
+    """APPFL's driver, which also marks each complete aggregation, and evaluates as this benchmark does."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.log = job, Log()
@@ -64,7 +64,7 @@ class AppflDriver(AsyncSimDriver):
             client = AppflClient(client_config(job), self.model, client_id=str(number), client_dataset=rows)
             steps = -(-len(rows) // job.batch_size)
             profiles[client.get_id()] = ClientProfile(float(times[number]) / steps, bandwidth=0)
-            # A number with a fraction, which its signature doesn't foresee and its arithmetic takes.
+            # The signature says int; the arithmetic takes a float, too.
             server.set_sample_size(client.get_id(), float(times[number] * sizes[number]))
             clients.append(client)
         super().__init__(
@@ -81,7 +81,7 @@ class AppflDriver(AsyncSimDriver):
 
 
 class AppflServer(SimServerAgent):
-    """Its server, with a model of ours; its own way to one is the path of a file."""
+    """APPFL's server with the job's model; APPFL itself loads a model from a file."""
 
     def __init__(self, config: OmegaConf, model: nn.Module) -> None:
         self._of_ours = model
@@ -92,7 +92,7 @@ class AppflServer(SimServerAgent):
 
 
 class AppflClient(SimClientAgent):
-    """Its client, likewise."""
+    """APPFL's client with the job's model."""
 
     def __init__(self, config: OmegaConf, model: nn.Module, **others: object) -> None:
         self._of_ours = model
@@ -106,7 +106,7 @@ class AppflClient(SimClientAgent):
 
 
 def server_config(job: Job, alpha: float) -> OmegaConf:
-    """Return what the server is told."""
+    """Return the config of APPFL's server."""
     aggregator = {
         "alpha": alpha,
         "staleness_fn": "constant",
@@ -127,7 +127,7 @@ def server_config(job: Job, alpha: float) -> OmegaConf:
 
 
 def client_config(job: Job) -> OmegaConf:
-    """Return what a client is told."""
+    """Return the config of APPFL's clients."""
     training = {
         "trainer": "VanillaTrainer",
         "mode": "epoch",

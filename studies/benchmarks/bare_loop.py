@@ -19,7 +19,7 @@ State = dict[str, Tensor]
 def run(job: Job) -> Log:
     """Run a job."""
     torch.set_num_threads(job.threads)
-    # What dropout draws from.
+    # The random stream of dropout.
     torch.manual_seed(streams.whole_number(job.seed, "bare-dropout"))  # noqa: TID251
     return Loop(job).run_asynchronous() if job.server_lr else Loop(job).run_rounds()
 
@@ -98,11 +98,11 @@ class Loop:
 
 
 def moving(model: nn.Module) -> State:
-    """Return the model's arrays, but for those that are frozen."""
+    """Return the model's arrays without the frozen ones."""
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     return {name: value for name, value in model.state_dict().items() if name not in frozen}
 
 
 def copy_of(model: nn.Module) -> State:
-    """Return the same, apart from the model."""
+    """Return copies of the model's arrays without the frozen ones."""
     return {name: value.clone() for name, value in moving(model).items()}

@@ -1,6 +1,6 @@
 """FedAvg by hand in PyTorch: the gradients of a dense network written out, as batched products over clients.
 
-Of dense models only. Clients are divided over threads, each of which works on a few of them at a time: torch's own
+For dense models only. Clients are divided over threads, each of which works on a few of them at a time: torch's own
 threads within a product took 1.2 times as long here.
 """
 

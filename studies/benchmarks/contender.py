@@ -8,7 +8,7 @@ from pathlib import Path
 
 from studies.benchmarks.job import Job
 
-# What each kind runs; any other is an engine of this app, or ``WORKERS``.
+# The module, and function, of each kind of contender; any other kind is an engine of this app, or ``WORKERS``.
 MODULES = {
     "bare": "bare_loop",
     "stock": "stock_flower",
@@ -27,7 +27,7 @@ WORKERS = "workers"
 
 
 def main(kind: str, job_path: str, log_path: str) -> None:
-    """Run a job the way ``kind`` says, one of those above; write its log."""
+    """Run a job as a kind of contender (``MODULES``, an engine, or ``WORKERS``); write its log."""
     job = Job.read(Path(job_path))
     # Imported here, by name: Ray's processes import the module as well, and each contender only its own.
     if kind in MODULES:

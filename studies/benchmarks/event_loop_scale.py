@@ -39,7 +39,7 @@ LATE, LEAVING = (
 OPTIONS: dict[str, dict[str, Any]] = {
     "async-fedavg": {"server_lr": 1e-4},
     "fedfix": {"fedfix_interval": 60.0},
-    # Time-based weights play the schedule through whenever a device comes or goes: seconds, with so many.
+    # Time-based weights simulate the schedule whenever a device comes or goes, which takes seconds in a large fleet.
     "fedbuff": {"buffer_size": 100, "aggregation_weights": "identical"},
 }
 
@@ -165,11 +165,11 @@ class FleetGrid(LocalGrid):
 
 @dataclass
 class LoopReport:
-    """What the server did."""
+    """The measurements of the server."""
 
     strategy: str
     devices: int
-    cpu_seconds: float  # of the server and of the stub's devices
+    cpu_seconds: float  # CPU seconds of the server and of the stub's devices
     virtual_hours: float
     aggregations: int
     arrivals: int
@@ -178,7 +178,7 @@ class LoopReport:
     peak_memory: int  # bytes, of the whole process
     staleness_mean: float
     staleness_max: int
-    starved: list[int]  # devices there for long, without a contribution in a stretch of that length
+    starved: list[int]  # devices with time for ten tasks or more that contributed less than a fifth of them
     fairness: tuple[
         float, float, float
     ]  # contributions over those it had time for: 1st, 50th, 99th percentile

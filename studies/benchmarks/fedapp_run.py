@@ -13,7 +13,7 @@ from studies.benchmarks.job import Job, Log
 
 
 def run(job: Job, engine: str, workers: int = 0) -> Log:
-    """Run a job on an engine of ``run_simulation.py``, on Ray in so many workers; 0: in this process."""
+    """Run a job on an engine of ``run_simulation.py``; ``workers``: number of workers on Ray, 0: in this process."""
     log = Log()
 
     class Times(Observer):

@@ -101,10 +101,10 @@ class StretchOfRows(BasicPartitioner):
 
 
 class FlgoTimes(BasicSimulator):
-    """How long clients take, in whole units."""
+    """The latencies of clients, in whole units of time."""
 
     def initialize(self) -> None:
-        """Set them, once and for all."""
+        """Set the latencies, which stay."""
         self.set_variable(self.all_clients, "latency", [each - 1 for each in units(len(self.all_clients))])
 
 
@@ -112,7 +112,7 @@ class FlgoServer(AsyncServer):
     """Adds d_i times a client's change."""
 
     def initialize(self) -> None:
-        """Take what belongs to the job; called when clients and model are there."""
+        """Read the job and work out the weights; FLGo calls this when clients and model are there."""
         self.log, self.job = Log(), Job.read(Path("job.json"))
         self.test_rows = load_rows(self.job.data, "test")
         sizes = np.array([client.datavol for client in self.clients])
@@ -151,7 +151,7 @@ class FlgoClient(BasicClient):
 
 
 class AsynchronousFedAvg:
-    """What FLGo takes for an algorithm."""
+    """An algorithm in the form that FLGo expects."""
 
     Server, Client = FlgoServer, FlgoClient
 

@@ -39,8 +39,8 @@ QUICKSTART = Path(__file__).with_name("quickstart")
 MEASURED = Path(__file__).with_name("flower_run.json")  # behind the figures of docs/scale.md
 CONTENDERS = ("auto", "ray", "quickstart")  # this app by the key `engine`; Flower's app
 STARTS = ("cold", "warm")
-MARKS = "flwr-run "  # what marks in docs/scale.md begin with: flwr-run seconds: W1-cold auto
-LINES = 25  # of a failed command's output
+MARKS = "flwr-run "  # prefix of marks in docs/scale.md: flwr-run seconds: W1-cold auto
+LINES = 25  # last lines of a failed command's output that are shown
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -192,7 +192,7 @@ def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> Jso
 
 
 def accuracy_of(name: str, folder: Path) -> float:
-    """Return what a run reached."""
+    """Return the accuracy that a run reached."""
     if name == "quickstart":
         return float((folder / "accuracy").read_text("utf-8"))
     summary = json.loads((folder / "run" / "summary.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""What the loops that an expert writes by hand share: FedAvg on arrays, all participants of a round at once."""
+"""The base of the hand-written loops: FedAvg on arrays, all participants of a round at once."""
 
 from abc import ABC, abstractmethod
 
@@ -16,7 +16,7 @@ class HandWritten(ABC):
     Raises
     ------
     ValueError
-        If they haven't.
+        If clients have different numbers of rows, or the job is asynchronous.
     """
 
     def __init__(self, job: Job) -> None:

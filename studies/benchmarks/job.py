@@ -1,4 +1,4 @@
-"""What a contender is told, and what it leaves behind: two JSON files between its process and the harness."""
+"""The job of a contender and its log: two JSON files between its process and the harness."""
 
 import json
 import time
@@ -39,7 +39,7 @@ class Job:
     server_lr : float
         0: rounds. Else asynchronous FedAvg with time-based weights and this learning rate of the server.
     threads : int
-        Of loops by hand and of peers.
+        Threads of hand-written loops and of peers.
     """
 
     data: str
@@ -64,32 +64,32 @@ class Job:
         path.write_text(json.dumps(asdict(self)), "utf-8")
 
     def stream_of_batches(self) -> np.random.Generator:
-        """Return what loops that are written by hand draw batches from."""
+        """Return the random stream from which hand-written loops draw batches."""
         return streams.generator(self.seed, "bare-batches")
 
     def stream_of_participants(self) -> np.random.Generator:
-        """Return what they draw participants from."""
+        """Return the random stream from which hand-written loops draw participants."""
         return streams.generator(self.seed, "bare-participants")
 
     def initial_model(self, x: Tensor) -> nn.Module:
-        """Return what all contenders start from, for inputs such as these (N, C, H, W)."""
+        """Return the model that all contenders start from, for inputs of the shape of x (N, C, H, W)."""
         shape = tuple(x.shape[1:])
         return build_model(self.model, kind="image", input_shape=shape, num_classes=10, seed=self.seed)
 
     def evaluates(self, aggregation: int) -> bool:
-        """Say whether the model after so many aggregations is evaluated."""
+        """Return True if the model after ``aggregation`` aggregations is evaluated."""
         return aggregation == self.rounds or aggregation > 0 == aggregation % self.evaluate_every
 
 
 @dataclass
 class Log:
-    """Of a run: when each aggregation was complete (``time.time()``; first the initial model), and accuracies."""
+    """The log of a run: ``time.time()`` at the initial model and after each aggregation, and accuracies."""
 
     marks: list[float] = field(default_factory=list)
     accuracy: dict[int, float] = field(default_factory=dict)
 
     def mark(self) -> None:
-        """An aggregation is complete."""
+        """Note that an aggregation is complete."""
         self.marks.append(time.time())
 
     @classmethod

@@ -13,7 +13,7 @@ from studies.benchmarks.job import Job, Log
 
 ROOT = Path(__file__).parents[2]
 POLL = 0.5  # seconds between two looks at the memory
-LINES = 25  # of its output, shown if it fails
+LINES = 25  # last lines of a failed contender's output that are shown
 
 
 class ContenderError(RuntimeError):
@@ -22,19 +22,19 @@ class ContenderError(RuntimeError):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of one run.
+    """The measurements of one run.
 
     Attributes
     ----------
     seconds : float
-        Per aggregation, without the first ones and the last.
+        Seconds per aggregation, without the first ``warmup`` and the last.
     startup : float
-        Seconds from the start of the process to the first aggregation, with what the first ones take longer.
+        Seconds from the start of the process to the first aggregation, plus the extra time of the first ones.
     memory : int
         Bytes: largest sum of the resident sets of all processes of the contender; pages that its processes share
         count in each of them.
     accuracy : dict
-        By aggregation.
+        Accuracy by aggregation.
     """
 
     seconds: float

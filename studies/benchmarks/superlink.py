@@ -1,4 +1,4 @@
-"""What one SuperLink takes: rounds of this app on a deployment of this machine, per number of devices and model.
+"""The load of one SuperLink: rounds of this app on a deployment of this machine, per number of devices and model.
 
     python -m studies.benchmarks.superlink --nodes 2 4 8 16
     python -m studies.benchmarks.superlink --workers --nodes 2 4 8
@@ -54,7 +54,7 @@ IDLE = 20.0  # seconds after the run in which devices only ask for messages
 TIMEOUT = 900.0  # seconds of a run
 TICK = os.sysconf("SC_CLK_TCK")
 SERVER_APP, CLIENT_APP = "flwr-serverapp", "flwr-clientapp"
-# What an exchange is made of: messages, their objects, and that they have arrived; polls find messages or don't.
+# The requests of an exchange: messages, their objects, and confirmations; polls aren't counted.
 REQUEST = re.compile(
     rb"POST /v1/(?:fleet|runtime)/(?:push-messages|push-object|pull-object|confirm-message-received)"
 )
@@ -62,7 +62,7 @@ REQUEST = re.compile(
 
 @dataclass(frozen=True)
 class Mark:
-    """When a round was reported (seconds), CPU seconds used so far by who takes part, and requests so far."""
+    """The time at which a round was reported (seconds), CPU seconds so far by process, and requests so far."""
 
     time: float
     superlink: float
@@ -73,7 +73,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one deployment; CPU seconds, and memory in MiB (0 where there is no such process).
+    """The measurements of one deployment; CPU seconds, and memory in MiB (0 without such a process).
 
     Attributes
     ----------
@@ -82,16 +82,16 @@ class Result:
     superlink_cpu, server_app_cpu, device_cpu : float
         Per exchange, after the first round.
     idle_cpu : float
-        Of the SuperLink, per second and device that waits for work.
+        CPU seconds of the SuperLink per second and device that waits for work.
     memory : dict
         Largest resident set of the SuperLink, its SuperExec and the ServerApp, and of one device's SuperNode (with
         its SuperExec), ClientApp and worker.
     database : float
         The SuperLink's database while it runs, its log included.
     kind : str
-        What is special about the devices: ``workers``, ``unpacked``.
+        Kind of the devices: ``workers``, ``unpacked``, or empty.
     requests : float
-        To the SuperLink, per exchange, after the first round, polls aside; 0 where they weren't counted.
+        Requests to the SuperLink per exchange, after the first round, without polls; 0 if they weren't counted.
     """
 
     devices: int

@@ -28,7 +28,7 @@ CONTENDERS: dict[str, tuple[str, int, str]] = {
     "flgo": ("flgo", 1, "FLGo"),
     "pfl": ("pfl", 2, "pfl-research"),
 }
-# What those are written in that need more than this project does.
+# Packages that some contenders need, beyond this project's own requirements.
 PACKAGES = {"jax": "jax", "appfl": "appfl", "flgo": "flgo", "pfl": "pfl"}
 ASYNCHRONOUS = ("appfl", "flgo")  # written for asynchronous FedAvg alone
 DEFAULT_CONTENDERS = ("bare-1", "bare-2", "stock", "simulate", "ray", "vectorized")
@@ -55,7 +55,7 @@ class Workload:
     warmup : int
         Aggregations at the start that aren't timed.
     server_lr : float
-        Of asynchronous FedAvg; 0: synchronous.
+        Learning rate of the server in asynchronous FedAvg; 0: synchronous.
     without : tuple of str
         Contenders that can't do it, or would take too long.
     evaluate_every : int
@@ -213,7 +213,7 @@ MOST_CLIENTS = {
 
 
 def scaled(num_clients: int, *, small: bool = False) -> Workload:
-    """Return W1 with so many clients of ten samples each; ``small``: of 8x8 pixels."""
+    """Return W1 with ``num_clients`` clients of ten samples each; ``small``: of 8x8 pixels."""
     without = tuple(name for name, most in MOST_CLIENTS.items() if num_clients > most)
     return replace(
         WORKLOADS["W1"],
@@ -244,7 +244,7 @@ class Data:
     Parameters
     ----------
     folder : Path
-        Where to.
+        The folder.
     images : Path, optional
         An .npz file of images in 10 classes, with test rows, to take in place of generated ones: 28x28, or 32x32 in
         colour, as CIFAR-10 is.
@@ -252,7 +252,7 @@ class Data:
     Raises
     ------
     DataError
-        If it isn't one.
+        If the file isn't such an .npz file.
     """
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:

@@ -104,11 +104,11 @@ class Problem:
     task_seconds : sequence of float
         Without rounds: the seconds that each client's tasks take, by which the arrivals came about.
     task_steps : sequence of sequence of int
-        Where the server sets them, local steps of each arrival's task, in the place of K_i; else empty.
+        If the server sets local steps: those of each arrival's task, which replace K_i; else empty.
     returns : str
         ``global``, or ``global and personal``: the global model and below it the personal one of each client.
     models : array (T, D) or (T, 1 + C, D)
-        What has come out after each step.
+        The models after each step.
     tolerance : float
         The largest absolute difference of an entry with which an implementation in float64 passes.
     """
@@ -162,7 +162,7 @@ def load(method: str) -> Problem:
     Raises
     ------
     ValueError
-        If there is none of this name.
+        If there is no problem of this name.
     """
     path = FOLDER / f"{method}.json"
     if not path.is_file() or path.name == ROWS:
@@ -171,7 +171,7 @@ def load(method: str) -> Problem:
 
 
 def built(told: Mapping[str, Any], rows: Mapping[str, Any]) -> Problem:
-    """Return the problem that a method's file and that of the rows describe."""
+    """Return the problem that a method's file and the file of rows describe."""
     clients = [Client(np.array(each["x"]) / rows["divisor"], np.array(each["y"])) for each in rows["clients"]]
     asynchronous = "arrivals" in told
     steps: list[list[Any]] = told["participants"] if not asynchronous else []

@@ -67,7 +67,7 @@ def check(make: Callable[[Problem], Implementation], method: str, tolerance: flo
     method : str
         The problem's name.
     tolerance : float, optional
-        By default the problem's, which is meant for float64. An implementation in float32 has 1e-6.
+        By default the problem's tolerance, which is meant for float64. For float32 1e-6 is suitable.
 
     Raises
     ------

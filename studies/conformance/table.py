@@ -1,4 +1,4 @@
-"""Which implementations pass: the table of those that are known here and installed, or of anybody's."""
+"""The table of implementations that pass: the known ones that are installed, or those of other adapters."""
 
 import importlib
 import os
@@ -24,18 +24,18 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """What was found of one set of implementations.
+    """The verdicts on one set of implementations.
 
     Attributes
     ----------
     title : str
-        Its name and version.
+        Name and version of the implementations.
     verdicts : dict of str to Verdict or str
         By the problem's name; the error's first line where the implementation raised one.
     missing : str
-        Why there are none; "" if there are.
+        Why there are no verdicts; "" if there are.
     tolerance : float, optional
-        The adapter's own.
+        Tolerance that the adapter sets in place of the problems'.
     """
 
     title: str
@@ -104,7 +104,7 @@ def silent() -> Iterator[None]:
 
 
 def cell(found: Verdict | str | None) -> str:
-    """Return what a cell says."""
+    """Return the text of a cell."""
     if found is None:
         return NONE
     if isinstance(found, str):
@@ -113,7 +113,7 @@ def cell(found: Verdict | str | None) -> str:
 
 
 def markdown(columns: Sequence[Column], methods: Sequence[str]) -> str:
-    """Return the table: a row for each problem that somebody has.
+    """Return the table: a row for each problem that has an implementation.
 
     A cell has the largest difference if the implementation passes, else the first step that differs, and by how much.
     """
