@@ -12,7 +12,7 @@ from fedapp.sweeps.plan import METRICS, SEED, Strict, unmeasured
 from fedapp.sweeps.point import LABEL, Axis, PlannedRun
 from strategies import REGISTRY, AsynchronousStrategy
 
-# What a method's table has beside keys of the run config.
+# Fields of a method's table that aren't keys of the run config.
 WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH = "why", "same-upwards", "only-upwards", "search"
 NOT_KEYS = (WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH)
 
@@ -34,7 +34,7 @@ class Side(Strict):
     Attributes
     ----------
     name : str
-        What it is called in the picture.
+        Title of the side in the picture.
     values : list
         Tables with a ``label`` and keys of the run config.
     """
@@ -68,15 +68,15 @@ class Search(Strict):
     Attributes
     ----------
     key : str
-        What every method tunes, beside the keys of its own ``search``.
+        Key that every method tunes, beside the keys of its own ``search``.
     keys : dict
         Keys of the tuning runs alone, such as ``test-on``: they win over ``base``.
     tries : int
         Candidates of each method that the halving begins with.
     seed : int
-        Of their draw.
+        Seed of the draw of these candidates.
     steps : int
-        Of the walk from the best candidate, at most.
+        Most steps of the walk from the best candidate.
     most : dict
         The largest value of a key that has none in the run config, such as a buffer's size.
     """
@@ -91,7 +91,7 @@ class Search(Strict):
 
 
 class MapProblem(Strict):
-    """What is trained, the value of the metric that methods run for, and the values that are tried in tuning.
+    """A problem: its keys, the target value of the metric, and the values that are tried in tuning.
 
     Attributes
     ----------
@@ -107,14 +107,14 @@ class MapProblem(Strict):
 
 
 class MapRule(Strict):
-    """When a method wins; fixed before the runs.
+    """The rule by which a method wins, fixed before the runs.
 
     Attributes
     ----------
     text : str
         The rule in words.
     level : float
-        Of the two-sided paired t-tests over the judged seeds, for all cells and measures together.
+        Significance level of the two-sided paired t-tests over the judged seeds, for all cells and measures together.
     """
 
     text: str
@@ -122,7 +122,7 @@ class MapRule(Strict):
 
 
 class Smaller(Strict):
-    """What ``--quick`` leaves: labels, problems, methods, values to try, seeds; ``base`` wins over the plan's."""
+    """The part of the plan that ``--quick`` keeps; values in ``base`` replace the plan's."""
 
     note: str
     base: dict[str, Value] = Field(default_factory=dict)
@@ -142,7 +142,7 @@ class MapPlan(Strict):
     Attributes
     ----------
     metric : str
-        What runs are judged by.
+        The metric by which runs are judged.
     base : dict
         Keys of the run config, and ``num-clients``, of all runs.
     across, upwards : Side
@@ -156,7 +156,7 @@ class MapPlan(Strict):
         says where they are. ``only-upwards`` lists the labels upwards of the cells that a method is in, if
         not in all. ``search`` has values of further keys, tuned together with the map's.
     seeds : list of int
-        Those that are judged.
+        The seeds on which methods are judged.
     """
 
     title: str
@@ -286,10 +286,12 @@ class MapPlan(Strict):
         Raises
         ------
         ConfigError
-            If the file doesn't say what that is, or names what isn't there.
+            If the file has no table [quick], or the table names a label, problem or method that the plan lacks.
         """
         if self.quick is None:
-            raise ConfigError("--quick: the file has no [quick] that says what it leaves")
+            raise ConfigError(
+                "--quick: the map's file has no [quick], the table that says which part of the map to keep"
+            )
         quick = self.quick
         upwards = _kept(self.upwards.labels, quick.upwards, "quick.upwards")
         kept = [self.upwards.labels.index(label) for label in upwards]
@@ -364,7 +366,7 @@ def candidate_text(candidate: Candidate | None) -> str:
 
 
 def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], upwards: Sequence[str]) -> None:
-    """Refuse a method's table that can't be meant."""
+    """Refuse a method's table with values that contradict each other or the map."""
     strategy = own.get("strategy")
     if not isinstance(strategy, str):
         raise ValueError(f"methods.{name}: has no strategy")

@@ -30,7 +30,7 @@ WON, CLOSE, UNREACHED, INCOMPLETE, NONE = "won", "not told apart", "not reached"
 
 @dataclass(frozen=True)
 class Win:
-    """What came of a cell by one measure.
+    """The outcome of a cell by one measure.
 
     Attributes
     ----------
@@ -43,9 +43,9 @@ class Win:
     runner_up : str
         The best of the others; empty without one.
     by : float
-        How far it is behind: the ratio of its time to the winner's, or the difference of the means. NaN without one.
+        The runner-up's distance: its time over the winner's, or the difference of the means. NaN without a runner-up.
     at_least : bool
-        Whether that is a bound, as the runner-up didn't reach the target on every seed.
+        Whether ``by`` is a lower bound, as the runner-up didn't reach the target on every seed.
     p : float
         The largest p-value of the best one's comparisons; NaN without one.
     by_rival : mapping of str to float
@@ -176,7 +176,7 @@ def interval(differences: Array, level: float) -> tuple[float, float]:
 
 
 def _merit(plan: MapPlan, each: MapScore, measure: Measure) -> Array:
-    """Return what is better the higher it is, for each judged seed."""
+    """Return the score of each judged seed, higher is better."""
     if measure == "mean":
         return sign_of(plan.metric) * np.array(each.means)
     return -np.log(np.maximum(np.minimum(each.times, plan.budget), 1e-9))

@@ -1,4 +1,4 @@
-"""What each method came to in each cell: the values found in tuning, and the measures on the judged seeds."""
+"""The score of each method in each cell: the values found in tuning, and the measures on the judged seeds."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ Curves = Mapping[str, MapCurve]
 
 @dataclass(frozen=True)
 class MapScore:
-    """A method in a cell.
+    """The score of a method in a cell.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class MapScore:
     times : tuple of float
         Virtual seconds to the target on each judged seed; infinite where it wasn't reached.
     means : tuple of float
-        Mean of the metric over the time budget on each.
+        Mean of the metric over the time budget on each judged seed.
     diverged : int
         Judged runs that diverged.
     is_complete : bool
@@ -66,7 +66,7 @@ class MapScore:
 
 
 def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
-    """Return what a method came to in a cell."""
+    """Return the score of a method in a cell."""
     tuning = tune(plan, spot, method, curves)
     if tuning.best is None:
         return MapScore(method, is_complete=not tuning.wanted)

@@ -1,4 +1,4 @@
-"""How a method is tuned in a cell: tries drawn at random, halved, then a walk.
+"""The tuning of a method in a cell: candidates drawn at random, successive halving, then a walk.
 
 Each method has the same number of tries, drawn once from the product of its values. All are run on the first tuning
 seed, the better half of them on the second, a quarter on the third. From the best of those that ran on every seed the
@@ -6,7 +6,7 @@ walk goes on: each of its keys one value down and one up, past the end of the va
 behind on the seeds so far is dropped; the best of those ahead on all seeds takes the place of the best, whose
 neighbours are tried next. The walk ends where no neighbour is ahead, so that no best value is the end of a grid.
 
-What is to be run next follows from the curves alone: a search that was stopped goes on where it was.
+The next runs follow from the curves alone, so that a search that was stopped goes on where it was.
 """
 
 import math
@@ -28,14 +28,14 @@ DOWN, UP = -1, 1
 
 @dataclass(frozen=True)
 class Tuning:
-    """How far a method's tuning in a cell has come.
+    """The state of a method's tuning in a cell.
 
     Attributes
     ----------
     wanted : tuple of (Candidate, int)
         Runs to make next, each a candidate on a seed; empty at the end.
     best : Candidate, optional
-        At the end: what is taken; None if every candidate diverged.
+        The best candidate, at the end; None if every candidate diverged.
     is_open : bool
         Whether the walk took all its steps and the last one was still ahead: a better value may be beyond.
     """
@@ -58,7 +58,7 @@ def candidates(plan: MapPlan, problem: str, method: str) -> list[Candidate]:
 
 
 def tune(plan: MapPlan, spot: Spot, method: str, curves: Mapping[str, MapCurve]) -> Tuning:
-    """Return what a method's tuning in a cell wants next, or what it came to."""
+    """Return the runs that a method's tuning in a cell needs next, or its result."""
     own = _Race(plan, spot, method, curves)
     drawn = candidates(plan, spot.problem, method)
     if wanted := own.halving(drawn):
@@ -149,7 +149,10 @@ class _Race:
 
 
 def beside(values: Sequence[float], value: float, by: int) -> float | None:
-    """Return the value before (−1) or after (+1) one of some values that go on as they began; None if they can't."""
+    """Return the value before (−1) or after (+1) one of some values, which are extrapolated past their ends.
+
+    None if they can't be extrapolated.
+    """
     ladder = sorted(values)
     while value not in ladder:
         further = _further(ladder, UP if value > ladder[-1] else DOWN)

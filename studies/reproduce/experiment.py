@@ -51,20 +51,20 @@ _OTHERS = "was measured from other settings or data than these"
 
 @dataclass(frozen=True)
 class Results:
-    """What a report is made from.
+    """The input of a report.
 
     Attributes
     ----------
     planned : sequence of PlannedRun
         Every point of the grid; where an axis is tuned, those that are known to be wanted.
     runs : Runs
-        Those whose run is there, in the order of the grid.
+        The planned points whose run is there, in the order of the grid.
     numbers : dict
-        What was measured beside the curves.
+        Named numbers that were measured beside the curves.
     measured : mapping
-        When, with what and in how many ``seconds``.
+        Date, versions, machine and ``seconds`` of that measurement.
     absent : mapping of str to str
-        What couldn't be run or measured, and why.
+        Names of runs and numbers that are missing, each with the reason.
     """
 
     planned: Sequence[PlannedRun]
@@ -84,9 +84,9 @@ class Results:
         return cls(planned, runs, numbers, stored.measured, absent)
 
     def missing(self, **labels: Value | Sequence[Value]) -> str:
-        """Say what isn't there of the planned points with these labels, as `Runs.where` takes them; empty: nothing.
+        """Say which planned points with these labels have no run, as `Runs.where` takes them; empty if all have one.
 
-        Of each label of a list there has to be one: what isn't planned is missing too.
+        A label of a list that no planned point has is missing, too.
         """
         planned = [each for each in self.planned if has_labels(each, labels)]
         for axis, wanted in labels.items():
@@ -120,7 +120,7 @@ def reporter_of(plan: Plan) -> _Reporter:
 
 
 def measurer_of(plan: Plan) -> _Measurer | None:
-    """Return the measuring function beside it, if there is one."""
+    """Return the function that measures the numbers of a plan's report; None without one."""
     found: _Measurer | None = _beside(plan, "measure")
     return found
 
@@ -137,12 +137,12 @@ def _sources_of(plan: Plan, runs: Runs) -> dict[str, str]:
 
 
 def _from_others(stored: Stored, sources: Mapping[str, str]) -> list[str]:
-    """Return the numbers that were measured from something else; one of which it isn't known is taken as it is."""
+    """Return the names of numbers that were measured from other sources; without recorded sources they are kept."""
     return [name for name, own in sources.items() if stored.sources.get(name, own) != own]
 
 
 def digest(*sources: Any) -> str:
-    """Return a hash of what numbers are measured from, as JSON holds it."""
+    """Return a hash of the sources of a measurement, which JSON can hold."""
     return hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -187,7 +187,9 @@ def collect(
     wanted = {each.key for each in plan.runs(data_path, stored.curves)}
     for key in stored.curves.keys() - wanted:
         del stored.curves[key], stored.seeds[key]
-    there = {each.name for each in stored.curves.values()}  # what diverged has failed, and is there
+    there = {
+        each.name for each in stored.curves.values()
+    }  # a run that diverged has failed, and has its curves
     stored.absent = {
         name: _without(reason, data_path, str(folder))
         for name, reason in sorted((failures or {}).items())
@@ -206,7 +208,7 @@ def collect(
 
 
 def _measure(plan: Plan, stored: Stored, before: Stored, folder: Path, data_path: str) -> list[str]:
-    """Fill in the numbers, and when they were measured; return those of which it isn't known from what they are."""
+    """Fill in the numbers and when they were measured; return the names of numbers without recorded sources."""
     measure = measurer_of(plan)
     if measure is None:
         return []
@@ -248,7 +250,7 @@ def report_on(plan: Plan, folder: Path) -> Path:
 
 
 def _setting(plan: Plan, results: Results, stored: Stored) -> list[str]:
-    """Say how much of the plan is there, and under what circumstances it was made."""
+    """Return lines on the share of planned runs that are there, and their dates, versions and machines."""
     planned = len({each.key for each in results.planned})
     lines = [f"**Quick**: {plan.quick.note}. No verdicts."] if plan.quick and plan.is_quick else []
     share = f"{len(stored.curves)} of {planned} runs" if planned else ""
@@ -270,7 +272,7 @@ def _setting(plan: Plan, results: Results, stored: Stored) -> list[str]:
 
 
 def _work(stored: Stored) -> str:
-    """Say how long it took, and on which engines."""
+    """Say how long runs and measurements took, and on which engines."""
     parts = []
     if stored.curves:
         facts = [each.facts for each in stored.curves.values()]

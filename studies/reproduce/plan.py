@@ -17,13 +17,13 @@ STORED = ("mnist", "cifar10", "cifar100", "femnist", "femnist-digits", "shakespe
 
 DATA_PATH = "data-path"
 
-# Most runs are too short to be worth a checkpoint; an experiment with long ones says otherwise. Nobody looks at each
-# one's figures, which take as long as a short run.
+# Keys of all runs, which ``base`` may override. Most runs are too short for a checkpoint, and the figures of a run,
+# which aren't used, take as long as a short run.
 OF_ALL: dict[str, Value] = {"checkpoint-every": 0, "figures": False}
 
 
 class Quick(Strict):
-    """What ``--quick`` changes.
+    """The changes of ``--quick``.
 
     ``base`` wins over all else; an axis of ``grid`` and a number of ``settings`` take the place of their namesakes.
     """
@@ -35,7 +35,7 @@ class Quick(Strict):
 
 
 class Reading(Strict):
-    """How something is read here that the paper leaves open, and when that was chosen."""
+    """This project's choice where the paper leaves something open, and when the choice was made."""
 
     text: str
     chosen: str
@@ -49,9 +49,9 @@ class Scale(Strict):
     key : str
         Run-config key that says how long a run trains, as ``time-budget``.
     published : float
-        What the source has there.
+        The source's value of the key.
     least : float
-        The smallest share of it that decides the claim.
+        The least share of ``published`` with which a run decides the claim.
     """
 
     key: str
@@ -65,9 +65,9 @@ class Claim(Strict):
     Attributes
     ----------
     text : str
-        What is claimed.
+        The claim in words.
     rule : str
-        When it holds; ``{name}`` stands for a threshold.
+        The condition under which the claim holds; ``{name}`` stands for a threshold.
     thresholds : dict
         The numbers, and names of cells of the grid, that the rule rests on: reports have them from here alone.
     basis : str
@@ -113,12 +113,12 @@ class Plan(Grid):
     Attributes
     ----------
     title, source : str
-        What it reproduces, and where that is published.
+        Title of the experiment, and the publication that it reproduces.
     report : str
         ``module:function`` of `studies.reproduce` that reports on the runs; or, for a study, ``module``
         (`studies.reproduce.experiment`).
     readings : list of Reading
-        What the paper leaves open.
+        Choices where the paper leaves something open.
     claims : dict
         The parts of the published claims that are judged, by id.
     settings : dict
@@ -170,10 +170,12 @@ class Plan(Grid):
         Raises
         ------
         ConfigError
-            If the file doesn't say what that is.
+            If the file has no table [quick].
         """
         if self.quick is None:
-            raise ConfigError(f"--quick: the file of {self.title!r} has no [quick] that says what it changes")
+            raise ConfigError(
+                f"--quick: the file of {self.title!r} has no [quick], the table of what it changes"
+            )
         plan = self.model_copy(
             update={
                 "base": {**self.base, **self.quick.base},
@@ -203,7 +205,7 @@ class Plan(Grid):
     def too_short(self, claim: str) -> str:
         """Say how long the runs behind a claim train, if that is too little to decide it; empty otherwise.
 
-        They are those of the problems that its thresholds name (``problem``, ``problems``), or all.
+        Only runs of the problems in the claim's thresholds (``problem``, ``problems``) count; all, if it names none.
         """
         scale, thresholds = self.claims[claim].scale, self.claims[claim].thresholds
         if scale is None:
@@ -240,7 +242,7 @@ class Plan(Grid):
         Parameters
         ----------
         curves : mapping of str to Curves, optional
-            Those that are there, by key: where an axis is tuned, only runs that are known to be wanted are returned.
+            The finished runs, by key; if an axis is tuned, only runs that are known to be wanted are returned.
 
         Raises
         ------

@@ -39,7 +39,7 @@ class Row:
     def spread(self) -> float:
         """Standard deviation over seeds (n − 1); NaN for fewer than two."""
         if len(self.ours) > 1 and len(set(self.ours)) == 1 and math.isfinite(self.ours[0]):
-            return 0.0  # not what rounding makes of it
+            return 0.0  # np.std would give a rounding error
         return float(np.std(self.ours, ddof=1)) if len(self.ours) > 1 else math.nan
 
     def text(self, digits: int) -> str:
@@ -61,7 +61,7 @@ class Verdict:
 
 @dataclass
 class Report:
-    """What a report function returns.
+    """The content of a report.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ def judge(claim: str, holds: bool | None, evidence: str) -> Verdict:
 
 
 def not_run(claim: str, missing: str) -> Verdict:
-    """Return the verdict on a claim of which something it needs isn't there."""
+    """Return the verdict on a claim whose runs or numbers are missing."""
     return Verdict(claim, "not run", missing)
 
 
@@ -105,7 +105,7 @@ def write_report(folder: Path, report: Report, plan: Plan, *, setting: Sequence[
     folder : Path
         Exists, and holds the figures.
     setting : sequence of str
-        How it was run: quick or full, how many runs, when, where.
+        Lines on how the experiment was run: quick or full, number of runs, dates, machines.
     """
     verdicts = _verdicts(report, plan)
     _write_csv(
@@ -151,7 +151,7 @@ def _verdicts(report: Report, plan: Plan) -> list[Verdict]:
     Raises
     ------
     ValueError
-        If there is one on something else.
+        If there is a verdict on a claim that isn't the plan's.
     """
     found = {verdict.claim: verdict for verdict in report.verdicts}
     if unknown := found.keys() - plan.claims.keys():

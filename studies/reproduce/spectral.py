@@ -78,7 +78,7 @@ def _published() -> dict[tuple[str, str, float], tuple[float, float]]:
 
 
 def _setting(reading: Reading) -> str:
-    """Return the published setting that something is a reading of: what stands before a comma."""
+    """Return the published setting of a reading: the part of its name before a comma."""
     return (reading if isinstance(reading, str) else reading[0]).partition(",")[0]
 
 
@@ -126,7 +126,7 @@ def _name(reading: Reading) -> str:
 
 
 def _speed_ups(claim: str, data: str, results: Results, plan: Plan) -> list[float]:
-    """Rounds to convergence at β = 1 over those at the claim's β, by seed; never: one round more than there were."""
+    """Return rounds to convergence (`Run.rounds_within`) at β = 1 over those at the claim's β, by seed."""
     own = results.runs.where(loss=plan.threshold(claim, "loss"), data=data)
     slow, fast = (
         [run.rounds_within(_converged(data)) for run in own.where(perturbation_beta=beta)]
@@ -136,7 +136,7 @@ def _speed_ups(claim: str, data: str, results: Results, plan: Plan) -> list[floa
 
 
 def _interval(ratios: Sequence[float], level: float) -> tuple[float, float]:
-    """Confidence interval of a mean ratio: Student's t over the logarithms."""
+    """Return the confidence interval of a geometric mean ratio, by Student's t on the logarithms."""
     logs = np.log(ratios)
     width = student.ppf((1 + level) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
     return float(np.exp(logs.mean() - width)), float(np.exp(logs.mean() + width))
@@ -160,7 +160,7 @@ def _by_as_much(claim: str, data: Reading, results: Results, plan: Plan) -> Find
 
 
 def _hardly(claim: str, pair: Reading, results: Results, plan: Plan) -> Finding:
-    """Tell whether the gain on balanced data is small, for itself and beside that on imbalanced data."""
+    """Tell whether the gain on balanced data is small by itself, and small beside the gain on imbalanced data."""
     band, share = plan.threshold(claim, "band"), plan.threshold(claim, "share")
     gain, other = (geometric_mean(_speed_ups(claim, data, results, plan)) for data in pair)
     text = f"speed-up {gain:.3f}, and {other:.3f} on imbalanced data"
@@ -215,7 +215,7 @@ def figures_4(results: Results, plan: Plan, folder: Path) -> Report:
 
 
 def _ladder(own: Runs, name: str, usual: str) -> dict[str, str]:
-    """Return a figure's settings by title, in the order of what they vary; the usual one is among them."""
+    """Return a figure's settings by title, in the order of the varied value; the default setting is among them."""
     prefix, value = LADDERS[name]
     settings = {
         value(run.config): str(run["setting"])
@@ -226,7 +226,7 @@ def _ladder(own: Runs, name: str, usual: str) -> dict[str, str]:
 
 
 def _area(run: Run) -> float:
-    """Accuracy after each round, averaged, in %: higher is faster."""
+    """Return the mean over rounds of the accuracy, in %; a faster method has a higher one."""
     return 100 * float(run.column("accuracy")[1:].mean())
 
 
@@ -256,7 +256,7 @@ def _epochs(claim: str, results: Results, plan: Plan) -> Verdict:
 
 
 def _clipping(claim: str, results: Results, plan: Plan) -> Verdict:
-    """Tell what clipping costs, at every β in every seed on every data set."""
+    """Judge the accuracy that clipping costs, at every β, in every seed, on every data set."""
     setting, free, points = (plan.threshold(claim, name) for name in ("setting", "free", "points"))
     if missing := results.unready(plan, claim, setting=[setting, free]):
         return not_run(claim, missing)
@@ -288,7 +288,7 @@ def _step_size(claim: str, results: Results, plan: Plan) -> Verdict:
 
 
 def _ratio(one: float, other: float) -> float:
-    """Return how many times as much one is as another; 1 if both are nothing."""
+    """Return the ratio of two numbers; 1 if both are 0."""
     return one / other if other else math.inf if one else 1.0
 
 

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: curves.parquet, from which its report can be made without running anything.
+"""The stored results of an experiment: curves.parquet, from which its report can be made without any run.
 
 One row per evaluation: ``run`` (`PlannedRun.name`), ``seed``, ``aggregation``, ``time`` and every scalar metric (null
 where missing). The file's metadata hold the rest as compressed JSON: each run's facts, and the named numbers that an
@@ -52,7 +52,7 @@ class Stored:
     absent : dict of str to str
         Why something couldn't be run or measured.
     sources : dict of str to str
-        Of numbers whose name doesn't say from what they were measured, a digest of that.
+        Digests of what numbers were measured from, for numbers whose name doesn't say it.
     """
 
     curves: dict[str, Curves] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def read_folder(planned: PlannedRun, folder: Path) -> Curves:
 
     Beside the scalar metrics there is ``hardware-loss``: Fraboni et al.'s surrogate objective for identical weights,
     Σ q_i f_i with q_i ∝ 1/τ_i, whatever weights the run has; and ``hardware-loss-std``, its spread over clients.
-    A run that diverged before its end has no number but these of ``KEPT``: it is worse than any that has.
+    A run that diverged before its end has only the columns of ``KEPT``: it counts as worse than all others.
     """
     records = read_metrics(folder)
     keys = dict.fromkeys(
@@ -198,10 +198,10 @@ def _repeated(values: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
 
 
 def _packed(text: str) -> bytes:
-    """Compress metadata, which Parquet doesn't; as text, which it has to be."""
+    """Compress metadata, which Parquet stores uncompressed, into text."""
     return b64encode(zlib.compress(text.encode(), 9))
 
 
 def _unpacked(content: bytes) -> Any:
-    """Return metadata as they were; those of files before they were compressed, too."""
+    """Return the metadata before compression; metadata of older files, which aren't compressed, unchanged."""
     return json.loads(content if content.startswith(b"{") else zlib.decompress(b64decode(content)))

@@ -1,6 +1,6 @@
 """An axis of an experiment that is tuned: its best value is found on seeds that aren't judged, cell by cell.
 
-The runs to judge are then those at the best value alone; which these are is known once the others are there.
+Only the runs at the best value are judged; which runs these are is known once the tuning runs are there.
 """
 
 import math
@@ -24,9 +24,9 @@ class Tuning(Strict):
     Attributes
     ----------
     axis : str
-        Of the grid; all its values are tried.
+        Axis of the grid that is tuned; all its values are tried.
     seeds : list of int
-        On which they are; none of the grid's.
+        Seeds of the tuning runs; none of them is a seed of the grid.
     by : str
         The metric that is best at the best value, mean over these seeds: of a loss the lowest over the last 5 % of a
         run; of another metric the highest over the whole run, as where the time to a target is judged.
@@ -59,9 +59,9 @@ class Tuning(Strict):
         return {**grid, **only, SEED: list(self.seeds)}
 
     def wanted(self, planned: Sequence[PlannedRun], curves: Mapping[str, Curves]) -> list[PlannedRun]:
-        """Return those of all runs that are tried, and those to judge of each cell whose tries are all there.
+        """Return the tuning runs, and the runs to judge of each cell whose tuning runs are all there.
 
-        Of other cells what was judged before stays: it may be wanted when they are.
+        Runs of other cells that were judged before are kept, as they may be the ones to judge.
         """
         tries = [each for each in planned if self._is_tried(each)]
         best = self._best(tries, curves)
@@ -81,7 +81,7 @@ class Tuning(Strict):
         return runs.where(seed=self.seeds)
 
     def _best(self, tries: Sequence[PlannedRun], curves: Mapping[str, Curves]) -> dict[Cell, Value]:
-        """Return the best value of each cell whose tries are all there.
+        """Return the best value of each cell whose tuning runs are all there.
 
         Raises
         ------

@@ -1,7 +1,7 @@
-"""Which runs theory is about: the assumptions of all bounds, as what a run and its config must be.
+"""The assumptions of all bounds, as conditions on a run and its config.
 
-A key that isn't named here counts as one that breaks them where a run reads it and its value isn't the default: what
-is new is refused until somebody has thought about it.
+A key that isn't named here breaks the assumptions if the run reads it and its value isn't the default: so a new key
+is refused until its effect on the bounds is known.
 """
 
 from collections.abc import Callable
@@ -141,7 +141,7 @@ def obstacles(config: RunConfig, num_clients: int) -> list[str]:
 
 
 def failures(run_dir: Path) -> list[str]:
-    """Return what of a run's record says that it wasn't as planned."""
+    """Return failures in a run's record, which the bounds don't cover."""
     summary = read_summary(run_dir)
     status, failed = summary.get("status"), summary.get("failures", 0)
     problems = [f"status = {status!r}: the run must be finished"] if status != "finished" else []
@@ -149,7 +149,7 @@ def failures(run_dir: Path) -> list[str]:
 
 
 def uneven_work(config: RunConfig, sizes: np.ndarray) -> list[str]:
-    """Return how epochs break the assumptions, on clients of these sizes (C,)."""
+    """Return why epochs break the assumptions, for clients of these sizes (C,)."""
     found = []
     batch = config.batch_size
     if config.local_epochs and 0 < batch < sizes.max():
@@ -166,7 +166,7 @@ def uneven_work(config: RunConfig, sizes: np.ndarray) -> list[str]:
 
 
 class _OnceLookedAt:
-    """Data that are loaded when a reader looks at them: hardly any does."""
+    """Data that are loaded at the first access, as few readers of keys need them."""
 
     def __init__(self, load: Callable[[], Dataset]) -> None:
         self._load = load
@@ -176,7 +176,7 @@ class _OnceLookedAt:
 
 
 def _read_keys(config: RunConfig, num_clients: int, keys: list[str]) -> list[str]:
-    """Return those of some keys that the run reads."""
+    """Return which of some keys the run reads."""
     data = cast("Dataset", _OnceLookedAt(lambda: federation.dataset_of(config, num_clients)))
     setting = Setting(config, server.build_strategy(config), data, gpus=False)
     return [key for key in keys if key_of(type(config), key).readers.holds(setting, key)]

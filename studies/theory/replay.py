@@ -31,7 +31,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Replay:
-    """What a run did.
+    """The models and gradients of a repeated run.
 
     Attributes
     ----------
@@ -83,13 +83,13 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     Parameters
     ----------
     experiment : Experiment
-        Of the run's config.
+        The experiment of the run's config.
     problem : Problem
         The clients' losses, for their gradients.
     run_dir : Path
         Holds ``model.safetensors``.
     note : callable
-        Told the number of every aggregation that is done.
+        Called with the number of every aggregation that is done.
 
     Raises
     ------

@@ -22,7 +22,7 @@ from studies.theory.obstacles import ASYNCHRONOUS, failures, obstacles, uneven_w
 from studies.theory.problems import ClientData, FrozenSlope, Logistic
 from studies.theory.replay import Replay, replay
 
-# The gradient noise is measured at about so many of the run's models.
+# Number of the run's models at which the gradient noise is measured, about.
 _NOISE_MODELS = 20
 
 
@@ -48,7 +48,7 @@ class ConstantRow:
 
 @dataclass(frozen=True)
 class RunBounds:
-    """What theory says of a run.
+    """The bounds that apply to a run, or why none does.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def bounds_of_run(run_dir: Path, note: Callable[[int, int], None] = lambda done,
     run_dir : Path
         A run's folder; its dataset must still be where it was.
     note : callable
-        Told the aggregations done and their number while the run is repeated.
+        Called with the number of aggregations done and the number of all, while the run is repeated.
 
     Raises
     ------
