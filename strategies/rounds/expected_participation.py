@@ -1,8 +1,8 @@
-"""What rounds that close early minimise: their draws and closings are played in advance, without any training.
+"""What rounds that close early, or whose tasks fail, minimise: they are played in advance, without any training.
 
 In virtual time task times and draws are known beforehand, so the shares q_i found here are those of the run itself,
-as long as no client fails. Fast clients are in time more often than slow ones, so the run minimises Σ q_i f_i and not
-Σ p_i f_i.
+as long as every reply is valid. Fast clients are in time more often than slow ones, so the run minimises Σ q_i f_i
+and not Σ p_i f_i.
 """
 
 from collections.abc import Callable, Sequence
