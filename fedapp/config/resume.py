@@ -13,9 +13,14 @@ from fedapp.data.loading import folder_of
 
 log = logging.getLogger("flwr.fedapp")
 
-# A resumed run may differ in these from what it was: they change nothing of an aggregation.
+# A resumed run may differ in these from what it was: they change nothing of an aggregation. The data under another
+# data-path must be the same, which the journal checks.
 FREE = (
     "engine",
+    "data-path",
+    "client-device",
+    "server-device",
+    "client-threads",
     "checkpoint-every",
     "min-clients",
     "round-timeout",

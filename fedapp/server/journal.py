@@ -17,7 +17,7 @@ import torch
 
 from fedapp import federation
 from fedapp.config import ConfigError
-from fedapp.data.loading import is_function, reads_files
+from fedapp.data.loading import is_generated
 from fedapp.data.partition import OWN
 from fedapp.own import PARTS, sources_of
 from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
@@ -55,8 +55,8 @@ class Journal(Observer):
         # A run without parts of the user's own doesn't enter what reads them.
         self._sources = sources_of(values) if any(":" in str(values[key]) for key in PARTS) else {}
         # Generated values may differ in the last bit from machine to machine.
-        dataset = experiment.config.dataset
-        self._data = experiment.dataset.digest if reads_files(dataset) or is_function(dataset) else ""
+        generated = is_generated(experiment.config.dataset) and not experiment.config.data_path
+        self._data = "generated" if generated else experiment.dataset.digest
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Drop the evaluations after the checkpoint, which come again.

@@ -32,6 +32,7 @@ from fedapp.engine.run import chosen_engine, run_on, torch_as_it_was
 from fedapp.logs import shown_from
 from fedapp.names import RAY
 from fedapp.own import PARTS, changed_since, in_process_names
+from fedapp.report.differences import DATA_PATH
 from fedapp.report.files import read_summary
 from fedapp.report.live_bar import LiveBar
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
@@ -160,7 +161,7 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
     with contextlib.redirect_stdout(io.StringIO()):
         try:
             path = folder_of(planned, folder)
-            directory = _cut_off(path)
+            directory = _cut_off(path, planned.config.data_path)
             config = (
                 directory.config
                 if directory
@@ -198,8 +199,10 @@ def _unfinished(path: Path) -> str:
     return "" if status == FINISHED else f"{status}: {summary.get('reason', '')}"
 
 
-def _cut_off(path: Path) -> RunDirectory | None:
+def _cut_off(path: Path, data_path: str) -> RunDirectory | None:
     """Open the folder of a run that was cut off after a checkpoint; remove one that has none.
+
+    The run goes on with the data at ``data_path``, wherever they were when it began.
 
     Raises
     ------
@@ -207,7 +210,7 @@ def _cut_off(path: Path) -> RunDirectory | None:
         If another process makes the run.
     """
     try:
-        return RunDirectory(RunConfig.load({"resume": str(path)}))
+        return RunDirectory(RunConfig.load({"resume": str(path), DATA_PATH: data_path}))
     except StillGoingOnError:
         raise
     except ConfigError:
@@ -343,9 +346,10 @@ def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
     bar = LiveBar(console, total, "runs")
     began = told = time.monotonic()
     done: int | None = None
+    failed = 0
 
     def advance(number: int, remark: str) -> None:
-        nonlocal done, told
+        nonlocal done, failed, told
         if (
             done is None
         ):  # the first call has the runs that were there: they say nothing of how long the rest takes
@@ -353,11 +357,13 @@ def _bar(console: Console, total: int) -> Iterator[Callable[[int, str], None]]:
         done = (done or 0) + number
         bar.advance(done, "runs")
         if remark:
+            failed += 1
             console.print(remark, style="yellow", markup=False)
         now = time.monotonic()
         if number and not bar.shown and (done == total or now - told >= EVERY):
             told = now
-            console.print(f"{done} of {total} runs, {(now - began) / 60:.1f} minutes")
+            ends = f" ({failed} failed or diverged, see above)" if failed else ""
+            console.print(f"{done} of {total} runs{ends}, {(now - began) / 60:.1f} minutes")
 
     bar.start()
     try:

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -7,11 +8,13 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import run_simulation
 from fedapp.config import RunConfig
 from fedapp.config.resume import FREE
+from fedapp.data.loading import load_dataset
 from fedapp.deploy.local import LocalDeployment
 from fedapp.report.client_tables import last_clients
 from fedapp.server.run_directory import RunDirectory
@@ -246,6 +249,54 @@ def test_other_data_and_sources_of_own_parts_are_refused(run, tmp_path, monkeypa
     module.write_text(OWN)
     sys.modules.pop("own_of_resume", None)
     assert run(resume=str(path), **{"num-server-rounds": 4})[0] == 0
+
+
+def images(seed: int) -> dict[str, np.ndarray]:
+    """Eighty training and twenty test images of MNIST's shape, with labels that no seed changes."""
+    rng = np.random.default_rng(seed)
+    found = {f"x_{part}": rng.integers(0, 256, (n, 28, 28), np.uint8) for part, n in PARTS.items()}
+    return found | {f"y_{part}": np.arange(n, dtype=np.uint8) % 10 for part, n in PARTS.items()}
+
+
+PARTS = {"train": 80, "test": 20}
+
+
+def test_data_may_have_moved_but_must_be_the_same(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "cache"))
+    first, moved, other = (tmp_path / f"{name}.npz" for name in ("first", "moved", "other"))
+    np.savez(first, **images(0))
+    np.savez(other, **images(1))
+    config = {"strategy": "fedavg", "dataset": "mnist", "data-path": str(first), "checkpoint-every": 1}
+    assert run(**config, **{"run-name": "run", "num-server-rounds": 2})[0] == 0
+    assert run(**config, **{"run-name": "whole", "num-server-rounds": 4})[0] == 0
+    first.rename(moved)
+    path, longer = str(tmp_path / "run"), {"num-server-rounds": 4}
+    code, error = run(resume=path, **longer)
+    assert (code, f"data-path = {str(first)!r}: no such file or folder" in error) == (1, True)
+    code, error = run(resume=path, **longer, **{"data-path": str(other)})
+    assert (code, "the rows of dataset = 'mnist' changed since" in error) == (1, True)
+    assert run(resume=path, **longer, **{"data-path": str(moved)})[0] == 0
+    config = tomllib.loads((tmp_path / "run/config.toml").read_text("utf-8"))
+    assert config["data-path"] == str(moved)
+    assert same_files(tmp_path / "run", tmp_path / "whole", "model.safetensors")
+
+
+def test_data_that_were_generated_are_not_taken_for_files(run, tmp_path):
+    run(strategy="fedavg", dataset="synthetic", **{"run-name": "run", "num-server-rounds": 2})
+    data = load_dataset(
+        "synthetic", num_clients=CLIENTS
+    )  # as many rows of each class for each client, elsewhere
+    (tmp_path / "files").mkdir()
+    for part, rows in (("train", slice(data.num_train)), ("test", slice(data.num_train, None))):
+        x, y, groups = (array[rows] for array in (data.x, data.y, data.groups))
+        of = {
+            f"user-{g}": {"x": (x[groups == g] + 1).tolist(), "y": y[groups == g].tolist()}
+            for g in range(CLIENTS)
+        }
+        (tmp_path / f"files/{part}.json").write_text(json.dumps({"users": list(of), "user_data": of}))
+    path, files = tmp_path / "run", str(tmp_path / "files")
+    code, error = run(resume=str(path), **{"num-server-rounds": 3, "data-path": files})
+    assert (code, "the rows of dataset = 'synthetic' changed since" in error) == (1, True)
 
 
 def test_another_number_of_clients_is_refused(run, tmp_path, capsys):

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -43,6 +44,26 @@ def test_a_run_that_another_process_makes_is_left_to_it(tmp_path):
         assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
         other.communicate()
     assert perform(planned, tmp_path, "sequential") == ""  # from its checkpoint
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_data_where_they_are_now(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDAPP_CACHE", str(tmp_path / "cache"))
+    first, moved, runs = tmp_path / "first.npz", tmp_path / "moved.npz", tmp_path / "runs"
+    rng = np.random.default_rng(0)
+    content = {"x_train": rng.integers(0, 256, (60, 28, 28), np.uint8), "y_train": np.arange(60) % 10}
+    np.savez(first, **content, x_test=content["x_train"][:20], y_test=content["y_train"][:20])
+
+    def planned(path) -> PlannedRun:
+        return PlannedRun({}, RunConfig.load({**TINY, "dataset": "mnist", "data-path": str(path)}), 3)
+
+    assert perform(planned(first), runs, "sequential") == ""
+    run = runs / planned(first).name
+    summary = summary_of(run)
+    (run / "summary.json").write_text(json.dumps({**summary, "status": "running"}))
+    first.rename(moved)
+    assert "no such file or folder" in perform(planned(first), runs, "sequential")
+    assert perform(planned(moved), runs, "sequential") == ""
+    assert "resumed from aggregation 2" in (run / "log.txt").read_text("utf-8")
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

@@ -224,4 +224,5 @@ def test_where_every_run_fails_the_command_does(tmp_path):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 1
     assert "error: every run failed, " in done.output
+    assert "failed or diverged, see above)" in done.output
     assert "min-clients = 1000: there are" in done.output
