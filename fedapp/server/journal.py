@@ -301,12 +301,14 @@ class Summary(Observer):
         self.unread = list(experiment.unread)
         self.content: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
+        self._earlier: list[str] = []  # the machines that made the rounds before the run was resumed
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from the last aggregation and its wall seconds."""
         self._last = dict(state["last"])
         # Not from config.toml, which has what a strategy demands in place of what was given.
         self.unread = state.get("unread-keys", self.unread)
+        self._earlier = state.get("machines", [])
         self.watch.resume(state["wall-seconds"])
 
     def begin(self) -> None:
@@ -323,8 +325,13 @@ class Summary(Observer):
             self._write(RUNNING)
 
     def state(self) -> dict[str, Any]:
-        """Return the last aggregation."""
-        return {"last": self._last, "unread-keys": self.unread, "wall-seconds": self.watch.now()}
+        """Return the last aggregation, the wall seconds, and the machines so far."""
+        return {
+            "last": self._last,
+            "unread-keys": self.unread,
+            "wall-seconds": self.watch.now(),
+            "machines": self._machines(),
+        }
 
     def end(self, status: str) -> None:
         """Write how it ended."""
@@ -343,12 +350,20 @@ class Summary(Observer):
             **({"unstable": warning} if (warning := self.unstable()) else {}),
             "wall-seconds": self.watch.now(),
             **({"dp-neighbours": neighbours(config)} if "dp-epsilon" in self._last else {}),
-            **({} if status == RUNNING else {"date": date.today().isoformat(), "machine": machine()}),
+            **(
+                {}
+                if status == RUNNING
+                else {"date": date.today().isoformat(), "machine": ", then ".join(self._machines())}
+            ),
             "aggregations": self._last.get("aggregation", 0),
             **{key: value for key, value in self._last.items() if key != "aggregation"},
             **self._best_evaluation(),
         }
         self.directory.write_summary(self.content)
+
+    def _machines(self) -> list[str]:
+        """Return the machines that made the run, each once, in the order in which it went on on them."""
+        return list(dict.fromkeys([*self._earlier, machine()]))
 
     def _best_evaluation(self) -> dict[str, Any]:
         """Return which evaluation is the best so far, and its value of the metric that says so."""

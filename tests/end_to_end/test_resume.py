@@ -299,6 +299,14 @@ def test_data_that_were_generated_are_not_taken_for_files(run, tmp_path):
     assert (code, "the rows of dataset = 'synthetic' changed since" in error) == (1, True)
 
 
+def test_a_run_that_went_on_elsewhere_names_each_machine(run, tmp_path, monkeypatch):
+    for rounds, place in enumerate(("one", "one", "two"), start=1):
+        monkeypatch.setattr("fedapp.server.journal.machine", lambda place=place: f"machine {place}")
+        begun = {"resume": str(tmp_path / "run")} if rounds > 1 else {"strategy": "fedavg", "run-name": "run"}
+        assert run(**begun, **{"num-server-rounds": rounds})[0] == 0
+    assert summary_of(tmp_path / "run")["machine"] == "machine one, then machine two"
+
+
 def test_another_number_of_clients_is_refused(run, tmp_path, capsys):
     run(strategy="fedavg", **{"run-name": "run", "num-server-rounds": 3})
     arguments = ["--engine", "sequential", "--run-config", f'resume="{tmp_path / "run"}" num-server-rounds=5']
