@@ -2,7 +2,7 @@
 
 Each line carries its number and the hash of the line before. The line that makes a deployment and the end of each run
 are signed by the server's key, and ``audit.seal`` keeps the last signed line a second time (``fedapp.deploy.seal``
-checks all of it). What is done with plain ``flwr`` isn't in it, the ends of its runs are.
+checks all of it). Plain ``flwr`` adds no entries; the ends of runs that it started are noted all the same.
 """
 
 import base64
@@ -51,16 +51,16 @@ class Audit:
         Parameters
         ----------
         outcome : str
-            What became of it; one line.
+            The command's result, one line.
         signed : bool
             Whether the server's key signs the entry, and with it all entries before.
         details : str
-            What it was about, such as the device.
+            What the command was about, such as the device.
 
         Raises
         ------
         DeployError
-            If it can't be written, or the server's key can't be read.
+            If the audit or its seal can't be written, or the server's key can't be read.
         """
         sign = _signer(self.out) if signed else None
         with self.opened() as descriptor:
@@ -79,10 +79,10 @@ class Audit:
             }
             line = text_of(sign(entry) if sign else entry) + b"\n"
             _write(descriptor, ended[len(content) :] + line, len(content))
-        if signed:
-            new = (self.out / SEAL).with_suffix(".new")
-            new.write_bytes(line)
-            os.replace(new, self.out / SEAL)
+            if signed:
+                new = (self.out / SEAL).with_suffix(".new")
+                new.write_bytes(line)
+                os.replace(new, self.out / SEAL)
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -100,12 +100,14 @@ class Audit:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise DeployError(f"{self.path}: can't be written ({error.strerror})") from None
+            raise DeployError(f"{error.filename or self.path}: can't be written ({error.strerror})") from None
 
 
 @contextmanager
 def audited(out: Path, command: str, **details: str) -> Iterator[Audit]:
-    """Do what changes a deployment, and note how it ended if it failed; what was done the command notes itself.
+    """Yield the audit to a command that changes a deployment, and note the error if the command fails.
+
+    The command notes its success itself.
 
     Raises
     ------
@@ -121,7 +123,7 @@ def audited(out: Path, command: str, **details: str) -> Iterator[Audit]:
         yield audit
     except BaseException as error:
         said = str(error) or type(error).__name__
-        audit.note(f"failed: {said.splitlines()[0]}", signed=False, **details)
+        audit.note(f"failed: {said.splitlines()[0]}", **details)
         raise
 
 
@@ -150,7 +152,7 @@ def digest(content: bytes) -> str:
 
 
 def _last_block(content: bytes) -> bytes:
-    """Return the last line that carries a hash, and whatever is after it that carries none; all if no line does."""
+    """Return the content from the last line with a hash to the end; the whole content if no line has a hash."""
     lines = content.splitlines(keepends=True)
     for place in reversed(range(len(lines))):
         if is_chained(entry_of(lines[place])):
@@ -159,7 +161,7 @@ def _last_block(content: bytes) -> bytes:
 
 
 def _signer(out: Path) -> Any:
-    """Return what signs an entry by the server's key."""
+    """Return a function that signs an entry by the server's key."""
     file = out / "superlink" / "server.key"
     try:
         key = load_pem_private_key(file.read_bytes(), None)

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from fedapp.deploy.files import PLAN, REMOVED, deployment_of, read_deployment, write_startup
 from fedapp.deploy.plan import DeployError, Deployment
 
-# What processes write.
+# Suffixes and folders of what processes write.
 _OTHER_FILES = (".log", ".db", ".db-wal", ".db-shm", ".new")
 _OTHER_FOLDERS = ("cache", "results", REMOVED)
 
@@ -26,12 +26,13 @@ def backup(out: Path, file: Path) -> list[str]:
     Returns
     -------
     list of str
-        What is in it.
+        The paths of the files in the backup, relative to `out`.
 
     Raises
     ------
     DeployError
-        If `out` holds no deployment, or a link to a folder, or the file is there already or can't be written.
+        If `out` holds no deployment, a link to a folder or a file that can't be read, or `file` is there already or
+        can't be written.
     """
     devices = {device.name for device in read_deployment(out).devices}
     for path in out.rglob("*"):
@@ -46,7 +47,7 @@ def backup(out: Path, file: Path) -> list[str]:
     )
     with (
         _new_private_file(file) as content,
-        # Of a link, symbolic or hard, its file's content: ca.key may lie on an encrypted volume.
+        # A link, symbolic or hard, is stored as its file's content: ca.key may lie on an encrypted volume.
         tarfile.open(fileobj=content, mode="w:gz", dereference=True) as archive,
     ):
         for name in kept:
@@ -85,7 +86,7 @@ def _read_to_the_end(file: Path) -> None:
 
 
 def _deployment_in(archive: tarfile.TarFile, file: Path) -> Deployment:
-    """Read what deployment is in an archive, whose files must be all there, and within the folder it goes to."""
+    """Return the deployment in an archive; refuse it if it lacks a machine's files, or a path leads out of it."""
     members = archive.getmembers()
     if PLAN not in [member.name for member in members]:
         raise DeployError(f"{file}: is no backup of a deployment, there is no {PLAN} in it")
@@ -133,6 +134,10 @@ def _new_private_file(file: Path) -> Iterator[io.BufferedWriter]:
     try:
         with os.fdopen(descriptor, "wb") as content:
             yield content
-    except OSError as error:
+    except BaseException as error:
         file.unlink()
-        raise DeployError(f"{file}: can't be written ({error.strerror})") from None
+        if not isinstance(error, OSError):
+            raise
+        # Opening a file of the deployment names it in the error; writing to an open file names none.
+        said = f"{error.filename}: can't be read" if error.filename else f"{file}: can't be written"
+        raise DeployError(f"{said} ({error.strerror})") from None

@@ -42,7 +42,7 @@ class Validity:
 
     @property
     def line(self) -> str:
-        """All that as one line."""
+        """Name, date and days left, as one line."""
         left = f"for {self.days_left} days" if self.until > datetime.now(UTC) else "EXPIRED"
         return f"{self.name}: valid until {self.until:%Y-%m-%d}, {left}"
 
@@ -57,7 +57,10 @@ def validities(out: Path) -> list[Validity]:
 
 
 def renew(out: Path, *, authority: bool = False) -> list[Path]:
-    """Make new keys and certificates for the server, and for whoever else has one here; for devices where it is time.
+    """Make new keys and certificates, and return the certificates.
+
+    The server and everybody else whose certificate the authority signed get new ones, and so do the devices whose own
+    certificates (local.crt) expire soon.
 
     Parameters
     ----------
@@ -74,7 +77,7 @@ def renew(out: Path, *, authority: bool = False) -> list[Path]:
     Raises
     ------
     DeployError
-        If the authority can't be read, or has expired.
+        If the authority or a certificate can't be read, or the authority has expired.
     """
     issuer = _authority(out)
     new = []
@@ -148,10 +151,11 @@ def _with_keys(out: Path) -> list[Path]:
 
 
 def _signed(out: Path, authority: x509.Certificate) -> Iterator[Path]:
-    """Yield those that the authority signed."""
+    """Yield the certificates that the authority signed and whose keys are here."""
     for path in _with_keys(out):
+        certificate = read(path)
         with suppress(InvalidSignature, ValueError, TypeError):
-            read(path).verify_directly_issued_by(authority)
+            certificate.verify_directly_issued_by(authority)
             yield path
 
 

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -37,7 +36,7 @@ from fedapp.deploy.startup import unit_file
 
 PLAN = "deployment.toml"
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
-REMOVED = "removed"  # folder of what devices had that are no longer part of it
+REMOVED = "removed"  # folder of the folders of removed devices
 
 
 def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) -> None:
@@ -74,7 +73,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
 
 
 def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deployment:
-    """Add a device to a deployment, and return it; what the others have stays as it is.
+    """Add a device to a deployment, and return the deployment; the other devices' keys stay.
 
     Raises
     ------
@@ -90,12 +89,12 @@ def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deplo
 
 
 def remove_device(out: Path, name: str) -> Path:
-    """Take a device out of a deployment, and return where its folder is now; what the others have stays as it is.
+    """Take a device out of a deployment, and return where its folder is now; the other devices' keys stay.
 
     Raises
     ------
     DeployError
-        If `out` holds no deployment, it has no device of this name, or no other one.
+        If `out` holds no deployment, or the deployment has no device of this name or no other device.
     """
     deployment = without_device(out, name)
     moved = out / REMOVED / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
@@ -106,7 +105,7 @@ def remove_device(out: Path, name: str) -> Path:
 
 
 def without_device(out: Path, name: str) -> Deployment:
-    """Read a deployment, and return what it is without a device."""
+    """Return a folder's deployment without one of its devices; nothing is written."""
     deployment = read_deployment(out)
     return replace(
         deployment, devices=tuple(d for d in deployment.devices if d is not deployment.device(name))
@@ -124,7 +123,7 @@ def read_deployment(out: Path) -> Deployment:
 
 
 def deployment_of(content: bytes, where: str) -> Deployment:
-    """Return the deployment that a ``deployment.toml`` says; ``where`` is what an error calls it."""
+    """Return the deployment that a ``deployment.toml`` describes; ``where`` is the file's name in an error."""
     try:
         read = tomllib.loads(content.decode())
         devices = tuple(Device(**device) for device in read.pop("devices"))
@@ -134,37 +133,44 @@ def deployment_of(content: bytes, where: str) -> Deployment:
 
 
 def write_startup(out: Path, deployment: Deployment) -> None:
-    """Write everything but keys and certificates."""
-    content: dict[str, Any] = asdict(deployment)
-    (out / PLAN).write_text(tomli_w.dumps(content), "utf-8")
-    (out / "compose.yaml").write_text(compose_file(deployment), "utf-8")
-    _write_way_in(out, deployment)
+    """Write everything but keys and certificates.
+
+    Raises
+    ------
+    DeployError
+        If a file can't be written, such as that of a device whose folder is gone.
+    """
+    texts = {PLAN: tomli_w.dumps(asdict(deployment)), "compose.yaml": compose_file(deployment)}
+    texts |= _way_in(out, deployment)
     for device in deployment.devices:
-        # What a client keeps of a run outlives its SuperNode there (fedapp/client/kept.py).
+        # A client's state of a run outlives its SuperNode in this folder (fedapp/client/kept.py).
         state = f"{deployment.home}/{device.name}/{SUPEREXEC}/state"
-        (out / device.name / "node.toml").write_text(
-            tomli_w.dumps({"name": device.name, **device.node_config, "state-path": state}), "utf-8"
-        )
+        node = {"name": device.name, **device.node_config, "state-path": state}
+        texts[f"{device.name}/node.toml"] = tomli_w.dumps(node)
     for service in deployment.services:
-        unit = out / service.machine / f"fedapp-{service.name}.service"
-        unit.write_text(unit_file(deployment, service), "utf-8")
+        texts[f"{service.machine}/fedapp-{service.name}.service"] = unit_file(deployment, service)
+    try:
+        (out / ("proxy" if deployment.backend else "flower")).mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (out / name).write_text(text, "utf-8")
+    except OSError as error:
+        raise DeployError(f"{error.filename or out}: can't be written ({error.strerror})") from None
 
 
-def _write_way_in(out: Path, deployment: Deployment) -> None:
-    """Write what lies between whoever starts runs and the SuperLink."""
+def _way_in(out: Path, deployment: Deployment) -> dict[str, str]:
+    """Return the files by which whoever starts runs reaches the SuperLink: the proxy's, or Flower's config.toml."""
     if deployment.backend:
-        (out / "proxy").mkdir(exist_ok=True)
-        (out / "proxy" / "nginx.conf").write_text(nginx_site(deployment), "utf-8")
-        (out / "proxy" / "Caddyfile").write_text(caddyfile(deployment), "utf-8")
-        (out / "proxy" / "caddy.conf").write_text(caddy_unit(deployment), "utf-8")
-    else:
-        (out / "flower").mkdir(exist_ok=True)
-        config = flower_config(deployment.address, {"root-certificates": str((out / "ca.crt").absolute())})
-        (out / "flower" / "config.toml").write_text(config, "utf-8")
+        return {
+            "proxy/nginx.conf": nginx_site(deployment),
+            "proxy/Caddyfile": caddyfile(deployment),
+            "proxy/caddy.conf": caddy_unit(deployment),
+        }
+    trust = {"root-certificates": str((out / "ca.crt").absolute())}
+    return {"flower/config.toml": flower_config(deployment.address, trust)}
 
 
 def _clear(out: Path) -> None:
-    """Remove a deployment, all but the record of who did what."""
+    """Remove all files of a deployment but its audit."""
     for path in out.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -183,5 +189,5 @@ def _write_device_keys(out: Path, device: Device) -> None:
 
 
 def flower_config(address: str, trust: Mapping[str, str | bool]) -> str:
-    """Return Flower's config.toml with one SuperLink, and how its address is trusted."""
+    """Return Flower's config.toml with one SuperLink; ``trust`` has Flower's keys that say how TLS is checked."""
     return tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: {"address": address, **trust}}})

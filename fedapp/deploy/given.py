@@ -9,10 +9,11 @@ from fedapp.config.own_keys import folded
 
 OPTION = "--run-config"
 
-# What a run's config.toml has because of where it ran, not because somebody wanted it.
+# Keys of a run's config.toml that follow from where the run was made, and that nobody gave.
 _OF_ITS_PLACE = ("clock", "registered-nodes")
 
-# What is counted in seconds of the run's clock, and by which strategy alone; 0: not at all.
+# Keys in seconds of the run's clock, and the one strategy that reads each ("": all do). At 0 a key is switched off;
+# fedfix-interval = "auto" follows the task times, in any clock.
 _IN_SECONDS = {"time-budget": "", "round-deadline": "", "fedfix-interval": "fedfix"}
 
 
@@ -58,7 +59,7 @@ def read_given(texts: list[str] | None) -> Given:
     counted = [
         f"{key} = {values[key]:g}"
         for key, whose in _IN_SECONDS.items()
-        if values.get(key) and whose in ("", values.get("strategy"))
+        if whose in ("", values.get("strategy")) and values.get(key) not in (None, 0, "auto")
     ]
     if counted:
         line += f", in seconds of which {' and '.join(counted)} count now"
@@ -66,7 +67,7 @@ def read_given(texts: list[str] | None) -> Given:
 
 
 def _with_own_keys_in_one(values: dict[str, Value]) -> dict[str, Value]:
-    """Flower refuses every key that doesn't stand in pyproject.toml."""
+    """Fold a user-defined strategy's keys into ``strategy-config``: Flower refuses keys without a default."""
     if values.keys() <= defaults().keys():
         return values
     name = values["strategy"] if "strategy" in values else _strategy_before(values)
@@ -81,7 +82,7 @@ def _strategy_before(values: dict[str, Value]) -> Value | None:
     Raises
     ------
     ConfigError
-        If its folder isn't on this machine, so that nobody knows whose keys those are.
+        If the run's folder isn't on this machine, so that the keys of its strategy aren't known.
     """
     if not (path := values.get("resume")):
         return None

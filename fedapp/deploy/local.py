@@ -62,7 +62,7 @@ class LocalDeployment:
         self.services = {service.name: service for service in self.deployment.services}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[bytes]] = []
-        self._connections = ExitStack()  # to the SuperLink, of runs whose output is shown
+        self._connections = ExitStack()  # the ways to the SuperLink of commands that print a run's log
         write_deployment(self.folder, self.deployment)
 
     def __enter__(self) -> Self:
@@ -99,8 +99,8 @@ class LocalDeployment:
         return self._start(SUPEREXEC)
 
     def start_supernode(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a device's SuperNode, and its worker, if it has one, and its SuperExec unless they run."""
-        for other in (WORKER, SUPEREXEC)[not self.workers :]:
+        """Start a device's SuperNode, and its SuperExec and worker, if devices have workers, unless these two run."""
+        for other in (WORKER, SUPEREXEC) if self.workers else (SUPEREXEC,):
             running = self.processes.get(f"{name}-{other}")
             if running is None or running.poll() is not None:
                 self._start(f"{name}-{other}")
@@ -119,7 +119,8 @@ class LocalDeployment:
         deadline = time.monotonic() + START_TIMEOUT
         while True:
             try:
-                with urllib.request.urlopen(url, context=trust):
+                left = max(deadline - time.monotonic(), 0.1)
+                with urllib.request.urlopen(url, timeout=left, context=trust):
                     return
             except OSError:
                 ended = self.processes["superlink"].poll() is not None
@@ -137,7 +138,7 @@ class LocalDeployment:
         return status == "finished:completed"
 
     def start_run(self, app: Path, run_config: Mapping[str, Any], **output: Any) -> subprocess.Popen[bytes]:
-        """Start a run, and return the process that prints what it prints; ``output`` says where, as for Popen."""
+        """Start a run, and return the process that prints the run's log; ``output`` is for Popen."""
         options = self.folder / "run.toml"
         options.write_text(tomli_w.dumps(dict(run_config)), "utf-8")
         command = ["run", str(app), CONNECTION, "--stream", "--run-config", str(options)]
@@ -150,11 +151,11 @@ class LocalDeployment:
         return str(runs[0]["status"]) if runs else "none"
 
     def log(self, name: str) -> Path:
-        """Return where a process's output goes; a device has one log for both."""
+        """Return the file of a process's output; a SuperNode and its SuperExec have one together."""
         return self.folder / f"{name.removesuffix(f'-{SUPEREXEC}')}.log"
 
     def kill(self, name: str) -> None:
-        """End a process and its children at once, as a power cut does; of a device all."""
+        """End a process and its children at once, as a power cut does; a SuperNode with its SuperExec and worker."""
         for each in (name, f"{name}-{SUPEREXEC}", f"{name}-{WORKER}"):
             if each in self.processes:
                 _signal(self.processes[each], signal.SIGKILL)

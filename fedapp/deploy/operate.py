@@ -84,11 +84,11 @@ def rekey(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
 def remove(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
     """Take a device out of a deployment; the SuperLink refuses its key from now on, and for ever."""
     with one_line_errors(), audited(out, "remove", device=device) as audit:
-        without_device(out, device)  # whether it can be
+        without_device(out, device)  # raises the error if it can't be removed
         number = retire(out, device, node_id)
         audit.note("unregistered", device=device, node=number)
         moved = remove_device(out, device)
-        NodeRecords.read(out).tag(device, ())  # another one may have its name later
+        NodeRecords.read(out).tag(device, ())  # a later device may have the same name
         audit.note("removed", device=device, node=number)
     print(f"{device}: unregistered (node {number}), its key can never return; what it had is in {moved}")
 
@@ -106,7 +106,7 @@ def status(
         found = statuses.status(out, superlink_database or _own_database(out))
         try:
             sign_ends(out, [(run.run_id, run.status) for run in found.runs if run.is_over])
-        except DeployError as error:  # who may only look is shown all the same
+        except DeployError as error:  # who can't read the server's key sees the status all the same
             found = replace(found, warnings=[*found.warnings, f"the end of a run isn't signed: {error}"])
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
@@ -134,9 +134,11 @@ def audit(
             return
         sign_ends(out, runs.ended_runs(out))
         for entry in seal.entries(out):
-            about = [entry[name] for name in ("device", "run", "arguments") if name in entry]
-            who = f"{entry['user']}@{entry['host']}"
-            print(f"{entry['time']} {who} {' '.join([entry['command'], *about])}: {entry['outcome']}")
+            time, user, host, command, outcome = (
+                entry.get(name, "?") for name in ("time", "user", "host", "command", "outcome")
+            )
+            about = [f" {entry[name]}" for name in ("device", "run", "arguments") if name in entry]
+            print(f"{time} {user}@{host} {command}{''.join(about)}: {outcome}")
 
 
 def run(
@@ -155,7 +157,7 @@ def run(
             "registered-nodes": registered_nodes(out, read_deployment(out)),
             **read.values,
         }
-        # A run to go on with is the server's; its files it looks at itself.
+        # A run to resume is in a folder of the server, which checks the run's files itself.
         (RunConfig.recorded if given.get("resume") else RunConfig.load)(given)
         for line in read.lines:
             print(line)
@@ -250,7 +252,7 @@ def backup_server(
 
 
 def _own_database(out: Path) -> Path | None:
-    """Return the database of a SuperLink that runs in the deployment's own folder, as that of ``deploy local``."""
+    """Return the database of a SuperLink that runs in the deployment's own folder, as with ``deploy local``."""
     file = out / "superlink" / "superlink.db"
     return file if file.is_file() else None
 

@@ -47,7 +47,7 @@ def sign_ends(out: Path, ended: Iterable[tuple[str, str]]) -> None:
 
 
 def entries(out: Path) -> list[dict[str, Any]]:
-    """Return the audit's entries, the first first; a line that is no entry isn't among them.
+    """Return the audit's entries, the oldest first, without lines that are no entry.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def entries(out: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Verified:
-    """What a whole audit says of itself.
+    """What the check of an audit found, if no line was changed.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ def verify(out: Path, head: str = "") -> Verified:
     where = out / FILE
     found = Verified(len(lines))
     authority = read_authority(out)
-    block, foreign = b"", 0  # what the next hash holds; the first line that another authority's server signed
+    block, foreign = b"", 0  # what the next hash is of; the first line that another authority's server signed
     for number, line in enumerate(lines, 1):
         entry = entry_of(line)
         if not is_chained(entry) or entry is None:
@@ -161,11 +161,15 @@ def verify(out: Path, head: str = "") -> Verified:
     return found
 
 
-def _lines(out: Path) -> list[bytes]:
+def _read(file: Path) -> bytes:
     try:
-        content = (out / FILE).read_bytes()
+        return file.read_bytes()
     except OSError as error:
-        raise DeployError(f"{out / FILE}: can't be read ({error.strerror})") from None
+        raise DeployError(f"{file}: can't be read ({error.strerror})") from None
+
+
+def _lines(out: Path) -> list[bytes]:
+    content = _read(out / FILE)
     return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
@@ -186,7 +190,7 @@ def _check_link(where: Path, number: int, entry: Mapping[str, Any], block: bytes
 
 
 def _check_signature(where: Path, number: int, entry: Mapping[str, Any], authority: x509.Certificate) -> bool:
-    """Check the signature of an entry, and tell whether the authority of now issued the signer's certificate."""
+    """Check the signature of an entry, and tell whether ``authority`` issued the signer's certificate."""
     whole = {name: value for name, value in entry.items() if name != "signature"}
     try:
         certificate = x509.load_der_x509_certificate(base64.b64decode(entry["certificate"]))
@@ -211,7 +215,7 @@ def _check_seal(out: Path, lines: list[bytes], found: Verified) -> None:
         if found.signed:
             raise DeployError(f"{file}: is missing, and line {found.signed[-1]} of {where} is signed")
         return
-    kept = file.read_bytes().removesuffix(b"\n")
+    kept = _read(file).removesuffix(b"\n")
     number = (entry_of(kept) or {}).get("line")
     if not isinstance(number, int) or number < 1:
         raise DeployError(f"{file}: holds no line of {where}")

@@ -1,7 +1,7 @@
-"""The operator's way through the proxy: a port on loopback, from which all goes on with the operator's certificate.
+"""The operator's way through the proxy: a port on loopback, whose connections go on with the operator's certificate.
 
-Flower's command line can't show a client certificate: its config.toml has an address, and whom to trust. So it is
-given an address on loopback, for as long as a command takes, and what comes in there goes to the proxy over TLS.
+Flower's command line can't show a client certificate: its config.toml has no key for one. So a command of Flower's is
+given an address on loopback, for as long as it takes, and what comes in there goes to the proxy over TLS.
 Other users of the machine are turned away, if the system tells whose a connection is (Linux does).
 """
 
@@ -28,7 +28,7 @@ CONNECTIONS = Path("/proc/net/tcp")
 
 @contextmanager
 def way_in(out: Path) -> Iterator[Path]:
-    """Give the FLWR_HOME with which Flower's commands reach a deployment's SuperLink, until this is left.
+    """Yield the FLWR_HOME with which Flower's commands reach a deployment's SuperLink, within the block.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class Tunnel:
     Attributes
     ----------
     port : int
-        Where it listens, once it is entered.
+        The port, from the beginning of the context on.
     """
 
     def __init__(self, out: Path, deployment: Deployment) -> None:
@@ -70,19 +70,20 @@ class Tunnel:
     def __enter__(self) -> "Tunnel":
         self._thread.start()
         listening = asyncio.start_server(self._serve, LOOPBACK, 0)
-        server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
-        self.port = int(server.sockets[0].getsockname()[1])
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result()
+        self.port = int(self._server.sockets[0].getsockname()[1])
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._server.close)
         asyncio.run_coroutine_threadsafe(_end_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be one connection, from its beginning to its end, or to the tunnel's."""
-        # Of a connection that is cancelled Python 3.11 prints a traceback.
+        """Serve one connection, until its end or the tunnel's."""
+        # Python 3.11 prints a traceback for a connection whose task is cancelled.
         with suppress(asyncio.CancelledError):
             await self._forward(reader, writer)
         writer.close()
@@ -92,7 +93,7 @@ class Tunnel:
             return
         try:
             to_proxy = await asyncio.open_connection(self._host, self._port, ssl=self._trust)
-        except OSError as error:  # Flower says but that the SuperLink isn't available
+        except OSError as error:  # Flower only says that the SuperLink isn't available
             print(f"{self._host}:{self._port}: can't be reached ({error})", file=sys.stderr)
             return
         to_proxy[1].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -13,10 +13,20 @@ from typing import Any
 import pytest
 
 from fedapp.deploy.local import LocalDeployment
+from tests.deploy.command import deploy
 
 Node = Mapping[str, int | str]
 TASK_BEGINS = "flwr-clientapp"  # in a SuperNode's log
 RESTART_PAUSE = 10.0  # seconds, RestartSec of the units
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The folder of a deployment for two devices with data of their own; nobody listens on its server's port."""
+    out = tmp_path / "d"
+    arguments = ("--host", "127.0.0.1", "--host", "fl.example.org", "--port", 1)
+    assert deploy("init", out, *arguments, "--device", "oslo=/a", "--device", "bern=/b").exit_code == 0
+    return out
 
 
 @pytest.fixture(scope="session")

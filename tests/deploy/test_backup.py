@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pwd
+import shutil
 import socket
 import sqlite3
 import stat
@@ -13,22 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
-from fedapp.cli import app
-from tests.deploy.test_init import contents, shake_hands
-
-
-def deploy(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["deploy", *map(str, arguments)])
-
-
-@pytest.fixture
-def made(tmp_path):
-    out = tmp_path / "d"
-    result = deploy("init", out, "--host", "fl.example.org", "--device", "oslo=/a", "--device", "bern=/b")
-    assert result.exit_code == 0
-    return out
+from tests.deploy.command import contents, deploy, shake_hands
 
 
 def entries(out: Path) -> list[dict[str, str]]:
@@ -94,6 +81,20 @@ def test_a_linked_folder_is_refused_unless_it_is_left_out_anyway(made, tmp_path)
     said = deploy("backup", made, tmp_path / "other.tar.gz").output
     assert said.startswith(f"error: {made / 'bern'}: is a link to a folder")
     assert not (tmp_path / "other.tar.gz").exists()
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied", "d/ca.key"), KeyboardInterrupt()])
+def test_a_backup_that_breaks_off_leaves_no_file_and_names_the_one_that_cannot_be_read(
+    made, tmp_path, monkeypatch, error
+):
+    def add(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tarfile.TarFile, "add", add)
+    result = deploy("backup", made, tmp_path / "backup.tar.gz")
+    assert not (tmp_path / "backup.tar.gz").exists()
+    if isinstance(error, OSError):
+        assert result.output == "error: d/ca.key: can't be read (Permission denied)\n"
 
 
 def test_a_backup_replaces_nothing_and_a_restore_neither(made, tmp_path):
@@ -216,6 +217,16 @@ def test_the_audit_log_says_who_did_what_and_how_it_ended(made):
     assert entries(made)[-1]["command"] == "init --force"
 
 
+def test_a_line_that_lacks_what_an_entry_has_is_shown_as_far_as_it_goes(made, monkeypatch):
+    monkeypatch.setattr("fedapp.deploy.runs.ended_runs", lambda _: [])
+    with (made / "audit.jsonl").open("a") as file:
+        file.write('{"command": "by hand", "device": "oslo"}\n')
+    shown = deploy("audit", made).output.splitlines()
+    assert len(shown) == 2
+    assert shown[0].endswith(f"{entries(made)[0]['user']}@{socket.gethostname()} init: done")
+    assert shown[1] == "? ?@? by hand oslo: ?"
+
+
 def test_the_user_is_not_who_the_environment_says(made, monkeypatch):
     monkeypatch.setenv("LOGNAME", "somebody-else")
     assert getpass.getuser() == "somebody-else"
@@ -239,6 +250,13 @@ def test_start_up_files_are_written_anew_and_nothing_else(made):
         (made / name).write_text("as an earlier version wrote it")
     assert deploy("refresh", made).exit_code == 0
     assert {**contents(made), "audit.jsonl": b""} == {**before, "audit.jsonl": b""}
+
+
+def test_start_up_files_that_cannot_be_written_are_one_line(made):
+    shutil.rmtree(made / "oslo")
+    assert deploy("refresh", made).output == (
+        f"error: {made / 'oslo' / 'node.toml'}: can't be written (No such file or directory)\n"
+    )
 
 
 def test_start_up_files_of_a_folder_that_no_unit_can_hold_are_refused(made):

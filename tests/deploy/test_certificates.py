@@ -10,26 +10,12 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from typer.testing import CliRunner, Result
 
-from fedapp.cli import app
 from fedapp.deploy import keys
 from fedapp.deploy.certificates import WARN_BEFORE, read, validities
-from tests.deploy.test_init import contents, shake_hands
+from tests.deploy.command import contents, deploy, shake_hands
 
 DAY = datetime.timedelta(days=1)
-
-
-def deploy(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["deploy", *map(str, arguments)])
-
-
-@pytest.fixture
-def made(tmp_path):
-    out = tmp_path / "d"
-    arguments = ("--host", "127.0.0.1", "--host", "fl.example.org", "--port", 1)  # where nobody listens
-    assert deploy("init", out, *arguments, "--device", "oslo=/a", "--device", "bern=/b").exit_code == 0
-    return out
 
 
 def lifetime(path: Path) -> datetime.timedelta:
@@ -112,6 +98,15 @@ def test_what_another_authority_signed_is_left_alone(made):
     assert deploy("renew", made).exit_code == 0
     assert contents(made)["oslo/local.crt"] == before["oslo/local.crt"]
     assert "oslo/local.crt" in [certificate.name for certificate in validities(made)]
+
+
+def test_with_a_certificate_that_cannot_be_read_none_is_renewed(made):
+    (made / "superlink" / "server.crt").write_text("no certificate")
+    before = contents(made)
+    result = deploy("renew", made)
+    assert result.output.startswith(f"error: {made / 'superlink' / 'server.crt'}: can't be read as a cert")
+    assert {name for name, content in contents(made).items() if content != before[name]} == {"audit.jsonl"}
+    assert "failed: " in (made / "audit.jsonl").read_text().splitlines()[1]
 
 
 def test_a_key_of_another_authority_signs_nothing(made):

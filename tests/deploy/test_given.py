@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from flwr.common.config import fuse_dicts
-from typer.testing import CliRunner
 
-from fedapp import cli
 from fedapp.client_app import app
 from fedapp.config import ConfigError, Keys, RunConfig, defaults
 from fedapp.config.own_keys import folded, unfolded
@@ -17,6 +15,7 @@ from fedapp.deploy.given import read_given
 from fedapp.deploy.nodes import NodeRecord, NodeRecords
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server import prepare, run
+from tests.deploy.command import deploy
 
 HALF_LIFE = "custom.half_life:HalfLife"
 LINE = "clock = virtual: was the simulation's, and isn't taken over; devices have real time"
@@ -42,6 +41,8 @@ def test_what_is_counted_in_its_seconds_is_named(tmp_path):
     said = f"{LINE}, in seconds of which time-budget = 30"
     assert read_given([str(file), "strategy=fedavg"]).lines == [f"{said} count now"]
     assert read_given([str(file), "strategy=fedfix"]).lines == [f"{said} and fedfix-interval = 0.5 count now"]
+    by_task_times = [str(file), "strategy=fedfix fedfix-interval=auto"]
+    assert read_given(by_task_times).lines == [f"{said} count now"]
 
 
 @pytest.mark.parametrize("by_file", [False, True])
@@ -140,10 +141,10 @@ def test_num_clients_is_the_number_of_local_devices_where_no_option_says_another
     monkeypatch.setattr("fedapp.deploy.cli.LocalDeployment", deployment)
     own = tmp_path / "own.toml"
     own.write_text("num-clients = 2\nlr = 0.1\n")
-    result = CliRunner().invoke(cli.app, ["deploy", "local", "-c", str(own), *arguments])
+    result = deploy("local", "-c", own, *arguments)
     assert isinstance(result.exception, InterruptedError)
     assert (started, result.output.strip()) == ([devices], said)
-    wrong = CliRunner().invoke(cli.app, ["deploy", "local", "-c", "num-clients=0"]).output
+    wrong = deploy("local", "-c", "num-clients=0").output
     assert wrong.startswith("error: num-clients = 0: must be a whole number from 1")
 
 
@@ -166,30 +167,24 @@ def test_what_does_not_go_together_is_refused_before_flower_is_asked(tmp_path, m
         return "7"
 
     monkeypatch.setattr("fedapp.deploy.runs.start", start)
-    out = str(tmp_path / "d")
-
-    def deploy(*arguments: str) -> str:
-        return CliRunner().invoke(cli.app, ["deploy", *arguments]).output
-
+    out = tmp_path / "d"
     deploy("init", out, "--host", "127.0.0.1", "--device", "oslo=/a")
-    assert deploy("run", out, "-c", "local-steps=3").startswith(
-        "error: local-epochs = 1, local-steps = 3: one of"
-    )
-    assert "unknown key 'half-lief'" in deploy(
-        "run", out, "-c", f"strategy='{HALF_LIFE}' strategy-config='half-lief=2.0'"
-    )
+    refused = deploy("run", out, "-c", "local-steps=3").output
+    assert refused.startswith("error: local-epochs = 1, local-steps = 3: one of")
+    own = f"strategy='{HALF_LIFE}' strategy-config='half-lief=2.0'"
+    assert "unknown key 'half-lief'" in deploy("run", out, "-c", own).output
     assert started == []
     # The server's own files, which this machine needn't have.
     for config in ("dataset='files' data-path='/no/such.npz'", "resume='/no/such' round-timeout=9.0"):
-        assert "run 7 started" in deploy("run", out, "-c", config)
+        assert "run 7 started" in deploy("run", out, "-c", config).output
 
 
 def test_a_run_is_told_which_node_is_which_device(tmp_path, monkeypatch):
     started: list[Mapping[str, Any]] = []
     monkeypatch.setattr("fedapp.deploy.runs.start", lambda out, app, given: started.append(given) or "7")
-    out, invoke = tmp_path / "d", CliRunner().invoke
-    invoke(cli.app, ["deploy", "init", str(out), "--host", "127.0.0.1", "--partitions", "3"])
-    invoke(cli.app, ["deploy", "add", str(out), "oslo=/data"])
+    out = tmp_path / "d"
+    deploy("init", out, "--host", "127.0.0.1", "--partitions", "3")
+    deploy("add", out, "oslo=/data")
     records = NodeRecords.read(out)
     for node in [
         NodeRecord("device-0", "4710", "a", "then", "unregistered since"),
@@ -204,8 +199,7 @@ def test_a_run_is_told_which_node_is_which_device(tmp_path, monkeypatch):
         'registered-nodes = "device-0:1:0"\nlr = 0.5\nnum-clients = 2\n[versions]\nflwr = "1"\n'
     )
     for arguments in ([], ["-c", str(before)], ["-c", "registered-nodes=''"]):
-        result = invoke(cli.app, ["deploy", "run", str(out), *arguments])
-        assert "run 7 started" in result.output
+        assert "run 7 started" in deploy("run", out, *arguments).output
     told = "device-0:4711:0, device-2:18446744073709551615:2, oslo:5"
     assert [given["registered-nodes"] for given in started] == [told, told, ""]
     assert [given.get("lr") for given in started] == [None, 0.5, None]

@@ -1,12 +1,9 @@
 """``fedapp deploy init``: what it writes, read by the programs that will read it."""
 
 import shutil
-import socket
-import ssl
 import stat
 import subprocess
 import sys
-import threading
 import tomllib
 import zipfile
 from pathlib import Path
@@ -17,16 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.common.config import parse_config_args
-from typer.testing import CliRunner, Result
 
-from fedapp.cli import app
+from tests.deploy.command import contents, deploy, shake_hands
 
 HOSTS = ("--host", "fl.example.org", "--host", "10.0.0.5")
 DEVICES = ("--device", "oslo=/srv/my data/$x.npz", "--device", "bern=/data/images")
-
-
-def deploy(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["deploy", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +28,6 @@ def made(tmp_path_factory):
     result = deploy("init", out, *HOSTS, *DEVICES)
     assert result.exit_code == 0, result.output
     return out
-
-
-def contents(out: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 # Keys and certificates ---------------------------------------------------------------------------------------
@@ -112,35 +100,6 @@ def test_a_client_refuses_the_server_under_another_name_and_without_the_authorit
     assert "mismatch" in str(shake_hands(made, "other.example.org"))
     assert deploy("init", tmp_path / "else", *HOSTS, *DEVICES).exit_code == 0
     assert "CERTIFICATE_VERIFY_FAILED" in str(shake_hands(made, "10.0.0.5", tmp_path / "else" / "ca.crt"))
-
-
-def shake_hands(
-    made: Path, name: str, authority: Path | None = None, server: Path | None = None
-) -> ssl.SSLError | None:
-    """Connect over TLS on loopback as if to ``name``; return why the client refuses the server."""
-    certificate = server or made / "superlink" / "server.crt"
-    listening = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    listening.load_cert_chain(certificate, certificate.with_suffix(".key"))
-    client = ssl.create_default_context(cafile=str(authority or made / "oslo" / "ca.crt"))
-    client.verify_flags |= ssl.VERIFY_X509_STRICT
-    ours, theirs = socket.socketpair()
-
-    def serve() -> None:
-        try:
-            listening.wrap_socket(theirs, server_side=True).close()
-        except OSError:
-            theirs.close()
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        client.wrap_socket(ours, server_hostname=name).close()
-    except ssl.SSLError as error:
-        return error
-    finally:
-        ours.close()
-        thread.join()
-    return None
 
 
 def test_device_keys_are_what_flower_reads_and_differ(made):

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from fedapp.deploy.files import read_deployment
 from fedapp.deploy.local import LocalDeployment
+from fedapp.deploy.plan import DeployError
 from fedapp.report import read_metrics
 from tests.selection import spread
 
@@ -139,3 +141,14 @@ def test_what_cannot_run_is_one_line_before_anything_starts(arguments, text, sta
     assert output.startswith(text)
     assert len(output.splitlines()) == 1
     assert not (tmp_path / OUT).exists()
+
+
+def test_a_superlink_that_accepts_connections_and_never_answers_has_not_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedapp.deploy.local.START_TIMEOUT", 0.5)
+    with LocalDeployment(tmp_path / "d", [{"partition-id": 0, "num-partitions": 1}]) as deployment:
+        host, _, port = deployment.deployment.superlink_address.partition(":")
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        with socket.create_server((host, int(port))), process:
+            deployment.processes["superlink"] = process
+            with pytest.raises(DeployError, match="the SuperLink didn't start"):
+                deployment.wait_for_superlink()

@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from fedapp.cli import app
 from fedapp.deploy.certificates import read, shown_by_server
 from fedapp.deploy.flower import ask
 from fedapp.deploy.local import LocalDeployment
+from tests.deploy.command import deploy
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-def deploy(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["deploy", *map(str, arguments)])
 
 
 @pytest.fixture

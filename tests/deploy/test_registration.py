@@ -5,19 +5,14 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from fedapp.cli import app
 from fedapp.deploy.files import CONNECTION, read_deployment
 from fedapp.deploy.flower import ask, flwr
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.nodes import NodeRecords, fingerprint
+from tests.deploy.command import deploy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def deploy(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["deploy", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ import pytest
 from fedapp.deploy import keys
 from fedapp.deploy.audit import Audit, digest, text_of
 from fedapp.deploy.seal import sign_ends
-from tests.deploy.test_backup import deploy, made
-
-__all__ = ["made"]  # a fixture
+from tests.deploy.command import deploy
 
 Change = Callable[[list[str]], list[str]]
 
@@ -149,6 +147,15 @@ def test_an_audit_of_an_earlier_version_is_one_line_and_is_held_from_the_next_on
     text = (made / "audit.jsonl").read_text()
     (made / "audit.jsonl").write_text(text.replace("done", "DONE", 1))
     assert "lines 1 to 2: aren't as they were when line 3 was written" in verify(made)[0]
+
+
+def test_a_seal_that_cannot_be_read_or_written_is_one_line(made):
+    (made / "audit.seal").unlink()
+    (made / "audit.seal").mkdir()
+    assert verify(made) == [f"error: {made / 'audit.seal'}: can't be read (Is a directory)"]
+    (made / "audit.new").mkdir()
+    with pytest.raises(ValueError, match=r"audit\.new: can't be written \(Is a directory\)$"):
+        sign_ends(made, [("17", "finished:completed")])
 
 
 def test_without_the_servers_key_nothing_is_signed(made):

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from fedapp.cli import app
 from fedapp.deploy.files import read_deployment
 from fedapp.deploy.plan import Service
+from tests.deploy.command import deploy
 
 HOSTS = ("--host", "fl.example.org", "--host", "2001:db8::5")
 DEVICES = ("--device", "oslo=/srv/my data/$x.npz", "--device", "bern=/data/images")
@@ -33,7 +32,7 @@ needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reas
 
 
 def init(out: Path, *arguments: object) -> Path:
-    result = CliRunner().invoke(app, ["deploy", "init", *map(str, (out, *HOSTS, *arguments))])
+    result = deploy("init", out, *HOSTS, *arguments)
     assert result.exit_code == 0, result.output
     return out
 

@@ -1,21 +1,22 @@
 """The operator's way through the proxy: what goes in comes out, with a certificate, and for nobody else."""
 
+import gc
 import os
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedapp.cli import app
 from fedapp.deploy.files import read_deployment, write_deployment
 from fedapp.deploy.plan import DeployError, Deployment, devices_of
 from fedapp.deploy.tunnel import Tunnel, way_in
+from tests.deploy.command import deploy
 
 PAYLOAD = os.urandom(2**20)
 
@@ -129,6 +130,15 @@ def test_who_has_no_certificate_is_told_so(out):
         way_in(out),
     ):
         pass
-    result = CliRunner().invoke(app, ["deploy", "flwr", "--deployment", str(out), "list"])
+    result = deploy("flwr", "--deployment", out, "list")
     assert (result.exit_code, len(result.output.splitlines())) == (1, 1)
     assert result.output.startswith(f"error: {out}/operator.crt, operator.key: can't be read")
+
+
+def test_the_port_is_closed_with_the_tunnel(out):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with Tunnel(out, read_deployment(out)):
+            pass
+        gc.collect()
+    assert [str(each.message) for each in seen if each.category is ResourceWarning] == []
