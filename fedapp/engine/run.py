@@ -145,7 +145,7 @@ def run_on(
 def fit_to_machine(
     simulation: SimulationConfig, config: RunConfig, *, on_ray: bool = True
 ) -> SimulationConfig:
-    """Drop the GPU fraction, and say so, where there is no GPU; fail if ``client-device`` asks for one."""
+    """Drop the GPU fraction, with a warning, where there is no GPU; ConfigError if ``client-device`` needs a GPU."""
     has_gpu, wants_gpu = torch.cuda.is_available(), simulation.client_resources_num_gpus > 0
     if config.client_device == "cuda" and not has_gpu:
         raise ConfigError("client-device = 'cuda': this machine has no GPU; allowed are auto, cpu")
@@ -189,14 +189,14 @@ def _check_can_be_found(config: RunConfig) -> None:
         key, name = next(iter(names.items()))
         raise ConfigError(
             f"{key} = {name!r}: is known in this process alone, and Ray's workers can't import it; put it into a "
-            f"module, or take engine {' or '.join(IN_PROCESS)}"
+            f"module, or take engine {' or '.join(IN_PROCESS)} without workers on Ray"
         )
     if changed := changed_since(config.flat()):
         raise ConfigError(changed)
 
 
 def make_grid(engine: str, num_clients: int, workers: int = 0, way: Way | None = None) -> Grid:
-    """Return the Grid of an engine in ``IN_PROCESS``; ``workers`` and ``way`` are the vectorized one's (Trainer)."""
+    """Return the Grid of an engine in ``IN_PROCESS``; ``workers`` and ``way`` are for the vectorized one."""
     if engine == SEQUENTIAL:
         return SequentialGrid(client_app.app, num_clients)
     return VectorizedGrid(client_app.app, num_clients, Trainer(way, workers))

@@ -20,9 +20,9 @@ from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
 
 Array = NDArray[Any]
 
-# docs/timeline.png is that of `fedapp run num-clients=10 model=logistic participation=uniform fraction-train=0.6
+# docs/timeline.png is drawn from `fedapp run num-clients=10 model=logistic participation=uniform fraction-train=0.6
 # round-deadline=15 num-server-rounds=20 availability=diurnal:0.7,200 time-scenario=lognormal:0.5,40,20000,5000,0.5`,
-# docs/timeline-1000.png that of `fedapp run num-clients=1000 model=logistic participation=uniform fraction-train=0.5
+# docs/timeline-1000.png from `fedapp run num-clients=1000 model=logistic participation=uniform fraction-train=0.5
 # round-deadline=10 num-server-rounds=40 availability=diurnal:0.7,400 time-scenario=lognormal:0.5,1,20000,10000,0.5
 # min-samples=1 eval-every=40 client-records=never`.
 FIGURE = "timeline.png"
@@ -41,17 +41,13 @@ OUTCOMES = {
 }
 _MEANING = {"accepted": "used", "discarded": "discarded (too old)"}
 
-_BINS, _COARSE, _LINES, _GROUPS = (
-    400,
-    80,
-    300,
-    40,
-)  # columns of pictures, lines, groups of what became of tasks
+_BINS, _COARSE = 400, 80  # bins of time: where tasks are long enough to be seen in narrow ones, and elsewhere
+# Of many clients: lines of the picture, and groups beside it, each with the outcomes of its tasks.
+_LINES, _GROUPS = 300, 40
 _WIDTH = 900  # pixels, about, of an axis
-_NARROWEST, _USUAL = (
-    8,
-    20,
-)  # pixels of the median task: below the first a stretch of time is drawn where it has these
+# Pixels of the median task. If it has less than the first number in the whole run, only the last part of the run is
+# drawn, in which it has the second.
+_NARROWEST, _USUAL = 8, 20
 
 
 def draw_timeline(
@@ -231,7 +227,8 @@ def _draw_fleet(axes: Axes, activity: Activity) -> dict[str, Array]:
 
 def _edges(activity: Activity) -> Array:
     """Return the edges of bins of time: narrow where tasks are long enough to be seen in them, else wide."""
-    fine = np.median(activity.ended - activity.began) * _BINS >= 2 * (activity.end - activity.start)
+    median = np.median(activity.ended - activity.began) if len(activity.place) else 0.0
+    fine = median * _BINS >= 2 * (activity.end - activity.start)
     return activity.bins(_BINS if fine else _COARSE)
 
 

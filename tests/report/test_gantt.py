@@ -1,5 +1,6 @@
 """timeline.png: what each client did when, of few clients and of many, of all of a run or a part of it."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,6 +125,14 @@ def test_a_stretch_of_time_is_drawn_where_all_would_be_too_narrow_or_if_it_is_as
     part = seen(tmp_path / "part.png")
     assert part["receiving"] > 2000
     assert part["away"] < 3000  # nobody is away then: only above, of the whole run
+
+
+@pytest.mark.parametrize("clients", [10, ROWS + 1])
+def test_a_stretch_of_time_without_a_task_is_drawn_without_a_warning(clients, tmp_path):
+    run = written(tmp_path / "run", clients, gone=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert draw_timeline(run, 8.5, 9.5) == run / FIGURE
 
 
 @pytest.mark.parametrize(
