@@ -51,7 +51,7 @@ def compose_file(deployment: Deployment) -> str:
 def _service(deployment: Deployment, service: Service) -> dict[str, Any]:
     own = f"{deployment.home}/{service.folder}"
     volumes = [_mount(f"./{service.folder}", own)]
-    if service.runs_apps and not service.is_worker:  # of the machine's folder it sees no more
+    if service.runs_apps and not service.is_worker:  # nothing else of the machine's folder can be seen
         certificate = f"{service.machine}/{'ca.crt' if service.is_server else 'local.crt'}"
         volumes.append(_mount(f"./{certificate}", f"{deployment.home}/{certificate}", read_only=True))
     if service.runs_apps and service.data:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedapp.deploy.plan import DeployError
 
-# A message is deleted with its reply as soon as the ServerApp has fetched that.
+# A message and its reply are deleted as soon as the ServerApp has fetched the reply.
 _TASKS = """
 SELECT ins.dst_node_id, ins.run_id, ins.message_type, ins.delivered_at
 FROM message_ins AS ins LEFT JOIN message_res AS res ON res.reply_to_message_id = ins.message_id
@@ -22,12 +22,12 @@ ORDER BY ins.delivered_at DESC, ins.created_at
 
 
 def tasks(database: Path) -> dict[str, str]:
-    """Return what each node works on or is to begin with, by its number; those that do nothing aren't there.
+    """Return the task that each node works on or is to begin, by the node's number; idle nodes are left out.
 
     Raises
     ------
     DeployError
-        If it can't be read.
+        If the database can't be read.
     """
     doing: dict[str, str] = {}
     with _open(database) as connection:
@@ -76,5 +76,5 @@ def _checked(made: sqlite3.Connection) -> int:
 
 
 def _unsigned(number: int) -> str:
-    """Return a number of Flower's, of 64 bits, which SQLite keeps as a signed one."""
+    """Return an unsigned number of 64 bits, which SQLite keeps as a signed one, as text."""
     return str(number % 2**64)

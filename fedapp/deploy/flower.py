@@ -58,9 +58,7 @@ def run_flwr(out: Path, arguments: Sequence[str]) -> int:
     """Run Flower's command line as the owner of a deployment, on this terminal, and return its exit code."""
     with connected(out) as environment:
         process = subprocess.Popen([str(BIN / "flwr"), *arguments], env=environment)
-        former = signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # Ctrl-C is for Flower, which ends in its own way
+        former = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for Flower's process
         try:
             return process.wait()
         finally:
@@ -73,7 +71,7 @@ def ask(out: Path, *arguments: str) -> dict[str, Any]:
     Raises
     ------
     DeployError
-        If the SuperLink can't be reached, or refuses: Flower's exit code is 0 then, too.
+        If the SuperLink can't be reached, or refuses, in which case Flower's exit code is 0, too.
     """
     printed = flwr(out, *arguments, CONNECTION, "--format", "json")
     named = f"flwr {' '.join(arguments[:2])}"
@@ -95,7 +93,7 @@ def connected(out: Path) -> Iterator[dict[str, str]]:
 
 
 def inherited(own: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment with some variables of another; Flower's commands are on its PATH."""
+    """Return this process's environment with ``own`` variables in it, and Flower's commands on its PATH."""
     return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", **own}
 
 

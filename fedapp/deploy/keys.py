@@ -28,7 +28,7 @@ AUTHORITY_VALID_FOR = datetime.timedelta(days=10 * 365)
 CERTIFICATE_VALID_FOR = datetime.timedelta(days=2 * 365)  # 'fedapp deploy renew' makes the next one
 SECRET_BYTES = 32
 LOOPBACK_CERTIFICATE = "local.crt"  # of a device's own API
-OPERATOR = "fedapp operator"  # whom the operator's certificate names
+OPERATOR = "fedapp operator"  # subject of the operator's certificate
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Authority:
 
     @classmethod
     def create(cls) -> "Authority":
-        """Make one, self-signed."""
+        """Make a self-signed authority."""
         return cls._self_signed(ec.generate_private_key(ec.SECP256R1()))
 
     @classmethod
     def read(cls, folder: Path) -> "Authority":
-        """Read one from its ca.key and ca.crt.
+        """Read an authority from its ca.key and ca.crt.
 
         Raises
         ------
         ValueError
-            If they can't be read, or don't belong together.
+            If the files can't be read, or the key isn't the certificate's.
         """
         try:
             certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -66,7 +66,7 @@ class Authority:
         return self._self_signed(self.key)
 
     def successor(self, certificate: x509.Certificate) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-        """Make a new key, and a certificate for it that says what an earlier one said."""
+        """Make a new key, and a certificate for it with the subject and extensions of an earlier certificate."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(
             certificate.subject,
@@ -81,7 +81,7 @@ class Authority:
         return key, builder.sign(self.key, hashes.SHA256())
 
     def _at_most(self, duration: datetime.timedelta) -> datetime.timedelta:
-        """Shorten a time so that what is signed now doesn't outlive the authority, which would be worth nothing."""
+        """Return a duration, shortened where a certificate signed now would outlive the authority's certificate."""
         return min(duration, self.certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC))
 
     @classmethod
@@ -107,6 +107,7 @@ class Authority:
         hosts : sequence of str
             Host names and IP addresses under which clients reach it: the subject's alternative names.
         valid_for : timedelta
+            How long the certificate is valid.
         """
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
         return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, valid_for, names)
@@ -159,10 +160,11 @@ def write_operator(folder: Path, authority: Authority) -> None:
 
 
 def write_loopback(folder: Path) -> None:
-    """Write local.crt and local.key of a device's own API: by them its SuperExec knows it, and nobody else does.
+    """Write local.crt and local.key of a SuperNode's own API, by which the device's SuperExec recognises it.
 
-    They have an authority of their own, whose key nobody keeps; its certificate is in local.crt, too. They hold as
-    long as that one: nothing outside the device depends on them, so there is nothing to renew before.
+    An authority made for this certificate alone signs it; the authority's key is dropped, and its certificate is in
+    local.crt, too. Both certificates are valid for equally long: nothing outside the device depends on them, so that
+    an earlier renewal would serve nothing.
     """
     authority = Authority.create()
     _write_pair(folder, "local", *authority.server_certificate([LOOPBACK], AUTHORITY_VALID_FOR))
@@ -171,7 +173,7 @@ def write_loopback(folder: Path) -> None:
 
 
 def write_secret(*folders: Path) -> None:
-    """Write superexec.secret, the same in each folder: with it a SuperExec gets tasks, and without it nobody."""
+    """Write superexec.secret, the same in each folder: only a SuperExec that has it gets tasks."""
     secret = os.urandom(SECRET_BYTES).hex().encode()
     for folder in folders:
         write_private(folder / "superexec.secret", secret)

@@ -31,9 +31,9 @@ class NodeRecord:
     key : str
         Fingerprint of the public key.
     registered : str
-        When, UTC.
+        When the key was registered, UTC.
     unregistered : str
-        When the SuperLink was told to forget it, UTC; empty before.
+        When the key was unregistered, UTC; empty before.
     """
 
     device: str
@@ -53,7 +53,7 @@ class NodeRecords:
 
     @classmethod
     def read(cls, out: Path) -> "NodeRecords":
-        """Read them from a deployment's folder, in which there may be none yet.
+        """Read the records in a deployment's folder; a folder without nodes.json has none.
 
         Raises
         ------
@@ -73,11 +73,11 @@ class NodeRecords:
         return next((node for node in reversed(self.nodes) if node.key == key), None)
 
     def add(self, node: NodeRecord) -> None:
-        """Note a node, in place of what was on record of its key."""
+        """Add a record, in place of an earlier one of the same key."""
         self._write([*(other for other in self.nodes if other.key != node.key), node], self.tags)
 
     def tag(self, device: str, tags: Sequence[str]) -> None:
-        """Give a device these tags, in place of what it had.
+        """Give a device these tags, in place of its former ones.
 
         Raises
         ------
@@ -104,12 +104,12 @@ class NodeRecords:
 
 
 def registered_nodes(out: Path, deployment: Deployment) -> str:
-    """Return what a run is told of a deployment's nodes: ``registered-nodes``, "" if none is on record.
+    """Return the run config's ``registered-nodes``: NAME:NODE[:PARTITION][+TAG…] of each device with a known node.
 
     Raises
     ------
     DeployError
-        If the record can't be read.
+        If the records can't be read.
     """
     records = NodeRecords.read(out)
     present = {node.device: node for node in records.nodes if not node.unregistered}
@@ -133,7 +133,7 @@ def fingerprint(public_key: Path) -> str:
     Raises
     ------
     DeployError
-        If there is none.
+        If the file can't be read.
     """
     try:
         words = public_key.read_bytes().split()

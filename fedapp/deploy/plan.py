@@ -8,9 +8,7 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 SUPERLINK_PORT = 9093  # of the SuperLink behind the proxy
-FIRST_NODE_PORT = (
-    9094  # of a SuperNode's own API on loopback: Flower's default; the next device has the next one
-)
+FIRST_NODE_PORT = 9094  # of the first SuperNode's own API on loopback: Flower's default; the others follow
 SUPEREXEC, WORKER = "superexec", "worker"
 WORKER_COMMAND = ["python", "-P", "-m", "fedapp.worker.command"]  # fedapp-worker, whatever else is installed
 _RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed")
@@ -26,7 +24,7 @@ class DeployError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """A device: its name, what its SuperNode is told (`data-path`, or its part), and its SuperNode's own port."""
+    """A device: its name, node config (`data-path`, or `partition-id` and `num-partitions`) and SuperNode's port."""
 
     name: str
     node_config: dict[str, int | str]
@@ -49,7 +47,7 @@ class Service:
         Whether it is a SuperExec or a worker, in which the code of runs runs: as another user, in a folder within the
         machine's.
     data : str
-        What a device's code is to train on, empty if the run's config says it.
+        The path of a device's own data; empty if the run's config says what the data are.
     """
 
     name: str
@@ -60,7 +58,7 @@ class Service:
 
     @property
     def folder(self) -> str:
-        """The folder that it may write to, below the deployment's."""
+        """The folder that the process may write to, below the deployment's."""
         return f"{self.machine}/{SUPEREXEC}" if self.runs_apps else self.machine
 
     @property
@@ -84,7 +82,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What a deployment is.
+    """The server, the devices, and where their files are.
 
     Attributes
     ----------

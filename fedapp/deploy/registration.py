@@ -1,7 +1,7 @@
 """Devices' keys at the SuperLink: made known, replaced, and given up.
 
-To Flower 1.41 a key is new, in use, or was unregistered, and of the last two it says the same: "already in use".
-A key that was unregistered is refused for ever.
+Flower 1.41 says "already in use" both of a key that is in use and of one that was unregistered, which it refuses for
+ever.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,11 +28,11 @@ class Registration:
     ----------
     device : str
     state : str
-        ``known``: it is on the SuperLink, but under which number, and whether it was unregistered, isn't known.
+        ``known``: the SuperLink has the key, but its number, and whether it was unregistered, aren't known.
     node_id : str
         Its number at the SuperLink, empty where it isn't known.
     line : str
-        All that as one line.
+        The state, and what to do next, as one line.
     """
 
     device: str
@@ -82,7 +82,7 @@ def register(out: Path, deployment: Deployment, *, new_keys: bool = False) -> It
 
 
 def new_key(out: Path, deployment: Deployment, name: str) -> Registration:
-    """Make a new key for a device, and register it; its present one stays what it is at the SuperLink."""
+    """Make a new key for a device, and register it; the SuperLink isn't asked to refuse the former key."""
     keys.write_device(out / name)
     made = _register_key(out, name)
     line = (
@@ -93,9 +93,9 @@ def new_key(out: Path, deployment: Deployment, name: str) -> Registration:
 
 
 def retire(out: Path, name: str, node_id: str) -> str:
-    """Have the SuperLink refuse a device's key from now on; return its number there.
+    """Have the SuperLink refuse a device's key from now on; return the device's number there, "" if it isn't known.
 
-    A key that the SuperLink was never told is registered for this: nobody else can register it afterwards.
+    A key that the SuperLink doesn't know is registered first, so that nobody else can register it afterwards.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def _register_key(out: Path, name: str) -> Registration:
 def _known_key(
     records: NodeRecords, listed: Mapping[str, Mapping[str, Any]], name: str, key: str, out: Path
 ) -> Registration:
-    """Tell what it means that a key is "already in use"."""
+    """Return the state of a key that the SuperLink calls "already in use", by our records and its list of nodes."""
     node = records.of_key(key)
     if node is None or node.node_id not in listed:
         others = {other.node_id for other in records.nodes if other.key != key}

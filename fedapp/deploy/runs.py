@@ -16,9 +16,9 @@ from fedapp.deploy.flower import ask, flwr
 from fedapp.deploy.plan import DeployError
 
 LOG_TIMEOUT = 30.0  # seconds; the log of a run that has said nothing yet keeps the command waiting
-NONE = "N/A"  # Flower's for no time and no details
+NONE = "N/A"  # Flower's text for a time or details that don't exist
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# The server logs the first about once a minute, the second after some of the aggregations, as often at most.
+# The server logs a line of progress about once a minute, and a round after some of the aggregations, no more often.
 _PROGRESS = re.compile(
     r"progress: aggregation (?P<done>\d+) of (?P<of>\d+), (?P<busy>\d+) of (?P<all>\d+) devices at work"
     r"(?:, (?P<left>.+) left)?\s*$"
@@ -29,14 +29,14 @@ _FOLDER = re.compile(r"Recording this run in (.+?)\s*$")
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run was when its log last said so; what isn't known is empty or 0.
+    """The latest progress in a run's log; what isn't known is empty or 0.
 
     Attributes
     ----------
     aggregation, of : int
-        How many aggregations there were, of how many.
+        Number of aggregations so far, and of all.
     at_work, devices : int
-        How many devices were at work, of how many.
+        Number of devices at work, and of all.
     time_left : str
         How much longer the run will take, hours:minutes:seconds.
     """
@@ -49,12 +49,12 @@ class RunProgress:
 
     @classmethod
     def read(cls, log: list[str]) -> "RunProgress":
-        """Read the last of it out of a log's lines."""
+        """Read the latest progress from a log's lines."""
         earlier = cls()
         for line in reversed(log):
             if found := _PROGRESS.search(line):
                 done, of, busy, devices = (int(found[name]) for name in ("done", "of", "busy", "all"))
-                # A later line may have said that there are more aggregations.
+                # A later line may have a higher number of aggregations.
                 return cls(max(done, earlier.aggregation), of, busy, devices, found["left"] or "")
             if not earlier.of and (found := _ROUND.search(line)):
                 earlier = cls(int(found["done"]), int(found["of"]))
@@ -63,18 +63,18 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class DeployedRun:
-    """A run.
+    """A run of a deployment.
 
     Attributes
     ----------
     run_id, status, details : str
         In Flower's words; the status is such as ``running`` or ``finished:completed``.
     asked_for : str
-        When it was, UTC.
+        When somebody asked for the run, UTC.
     elapsed : float
         Seconds since it began, or that it took; 0 before it begins.
     log : list of str
-        What its server said so far, empty if nothing yet.
+        The lines of the ServerApp's log so far.
     """
 
     run_id: str
@@ -91,17 +91,17 @@ class DeployedRun:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether its server's process isn't there yet."""
+        """Whether the ServerApp's process hasn't started yet."""
         return self.status in ("pending", "starting")
 
     @property
     def folder(self) -> str:
-        """Where it is recorded on the server, which is what ``resume`` takes; empty if it hasn't said so."""
+        """The run's folder on the server, which ``resume`` takes; empty until the log names it."""
         return next((found[1] for line in self.log if (found := _FOLDER.search(line))), "")
 
     @property
     def progress(self) -> RunProgress:
-        """How far it is."""
+        """The latest progress in the log."""
         return RunProgress.read(self.log)
 
     def remark(self, node_id: str) -> str:
@@ -112,7 +112,7 @@ class DeployedRun:
 
 
 def present_runs(out: Path) -> list[DeployedRun]:
-    """Return the runs that go, or the last one that there was.
+    """Return the runs that haven't ended; if all have, the last one.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def present_runs(out: Path) -> list[DeployedRun]:
 
 
 def ended_runs(out: Path) -> list[tuple[str, str]]:
-    """Return the number and the status of each run that has ended, the first first.
+    """Return the number and the status of each run that has ended, the oldest first.
 
     Raises
     ------
@@ -153,12 +153,12 @@ def start(out: Path, app: Path, config: Mapping[str, Any]) -> str:
 
 
 def stop(out: Path, run_id: str = "") -> str:
-    """Stop a run, by default the one that goes, and return its id.
+    """Stop a run, by default the only one that hasn't ended, and return its id.
 
     Raises
     ------
     DeployError
-        If there is no such run, or none goes, or several.
+        If there is no such run; without an id, if no run goes, or several do.
     """
     if not run_id:
         going = [run["run-id"] for run in _listed(out)[1]]
@@ -170,7 +170,7 @@ def stop(out: Path, run_id: str = "") -> str:
 
 
 def _listed(out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return all runs, the newest first, and those that go, in Flower's words."""
+    """Return all runs, and the runs that haven't ended, each the newest first, in Flower's words."""
     listed = ask(out, "list")["runs"]
     return listed, [run for run in listed if not run["status"].startswith("finished")]
 
@@ -186,7 +186,7 @@ def _read(out: Path, said: Mapping[str, Any]) -> DeployedRun:
 
 
 def message_of(line: str) -> str:
-    """Return what a line of the log says, where it is one of ``log-format = "json"`` too."""
+    """Return the message in a line of the log, which is JSON with ``log-format = "json"``."""
     if line.startswith("{"):
         with suppress(ValueError, KeyError, TypeError):
             return str(json.loads(line)["message"])

@@ -119,7 +119,7 @@ def _after(service: Service) -> str:
 
 
 def _network(deployment: Deployment, service: Service) -> str:
-    """Return what keeps a process off the network that needs nothing but its neighbour on the same machine."""
+    """Return the lines that keep a process off the network if it talks to processes of the same machine alone."""
     if service.data and service.runs_apps:
         return "# This device's data leave it through its SuperNode or not at all.\n" + _LOOPBACK_ALONE
     if deployment.backend and service.name == "superlink":

@@ -1,8 +1,8 @@
-"""How a deployment is: its devices, what they do, its runs, its certificates.
+"""The state of a deployment: its devices, what they do, its runs, its certificates.
 
-All of it was asked for just now, and nothing is guessed: Flower's command line says who is online and which runs
-there are, a run's log how far it is, the server's port which certificate it shows. What each device works on only the
-SuperLink's database knows, so it is told where that can be read.
+All of it is asked for anew, and nothing is guessed: Flower's command line says who is online and which runs there
+are, a run's log how far the run is, the server's port which certificate it shows. What each device works on is in the
+SuperLink's database alone, and is shown where the database can be read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,11 +34,11 @@ class DeviceStatus:
         ``online``, ``offline``, ``registered`` (and never seen), ``unregistered`` (its key is refused for ever),
         ``not registered`` or ``unknown``.
     since : str
-        When that began, UTC; a SuperNode that says nothing for a minute is offline from then on.
+        When the state began, UTC; a SuperNode that says nothing for a minute is offline from then on.
     doing : str
-        What it works on, ``nothing``, or ``unknown``.
+        The device's task, ``nothing``, or ``unknown``.
     remark : str
-        The last line about it in the log of a run that goes.
+        The last line about the device in the log of a run that hasn't ended.
     """
 
     name: str
@@ -51,7 +51,7 @@ class DeviceStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """How a deployment is.
+    """The state of a deployment.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Status:
         Why the SuperLink couldn't be asked; empty if it could.
     devices : sequence of DeviceStatus
     runs : sequence of DeployedRun
-        Those that go, or the last one.
+        The runs that haven't ended; if all have, the last one.
     certificates : sequence of Validity
     warnings : sequence of str
         What somebody should look at.
@@ -104,19 +104,19 @@ class Status:
 
 
 def status(out: Path, database: Path | None = None) -> Status:
-    """Ask how a deployment is.
+    """Return the state of a deployment.
 
     Parameters
     ----------
     out : Path
-        Its folder.
+        The deployment's folder.
     database : Path, optional
         The SuperLink's database, if this machine has it.
 
     Raises
     ------
     DeployError
-        If there is no deployment, or what this machine has of it can't be read.
+        If there is no deployment, or one of its files on this machine can't be read.
     """
     deployment = read_deployment(out)
     records = NodeRecords.read(out)
@@ -159,7 +159,7 @@ def _device(
     remark = next((text for run in going if (text := run.remark(number))), "")
     if state == "online" and tasks is not None:
         doing = tasks.get(number, "nothing")
-    else:  # one that can't be reached may still be at work
+    else:  # a device that can't be reached may still be at work
         doing = UNKNOWN if going else "nothing"
     return DeviceStatus(name, number, state, str(said[since]).replace(NONE, ""), doing, remark)
 
@@ -175,7 +175,7 @@ def _certificate_warnings(
     if shown and own.is_file() and shown != read(own):
         yield (
             f"the server shows another certificate, valid until {shown.not_valid_after_utc:%Y-%m-%d}, than "
-            f"superlink/server.crt: copy server.crt and server.key there, and restart what uses them"
+            "superlink/server.crt: copy server.crt and server.key there, and restart what uses them"
         )
 
 

@@ -38,7 +38,7 @@ def together(number: int, size: int) -> list[range]:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A task that waits, and the request that it is from, which other tasks share."""
+    """A waiting task, and its request, which other tasks share."""
 
     id: str
     task: HandedTask
@@ -52,10 +52,12 @@ class DirectTasks:
     ----------
     nodes : Nodes
         The nodes of the simulation.
+    trainer : Trainer
+        Trains the groups of tasks.
     rows_of : callable
         Returns the rows of all clients.
     budget : int
-        Bytes of models that are trained at once.
+        Bytes of models from which on no more tasks are trained at once.
     """
 
     def __init__(self, nodes: Nodes, trainer: Trainer, rows_of: RowsOf, budget: int) -> None:
@@ -83,7 +85,7 @@ class DirectTasks:
             self.train()
 
     def train(self) -> None:
-        """Train tasks at the head of the queue, as many as are worked on at once."""
+        """Train tasks from the head of the queue, until their models have ``budget`` bytes."""
         built: list[tuple[_Waiting, LocalTask]] = []
         models: dict[object, TaskTerms] = {}
         for waiting in self._head():

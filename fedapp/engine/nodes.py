@@ -40,7 +40,7 @@ class Nodes(MutableMapping[int, Context]):
 
     @property
     def untouched(self) -> bool:
-        """Whether every node has the config that it began with."""
+        """Whether the config of every node is the one it began with."""
         return all(context.node_config == self._config_of(node_id) for node_id, context in self.known.items())
 
     def _config_of(self, node_id: int) -> UserConfig:
@@ -71,7 +71,7 @@ class Nodes(MutableMapping[int, Context]):
 def descriptions(
     node_ids: Sequence[int], record: ConfigRecord, nodes: Nodes, device: torch.device | None = None
 ) -> Mapping[int, Description]:
-    """Return the descriptions of the nodes whose clients have rows of the common data; others must be asked why not.
+    """Return the descriptions of the nodes whose clients have rows of the common data; others must be sent a request.
 
     Clients train on ``device``, by default the one that the config says for this process.
     """

@@ -23,16 +23,18 @@ class SharedRows:
 
     Attributes
     ----------
-    config : RunConfig
-        The run config in ``record``.
     record : ConfigRecord
         The config record of every request.
+    config : RunConfig
+        The run config in ``record``.
     dataset : Dataset
         The data that the model expects.
     rows : Rows
         The rows of all clients, on ``device``.
     offsets : sequence of int
         Where each partition begins in the rows, and where the last one ends.
+    nodes : Nodes
+        The nodes of the simulation.
     """
 
     record: ConfigRecord

@@ -107,9 +107,8 @@ class _Block:
     def __init__(self, shared: _Shared, tasks: SumTasks) -> None:
         self.shared = shared
         self.tasks = tasks
-        self.spans: dict[
-            int, tuple[int, int]
-        ] = {}  # where the rows of each task that can be done begin and end, by place in the block
+        # Where the rows of each task that can be done begin and end, by the task's place in the block.
+        self.spans: dict[int, tuple[int, int]] = {}
         self.not_counted: dict[int, NotCounted] = {}
         self.bounded: set[int] = set()
 

@@ -98,9 +98,8 @@ class VectorizedGrid(SequentialGrid):
         self.rows_of = rows_of
         self._known = _Known(rows_of)
         self.trainer = trainer or Trainer()
-        self._block_of: dict[
-            str, tuple[str, int]
-        ] = {}  # the block of each request that was pushed with others, by message id
+        # The block of each request that was pushed with others, by message id.
+        self._block_of: dict[str, tuple[str, int]] = {}
         self._direct = DirectTasks(self.contexts, self.trainer, rows_of, PULL_BUDGET)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -214,7 +213,7 @@ class VectorizedGrid(SequentialGrid):
     def _own_arrays_first(
         self, read: list[_Read], groups: Sequence[Sequence[int]]
     ) -> tuple[list[_Read], list[Trained | Exception | None]]:
-        """Train clients' own arrays first where the config says so; return the requests then, and the results."""
+        """Train clients' own arrays first where the config says so; return what is left to train, and the results."""
         configs = [read_config(request)[1] for request, *_ in read]
         if not any(map(trains_own_first, configs)):
             return read, [None] * len(read)

@@ -95,7 +95,7 @@ def _offer(frozen: Frozen) -> None:
 
 @dataclass
 class _Seat:
-    """A worker's place among the others, with its share of the clients: a new worker takes over a lost one's."""
+    """A worker's place among the others, with its share of the clients; a new worker takes a lost one's place."""
 
     number: int
     actor: Any
@@ -127,9 +127,7 @@ class Workers:
         Units that a worker is given at once.
     """
 
-    def __init__(
-        self, start: Callable[[], Any], number: int, num_clients: int, at_once: int = AT_ONCE
-    ) -> None:
+    def __init__(self, start: Callable[[], Any], number: int, num_clients: int, at_once: int) -> None:
         self._at_once = at_once
         self._start, self._num_clients = start, num_clients
         self._in_a_row = 0  # workers lost since the last result
@@ -231,7 +229,7 @@ class Workers:
 class WorkersGrid(VectorizedGrid):
     """The vectorized engine whose workers train and evaluate, on GPUs if ``gpus`` is true."""
 
-    def __init__(self, num_supernodes: int, workers: Workers, *, gpus: bool = False) -> None:
+    def __init__(self, num_supernodes: int, workers: Workers, *, gpus: bool) -> None:
         super().__init__(client_app.app, num_supernodes, Trainer(workers=1))
         self.workers = workers
         self.gpus = gpus

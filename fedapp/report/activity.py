@@ -27,7 +27,8 @@ class Activity:
     clients : array (C,) of int
         The clients' indices, ascending; a place below is a position in this array.
     place, began, ended, receiving, sending, outcome : array (T,)
-        The client, times, seconds under way and outcome of each task. If ``parts`` is false, all of a task is work.
+        Each task's client, begin and end, the seconds in which the model and the reply are sent, and the outcome. If
+        ``parts`` is false, all of a task is work.
     away : (array, array, array)
         Places of clients, and when they were away; a task at the same time takes precedence over being away.
     wall : bool

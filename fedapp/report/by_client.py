@@ -22,7 +22,7 @@ _LONGEST = 40  # characters of a line's name
 
 
 def scores_of(run_dir: Path, metric: str) -> dict[str, NDArray[np.float64]]:
-    """Return the clients' values of a metric at a run's end, "" of the global model, "personal-" of their own.
+    """Return clients' values of a metric at a run's end: "" of the global model, "personal-" of clients' own models.
 
     Values that aren't finite are left out.
     """
@@ -33,20 +33,20 @@ def scores_of(run_dir: Path, metric: str) -> dict[str, NDArray[np.float64]]:
 
 
 def metric_by_client(runs: Sequence[RecordedRun]) -> str:
-    """Return the metric by which clients are drawn: the first that runs have, the loss where there is no other."""
+    """Return the metric by which clients are drawn: the runs' first metric, the loss if they have no other."""
     own = [name for name in metrics_of(runs) if name != LOSS and not name.startswith(PERSONAL)]
     return next(iter(own), LOSS)
 
 
 def draw_by_client(run_dir: Path) -> Path | None:
-    """Draw a run's clients into ``clients.png``, 1200 pixels wide; None if nothing is known of each."""
+    """Draw a run's clients into ``clients.png``, 1200 pixels wide; None if no client's values are on record."""
     run = RecordedRun(run_dir)
     told = [str(run.config[key]) for key in ("strategy", "dataset", "model") if key in run.config]
     return draw_clients_of_runs(run_dir / FIGURE, {"": run}, ", ".join(told))
 
 
 def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str) -> Path | None:
-    """Draw the clients of runs, by name, over each other, 1200 pixels wide; None if nothing is known of each.
+    """Draw the clients of runs, by name, over each other, 1200 pixels wide; None if no client's values are on record.
 
     Solid: the global model. Dashed: clients' own models. Of more than eight runs, the first.
     """

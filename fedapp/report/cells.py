@@ -1,7 +1,7 @@
 """Runs that differ in their seed alone, as one: mean ± standard deviation, beside others at the same point.
 
-Several runs of one seed, such as a run and its repetition, are one draw: they count as their mean, and the spread is
-that over distinct seeds.
+Several runs of one seed, such as a run and its repetition, are one draw: they count as their mean, and the standard
+deviation is over distinct seeds.
 """
 
 import math
@@ -22,8 +22,7 @@ from strategies.flower.higher_is_better import less_is_better
 
 T = TypeVar("T", float, Array)
 
-MOST_WARNINGS = 5
-"""Warnings of a setting that are listed; log.txt has the others."""
+MOST_WARNINGS = 5  # warnings of a setting that are listed; log.txt has the others
 
 _NUMBER = re.compile(r"\d[\d.e+-]*")
 
@@ -89,7 +88,7 @@ class Cell:
         return spread_text(self.values_at(axis, place, key), digits)
 
     def band(self, key: str, axis: str) -> tuple[Array, Array, Array]:
-        """Return where, and mean and standard deviation over seeds of a metric there, each (points,)."""
+        """Return places on one of `AXES`, and a metric's mean and standard deviation there, each (points,)."""
         grid, values = on_one_grid(
             [run.along(axis) for run in self.runs], [run.column(key) for run in self.runs]
         )
@@ -154,7 +153,7 @@ def _cell(name: str, runs: Sequence[RecordedRun]) -> Cell:
 
 
 def common_end(cells: Iterable[Cell], axis: str) -> float:
-    """Return how far on one of `AXES` all runs of all cells came; NaN where one has no such place, or none began."""
+    """Return how far on one of `AXES` all runs came; NaN without runs, or if a run has no place there beyond 0."""
     ends = [run.end(axis) for cell in cells for run in cell.runs]
     return min(ends) if ends and all(math.isfinite(end) and end > 0 for end in ends) else math.nan
 

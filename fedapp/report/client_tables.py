@@ -213,7 +213,7 @@ class ClientsFile:
         self._table.replace(kept)
 
     def sync(self) -> int:
-        """Return how many rows there are, now on the disk to stay."""
+        """Flush the rows to the disk; return their number."""
         return self._table.sync()
 
     def publish(self, *, last: bool = False) -> None:
@@ -222,7 +222,7 @@ class ClientsFile:
 
 
 def read_clients(run_dir: Path) -> pa.Table:
-    """Return a run's rows, oldest first; without any if there are none, or it is of an earlier version.
+    """Return a run's rows, oldest first; an empty table if there are none, as in runs of earlier versions.
 
     An incomplete last piece, which a killed run leaves, is left out.
     """
@@ -233,7 +233,8 @@ def read_clients(run_dir: Path) -> pa.Table:
 def by_evaluation(run_dir: Path) -> dict[int, dict[str, list[Any]]]:
     """Return the strategy's columns, by client index, for each aggregation that has rows; names as in the strategy.
 
-    ``name`` has those of devices, "" where there is none. Runs of earlier versions have all of it in metrics.jsonl.
+    ``name`` has the names of devices, "" for a client without one. Runs of earlier versions have these columns in
+    metrics.jsonl.
     """
     table = read_clients(run_dir)
     if not len(table) and (run_dir / "metrics.jsonl").is_file():

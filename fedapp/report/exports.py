@@ -42,7 +42,7 @@ def csv_of(comparison: Comparison) -> str:
 
 
 def json_of(comparison: Comparison) -> str:
-    """Return `frame_of` as JSON: a list of objects, null for what isn't known, and where runs are compared."""
+    """Return JSON: ``rows`` of `frame_of`, null for NaN; ``equal``, where runs are compared; ``remarks``."""
     rows = json.loads(frame_of(comparison).to_json(orient="records"))
     return (
         json.dumps({"equal": comparison.axes, "rows": rows, "remarks": comparison.remarks}, indent=2) + "\n"

@@ -168,7 +168,7 @@ def _names(run_dir: Path, clients: int) -> list[str]:
     return list(names) if len(names) == clients and all(names) else []
 
 
-def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, strata: str = "class") -> None:
+def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, strata: str) -> None:
     axes = figure.subplots()
     style_axes(axes)
     axes.grid(False, axis="x")

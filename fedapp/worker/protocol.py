@@ -59,7 +59,7 @@ def receive(connection: socket.socket) -> Frame:
 
 
 def expect(connection: socket.socket, kind: bytes) -> bytes:
-    """Return the content of the next frame, which has to be of this kind."""
+    """Return the content of the next frame; raise WorkerError if it isn't of this kind."""
     there, content = receive(connection)
     if there != kind:
         raise WorkerError(f"a frame {there!r} in place of {kind!r}")
@@ -67,7 +67,7 @@ def expect(connection: socket.socket, kind: bytes) -> bytes:
 
 
 def from_json(content: bytes, kind: type) -> Any:
-    """Return what a frame says, which has to be of this type."""
+    """Return the value of a frame of JSON; raise WorkerError if it isn't of this type."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

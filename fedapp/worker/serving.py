@@ -81,7 +81,7 @@ class Worker:
         self._current: Errand | None = None  # only while it can be interrupted
         self._ending = self._outdated = False
         self._data: tuple[object, ...] | None = (
-            None  # the run, node and data that kept tensors and models belong to
+            None  # run, node and data of the tensors and models that are kept
         )
         self._main = threading.get_ident()
         self._places = threading.Semaphore(BACKLOG)
@@ -101,7 +101,7 @@ class Worker:
 
     def _next(self) -> Errand | None:
         """Wait for a task; None at the end."""
-        # In short waits: a signal that comes just before one doesn't end it.
+        # In short waits: a signal that comes just before a wait doesn't end the wait.
         since = time.monotonic()
         while not self._ending:
             with suppress(queue.Empty):
@@ -188,7 +188,7 @@ class Worker:
             if reason := self._objection(hello):
                 try:
                     protocol.send(connection, protocol.REFUSED, reason.encode())
-                finally:  # not before: the main thread's end would be this one's, too
+                finally:  # not before: this thread ends with the main thread
                     if self._outdated:
                         self._jobs.put(None)
                 return
@@ -201,7 +201,7 @@ class Worker:
                 self._places.release()
 
     def _objection(self, hello: dict[str, Any]) -> str:
-        """Return why a process with this HELLO isn't served; empty if it is."""
+        """Return why a process with this HELLO isn't served; empty if the worker serves it."""
         now = digest_of_sources()
         if now != self.sources:
             log.warning("The app that this worker runs has changed on disk: it ends, to be started anew")

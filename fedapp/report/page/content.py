@@ -89,7 +89,7 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
 def _settings(
     runs: Sequence[RecordedRun], names: Mapping[Path, str], scores: Sequence[str]
 ) -> dict[str, Any]:
-    """Return runs that differ in their seed alone as one: mean ± deviation of curves and scores, and where."""
+    """Return the settings, each the runs that differ in their seed alone: curves and scores, mean ± deviation."""
     cells = cells_of(runs)
     time = equal_time(cells)
     keys = [*scores, "train-loss", *(form.format(key) for key in scores for form in _OF_CLIENTS)]
@@ -152,7 +152,7 @@ def _run(path: Path, name: str, runs: int) -> dict[str, Any]:
 
 
 def _read(read: Callable[[], T], left_out: list[str]) -> T | None:
-    """Return what is read; None, and the reason among what is left out, where a file of the run is damaged."""
+    """Return the result of ``read``; if a file of the run is damaged, None, with the reason added to ``left_out``."""
     try:
         return read()
     except ValueError as error:

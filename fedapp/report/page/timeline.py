@@ -23,7 +23,7 @@ def timeline(path: Path, bars: int, side: int, left_out: list[str]) -> dict[str,
     Parameters
     ----------
     bars, side
-        Tasks of few clients, and lines and columns for many, that may be drawn.
+        Most tasks that are drawn of few clients, and most lines and columns of the picture of many.
     """
     activity = read_activity(path)
     if activity is None:
@@ -93,11 +93,11 @@ def _shares(by_clock: dict[str, Activity], side: int) -> dict[str, Any]:
     line_of[activity.by_speed()] = np.arange(number) * lines // number
     sizes, had = np.bincount(line_of), np.isfinite(mean)
     total = np.bincount(line_of, weights=np.where(had, mean, 0), minlength=lines)
-    those = np.bincount(line_of, weights=had, minlength=lines)
+    known = np.bincount(line_of, weights=had, minlength=lines)
     shares: dict[str, Any] = {
         "clients": sizes.tolist(),
         "mean": [
-            float(f"{t / n:.6g}") if n else None for t, n in zip(total.tolist(), those.tolist(), strict=True)
+            float(f"{t / n:.6g}") if n else None for t, n in zip(total.tolist(), known.tolist(), strict=True)
         ],
     }
     for clock, each in by_clock.items():
