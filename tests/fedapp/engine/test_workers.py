@@ -19,9 +19,9 @@ from fedapp.engine.run import run_on
 from fedapp.engine.workers import Workers
 from fedapp.federation.rows import RowsAsNeeded, rows_as_needed
 from strategies.flower.errors import RunError
+from tests.runs import same_files
 
 CLIENTS = 30
-FILES = ("model.safetensors", "metrics.jsonl")
 
 
 @pytest.fixture
@@ -45,11 +45,6 @@ def run(configure, tmp_path):
         return run_on("vectorized", configure(**given), simulation).path
 
     return go
-
-
-def assert_same(path: Path, other: Path) -> None:
-    for name in FILES:
-        assert (path / name).read_bytes() == (other / name).read_bytes()
 
 
 # Rows that are read as they are needed ---------------------------------------------------------------------------
@@ -116,7 +111,7 @@ def on_ray():
 def test_the_number_of_workers_changes_no_bit(values, run):
     alone = run(**values)
     for number in (1, 2, 4):
-        assert_same(run(number, **values), alone)
+        assert same_files(run(number, **values), alone)
 
 
 @pytest.mark.thorough
@@ -138,7 +133,7 @@ def test_a_worker_that_dies_in_a_round_is_replaced_and_nothing_is_lost(strategy,
 
     monkeypatch.setattr(workers, "Workers", Dying)
     values = {"strategy": strategy, "test_on": "own", "client_evaluation": True}
-    assert_same(run(2, **values), run(**values))
+    assert same_files(run(2, **values), run(**values))
     assert made[0].lost >= 1
 
 
@@ -146,7 +141,7 @@ def test_a_worker_that_dies_in_a_round_is_replaced_and_nothing_is_lost(strategy,
 @pytest.mark.usefixtures("on_ray")
 def test_parts_of_gpus_are_given_to_workers(run):
     parts = {"client-resources-num-gpus": 0.5, "init-args-num-gpus": 2}
-    assert_same(run(4, parts), run())
+    assert same_files(run(4, parts), run())
     with pytest.raises(
         ConfigError, match=r"workers = 4: .*num-gpus = 0.75 for each, they need 3 GPUs; Ray has 2"
     ):
@@ -160,7 +155,7 @@ def test_a_gpu_of_the_process_that_asks_is_no_trouble(run, monkeypatch):
     request._limit_gpu_share.cache_clear()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # here; not where workers are
     parts = {"client-resources-num-gpus": 0.5}
-    assert_same(run(1, parts, server_device="cpu"), alone)
+    assert same_files(run(1, parts, server_device="cpu"), alone)
     assert request._limit_gpu_share.cache_info().misses == 1  # it was asked for, and Ray is there
 
 
@@ -178,7 +173,7 @@ def test_more_than_ray_has_room_for_is_refused_and_leaves_no_folder(run, tmp_pat
 @pytest.mark.usefixtures("on_ray")
 def test_workers_of_several_cpus_change_no_bit(run):
     values = {"local_epochs": 2, "batch_size": 0}
-    assert_same(run(2, {"client-resources-num-cpus": 2}, **values), run(**values))
+    assert same_files(run(2, {"client-resources-num-cpus": 2}, **values), run(**values))
 
 
 @pytest.mark.thorough
@@ -220,7 +215,7 @@ def test_a_client_whose_training_raises_is_left_out(strategy, run, save_npz, cap
         "model": "tests.fedapp.own_parts:Embedding",
         "client_records": "never",
     }
-    assert_same(run(2, **values), run(**values))
+    assert same_files(run(2, **values), run(**values))
     said = [text for text in caplog.messages if "client 6 (node 7)" in text]
     assert len(said) == 2 * 3
     assert all("IndexError: index out of range in self" in text for text in said)
@@ -264,7 +259,7 @@ def test_a_machine_that_is_lost_in_a_round_changes_nothing(run, monkeypatch):
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         path = run(4, **values)
         assert len(others) == 2
-        assert_same(path, alone)
+        assert same_files(path, alone)
     finally:
         ray.shutdown()
         cluster.shutdown()
