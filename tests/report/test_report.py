@@ -224,7 +224,7 @@ def test_parts_of_devices_have_their_names(tmp_path, names, shown):
     record = {"aggregation": 0, **({} if names is None else {"clients": {"name": names}})}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     figure = new_figure(4.4, "")
-    _stacked_bars(figure, np.array([[1, 2], [3, 4]]), _names(tmp_path, 2))
+    _stacked_bars(figure, np.array([[1, 2], [3, 4]]), _names(tmp_path, 2), strata="class")
     ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert ticks == (shown or ticks)
     assert (ticks == shown) == bool(shown)
