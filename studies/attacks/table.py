@@ -133,8 +133,9 @@ def verdict(rows: list[Row]) -> str:
     return (
         f"Without safeguards the worst attack leaves {min(unguarded):.0f} to {max(unguarded):.0f} %. With safeguards "
         f"an attack on IID data costs at most {MOST_BY_ATTACK:g} points in {sum(row.holds for row in judged)} of "
-        f"{len(judged)} rows. On non-IID data, where the hostile devices' data are missing as well, it costs up to "
-        f"{' and '.join(costs)}. Where all devices are honest, safeguards cost at most "
+        f"{len(judged)} rows, in the mean; the worst single run ends at {min(row.lowest[ON] for row in judged):.0f} %. "
+        f"On non-IID data, where the hostile devices' data are missing as well, it costs up to "
+        f"{' and '.join(costs)}, and the worst run ends at {min(row.lowest[ON] for row in others):.0f} %. Where all devices are honest, safeguards cost at most "
         f"{max(row.lost(ON) for row in honest):.1f} points, and the trimmed mean up to {by_rule:.0f}. After the "
         f"worst attack the trimmed mean keeps more than the weighted mean {_kept(judged)} on IID data, and "
         f"{_kept(others)} on non-IID data."

@@ -262,6 +262,70 @@ def test_the_sentences_of_the_page_follow_from_the_curves(page: str):
         assert min(own["fedavg-over-select"].means) == pytest.approx(0.01, abs=0.005)
 
 
+def test_what_the_page_of_the_methods_says_against_its_table_follows_from_the_curves():
+    words = " ".join((EXPERIMENTS.parents[1] / "docs" / "methods.md").read_text("utf-8").split())
+    plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
+    curves, _ = read_curves(EXPERIMENTS / "results" / "map" / FILE)
+    merits = {
+        spot[::2]: {each.method: np.array(each.means) for each in own}
+        for spot, own in scores_of(plan, curves).items()
+    }
+    iid, away = ("synthetic-iid", "5"), ("mnist-away", "5")
+    own_laws = [("synthetic", speeds) for speeds in ("5", "1", "50")]
+
+    def ahead(cell: Cell, method: str, rival: str = "fedavg") -> np.ndarray:
+        return merits[cell][method] - merits[cell][rival]
+
+    def span(values: list[float]) -> str:
+        return f"{min(map(abs, values)):.3f} to {max(map(abs, values)):.3f}"
+
+    def told(pairs: dict[Cell, np.ndarray], sign: int) -> list[float]:
+        """Return the mean differences of this sign that a paired t-test tells from 0."""
+        return [
+            each.mean() for each in pairs.values() if sign * each.mean() > 0 and p_value(sign * each) < 0.05
+        ]
+
+    def best(cell: Cell, name: str) -> float:
+        return max(merits[cell][each].mean() for each in (name, f"{name}-steps") if each in merits[cell])
+
+    assert "**FedDyn** is 0.007 to 0.014 below FedAvg with Adam on all synthetic data" in words
+    assert (
+        span([best(cell, "feddyn") - best(cell, "fedadam") for cell in (*own_laws, iid)]) == "0.007 to 0.014"
+    )
+    assert all(best(cell, "feddyn") < best(cell, "fedadam") for cell in (*own_laws, iid))
+    assert "**FedCompass** is 0.006 below plain FedAvg on synthetic(1,1) where speeds are equal or" in words
+    assert [f"{ahead(cell, 'fedcompass').mean():.3f}" for cell in own_laws[1:]] == ["-0.006", "-0.006"]
+    assert "and 0.021 on MNIST with equal speeds" in words
+    assert f"{ahead(('mnist', '1'), 'fedcompass').mean():.3f}" == "-0.021"
+    over, late, nova = (
+        {cell: ahead(cell, name, rival) for cell in merits if name in merits[cell]}
+        for name, rival in (
+            ("fedavg-over-select", "fedavg"),
+            ("fedavg-deadline", "fedavg"),
+            ("fednova-steps", "fedavg-steps"),
+        )
+    )
+    assert (
+        "is never significantly ahead of FedAvg with all clients, and is 0.011 to 0.037 behind in three"
+        in words
+    )
+    assert told(over, 1) == []
+    assert (len(told(over, -1)), span(told(over, -1))) == (3, "0.011 to 0.037")
+    assert "is 0.004 to 0.030 ahead in four cells, and 0.003 to 0.008 below on synthetic(1,1)" in words
+    assert (len(told(late, 1)), span(told(late, 1))) == (4, "0.004 to 0.030")
+    assert all(late[cell].mean() < 0 for cell in own_laws)
+    assert span([late[cell].mean() for cell in own_laws]) == "0.003 to 0.008"
+    assert (
+        "is 0.009 to 0.017 behind FedAvg in four of the six cells where fast clients do more steps" in words
+    )
+    assert (len(nova), told(nova, 1)) == (6, [])
+    assert (len(told(nova, -1)), span(told(nova, -1))) == (4, "0.009 to 0.017")
+    assert "is 0.180 behind FedAvg where each client is away half of the time, and SCAFFOLD 0.008" in words
+    assert [f"{ahead(away, name).mean():.3f}" for name in ("mifa", "scaffold")] == ["-0.180", "-0.008"]
+    assert "FedDyn is 0.034 ahead there" in words
+    assert f"{ahead(away, 'feddyn').mean():.3f}" == "0.034"
+
+
 def test_winners_have_colours_of_their_own():
     plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
     colors = colors_of(plan, {"fedcompass", "fadas", "fedbuff", "feddyn", "fedavgm"})
