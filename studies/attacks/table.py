@@ -130,12 +130,13 @@ def verdict(rows: list[Row]) -> str:
         costs.append(f"{worst.lost(ON):.0f} ({hostile} of {clients}, `{worst.method}`)")
     honest = [row for row in rows if row.attack == HONEST]
     by_rule = max(row.lost(RULE) for row in honest if RULE in row.attacked)
+    lowest, lowest_other = (min(row.lowest[ON] for row in some) for some in (judged, others))
     return (
         f"Without safeguards the worst attack leaves {min(unguarded):.0f} to {max(unguarded):.0f} %. With safeguards "
         f"an attack on IID data costs at most {MOST_BY_ATTACK:g} points in {sum(row.holds for row in judged)} of "
-        f"{len(judged)} rows, in the mean; the worst single run ends at {min(row.lowest[ON] for row in judged):.0f} %. "
-        f"On non-IID data, where the hostile devices' data are missing as well, it costs up to "
-        f"{' and '.join(costs)}, and the worst run ends at {min(row.lowest[ON] for row in others):.0f} %. Where all devices are honest, safeguards cost at most "
+        f"{len(judged)} rows, in the mean; the worst single run ends at {lowest:.0f} %. On non-IID data, where the "
+        f"hostile devices' data are missing as well, it costs up to {' and '.join(costs)}, and the worst run ends at "
+        f"{lowest_other:.0f} %. Where all devices are honest, safeguards cost at most "
         f"{max(row.lost(ON) for row in honest):.1f} points, and the trimmed mean up to {by_rule:.0f}. After the "
         f"worst attack the trimmed mean keeps more than the weighted mean {_kept(judged)} on IID data, and "
         f"{_kept(others)} on non-IID data."
