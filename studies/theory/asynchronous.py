@@ -6,9 +6,9 @@ Aggregation n minimises L^n = Σ q_i(n) L_i; θ̄ is the minimiser of their mean
 
     (1/N) Σ_n (1/K) Σ_k [L^n(θ^{n,k}) − L^n(θ̄)],    θ^{n,k+1} = θ^{n,k} − η_g η_l Σ_i ω_i(n) g_i(θ_i^{ρ_i(n),k}).
 
-The paper states them with O(·), which hides L and all numbers, so ``synchronous_terms``, ``asynchronous_terms`` and
-``fedfix_terms`` return the arguments of its O(·) as terms, each good for comparing runs and none a number to stay
-below. ``explicit_bound`` is theorem 1 with the numbers of its proof, which is.
+The paper states the bounds with O(·), which hides L and all numbers. So ``synchronous_terms``, ``asynchronous_terms``
+and ``fedfix_terms`` return the arguments of the O(·) as terms: they can be compared between runs, but aren't bounds.
+``explicit_bound`` is theorem 1 with the numbers of its proof, and is a bound.
 """
 
 import math
@@ -21,7 +21,8 @@ from numpy.typing import ArrayLike
 
 from studies.theory.constants import Array, Constants, as_float, as_rounds, check, check_step
 
-# Beyond this a cycle of aggregations is no window that a run could pass through.
+# Ratios of task times are rounded to fractions with denominators up to this: finer ones make a cycle of aggregations
+# longer than any run.
 _LARGEST_DENOMINATOR = 10_000
 
 
@@ -32,10 +33,10 @@ class Terms:
     Attributes
     ----------
     initial : array
-        ε_F, exact: how far off the start is.
+        ε_F, exact: the distance of the initial model.
     local, noise, staleness, window : array
-        Arguments of O(·): of local work (ε_K), gradient noise, stale gradients (ε_α and ε_β), and of the window W of
-        aggregations after which every client has had its share (ε_W).
+        Arguments of O(·), in this order for local work (ε_K), gradient noise, stale gradients (ε_α and ε_β), and the
+        window (ε_W): the W aggregations after which every client has had its share.
     """
 
     initial: Array
@@ -57,7 +58,7 @@ def synchronous_terms(
     aggregations : array
         N ≥ 1.
     constants : Constants
-        Of it C and distance2.
+        C and distance2 are used.
     local_steps : int
         K ≥ 1.
     noise : float
@@ -91,9 +92,9 @@ def asynchronous_terms(
     Parameters
     ----------
     residual : float
-        R = (1/M) Σ_i [L_i(θ*) − L_i(θ_i*)] (eq. 37): Γ of the constants with uniform weights.
+        R = (1/M) Σ_i [L_i(θ*) − L_i(θ_i*)] (eq. 37), which is `Constants.Gamma` if the weights are uniform.
     spread : float
-        τ_M/τ_0 ≥ 1, the slowest client's time by the fastest's.
+        τ_M/τ_0 ≥ 1, the slowest client's task time over the fastest client's.
     window : int
         W: see ``asynchronous_window``. A term that float64 can't hold is inf.
     """
@@ -146,14 +147,12 @@ def asynchronous_window(times: Sequence[float]) -> int:
     """W = Σ_i ν/τ_i with ν = lcm(τ_i): aggregations of a full cycle of asynchronous FedAvg (eq. 35).
 
     Only ratios matter: times are taken in units of the smallest, as the nearest fractions with denominators up to
-    10,000.
+    10,000. AssumptionError without a time, or for a time that isn't above 0.
     """
+    equation = "Fraboni et al. 2023, eq. 35"
+    check(equation, len(times) > 0, "there must be a task time")
     for time in times:
-        check(
-            "Fraboni et al. 2023, eq. 35",
-            math.isfinite(time) and time > 0,
-            f"task times must be above 0, one is {time}",
-        )
+        check(equation, math.isfinite(time) and time > 0, f"task times must be above 0, one is {time}")
     smallest = Fraction(min(times))
     exact = [(Fraction(time) / smallest).limit_denominator(_LARGEST_DENOMINATOR) for time in times]
     common = math.lcm(*(time.denominator for time in exact))
@@ -163,7 +162,15 @@ def asynchronous_window(times: Sequence[float]) -> int:
 
 
 def fedfix_window(periods: Sequence[int]) -> int:
-    """W = lcm(⌈τ_i/Δt⌉): aggregations of a full cycle of FedFix (section 4.4)."""
+    """W = lcm(⌈τ_i/Δt⌉): aggregations of a full cycle of FedFix (section 4.4).
+
+    AssumptionError without a number of periods, or for one below 1.
+    """
+    check(
+        "Fraboni et al. 2023, section 4.4",
+        len(periods) > 0 and min(periods) >= 1,
+        f"there must be numbers of periods of 1 or more, are {list(periods)}",
+    )
     return math.lcm(*(int(count) for count in periods))
 
 
@@ -193,7 +200,7 @@ def explicit_bound(
     aggregations : array
         N ≥ 1.
     constants : Constants
-        Of it L, and distance2 = ‖θ⁰ − θ̄‖².
+        L, and distance2 = ‖θ⁰ − θ̄‖², are used.
     lr, local_steps : float, int
         η_l ≤ min(1, 1/(3ρ²η_g(τ+1))) / (48KL); K ≥ 1.
     delay : int
@@ -205,10 +212,10 @@ def explicit_bound(
     server_lr : float
         η_g.
     weight : float
-        Largest Σ_i q_i(n); ρ = max(1, that).
+        The largest Σ_i q_i(n) over n; ρ = max(1, ``weight``).
     alpha, beta : float
-        α in [0, 1] of assumption 5, and β = max(d_i − α q_i) in [0, 1]. Where the times are fixed, the weights aren't
-        random and α = 1, β = 0 for every scheme.
+        α in [0, 1] of assumption 5, and β = max(d_i − α q_i) in [0, 1]. With fixed task times the weights aren't
+        random, and α = 1, β = 0 for every scheme.
     """
     theorem, L, K = "Fraboni et al. 2023, theorem 1", constants.L, local_steps
     N, _ = _counts(theorem, aggregations, K, noise, residual)

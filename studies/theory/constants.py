@@ -22,14 +22,14 @@ class StepSizeError(AssumptionError):
 
 @dataclass(frozen=True)
 class Constants:
-    """What a bound needs to know of a problem and of where a run starts.
+    """The constants of a problem and of a run's start that bounds are functions of.
 
-    NaN stands for what isn't known; a bound that needs it is then NaN.
+    NaN stands for a constant that isn't known; a bound that needs an unknown constant is NaN.
 
     Parameters
     ----------
     num_clients : int
-        C.
+        C ≥ 1.
     L : float
         Smoothness: every ∇f_i is L-Lipschitz. Above 0.
     mu : float
@@ -41,11 +41,11 @@ class Constants:
     zeta2 : float
         ζ² ≥ max_i ‖∇f_i − ∇f‖², wherever the iterates go (Dhasade et al., assumption 7).
     mean_zeta2 : float
-        ζ² ≥ Σ p_i ‖∇f_i − ∇f‖², at most the former (001, FL-3).
+        ζ² ≥ Σ p_i ‖∇f_i − ∇f‖² (001, FL-3); never above ``zeta2``.
     G2 : float
         G² ≥ E‖g_i‖² at every local iterate (Buttaci 2024, assumption 4.3).
     Gamma : float
-        Γ = f* − Σ p_i f_i*, how far the clients' minima are apart (Buttaci 2024, eq. 4.2).
+        Γ = f* − Σ p_i f_i* ≥ 0, how far the clients' minima are apart (Buttaci 2024, eq. 4.2).
     Delta : float
         Δ = f(w̄_0) − f*.
     distance2 : float
@@ -65,6 +65,8 @@ class Constants:
     distance2: float = float("nan")
 
     def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise AssumptionError(f"num_clients = {self.num_clients}: must be 1 or more")
         if not self.L > 0:
             raise AssumptionError(f"L = {self.L}: must be above 0")
         # Rounding can lift an estimate of μ a little above one of L.
@@ -82,19 +84,19 @@ def check_step(theorem: str, lr: float, largest: float, formula: str) -> None:
 
 
 def check_exact_step(theorem: str, lr: float, step: float, formula: str) -> None:
-    """Raise StepSizeError unless ``lr`` is ``step``, the one that the theorem is about."""
+    """Raise StepSizeError unless ``lr`` is ``step``, the only step size that the theorem covers."""
     if not abs(lr - step) <= step * _ROUNDING:
         raise StepSizeError(f"{theorem}: step size {lr:.6g} must be {formula} = {step:.6g}")
 
 
 def check(theorem: str, holds: bool, demand: str) -> None:
-    """Raise AssumptionError with what the theorem demands, unless it holds."""
+    """Raise AssumptionError with the theorem's ``demand`` unless it ``holds``."""
     if not holds:
         raise AssumptionError(f"{theorem}: {demand}")
 
 
 def as_float(count: int) -> float:
-    """Return a whole number as a float, inf beyond the largest: cycles of many clients have hundreds of digits."""
+    """Return a whole number as a float, inf above the largest float: a cycle's length can have hundreds of digits."""
     try:
         return float(count)
     except OverflowError:

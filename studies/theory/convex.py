@@ -21,7 +21,7 @@ def convex_bound(rounds: ArrayLike, constants: Constants, *, lr: float, local_st
     rounds : array
         T ≥ 1.
     constants : Constants
-        Of it C, L, sigma2, zeta2 and distance2.
+        C, L, sigma2, zeta2 and distance2 are used.
     lr, local_steps : float, int
         η ≤ 1/(4L); τ ≥ 1.
     """
@@ -34,7 +34,7 @@ def convex_bound(rounds: ArrayLike, constants: Constants, *, lr: float, local_st
 
 
 def convex_floor(constants: Constants, *, lr: float, local_steps: int) -> float:
-    """Return what the bound tends to without gradient noise: 18τ²η²Lζ² (eq. 2).
+    """Return the limit of ``convex_bound`` for many rounds without gradient noise: 18τ²η²Lζ² (eq. 2).
 
     Section 4.1 once prints it as "18τ² + η²Lζ²", which is a slip. Ranges as in ``convex_bound``.
     """
@@ -70,11 +70,11 @@ def progress_bound(
     Parameters
     ----------
     before, after : array
-        Squared distances to x* of the global model at the start of the round, and of the next, in expectation.
+        Squared distances to x* of the global model at the start of this round and of the next one, in expectation.
     drift : array
-        (1/C) Σ_i E‖x_i^(t,k) − x̄^(t,k)‖², the mean over k = 0..τ−1; at k = 0 it is 0. ``drift_bound`` is above it.
+        (1/C) Σ_i E‖x_i^(t,k) − x̄^(t,k)‖², the mean over k = 0..τ−1, of which k = 0 adds 0. ``drift_bound`` bounds it.
     constants : Constants
-        Of it C, L and sigma2.
+        C, L and sigma2 are used.
     lr, local_steps : float, int
         η ≤ 1/(4L); τ ≥ 1.
     """

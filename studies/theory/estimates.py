@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from studies.theory.constants import Array, AssumptionError, Constants
 from studies.theory.problems import Problem
 
-# Points whose gap is below this share of the largest have lost their digits, or are the minimum itself.
+# Gaps below this share of the largest gap are left out: they are rounding, or the point is the minimum itself.
 _SMALLEST_GAP = 1e-10
 
 
@@ -81,7 +81,8 @@ def gradient_noise(draws: ArrayLike, exact: ArrayLike) -> float:
 def curvature_range(problem: Problem, w: Array, step: float = 1e-4) -> tuple[float, float]:
     """Smallest and largest eigenvalue over clients of ∇²f_i(w), by central differences of the gradients.
 
-    For few parameters: it takes 2D gradients. ``step`` trades rounding for curvature that changes along it.
+    For few parameters: it takes 2D gradients. A shorter ``step`` has more rounding error, a longer one more error
+    from a curvature that changes along it.
     """
     columns = [
         (problem.gradients(w + shift) - problem.gradients(w - shift)) / (2 * step)
@@ -107,7 +108,7 @@ def lojasiewicz(gaps: ArrayLike, gradients2: ArrayLike, exponent: float | None =
     gaps, gradients2 : array
         f_c(w) − f_c* and ‖∇f_c(w)‖² at the same models, of all clients together; gaps near 0 are left out.
     exponent : float, optional
-        α, if it is known.
+        α, where it is known; by default it is fitted.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, sty
 from studies.theory.constants import Array
 from studies.theory.run_bounds import RunBounds
 
-# Told apart from the measured curves' blue and vermilion, and by their dashes.
+# Colours other than the measured curves' blue and vermilion, each with its own dashes.
 _BOUNDS = [("#CC6677", "--"), ("#117733", "-."), ("#882255", ":")]
 
 
@@ -20,9 +20,9 @@ def draw_bounds(run_dir: Path, found: RunBounds) -> Path:
     Parameters
     ----------
     run_dir : Path
-        Where to.
+        The folder of ``bounds.png``.
     found : RunBounds
-        With a bound or more.
+        With at least one bound.
     """
     figure = new_figure(5.2, f"{run_dir.name}: optimality gap and its upper bounds")
     axes = figure.subplots()
@@ -44,5 +44,5 @@ def draw_bounds(run_dir: Path, found: RunBounds) -> Path:
 
 
 def _line(axes: Axes, x: Array, y: Array, color: str, dashes: str, label: str, width: float) -> None:
-    # What is 0 or less, by rounding, has no place on a log axis.
+    # A log axis can't show values that are 0 or less by rounding.
     axes.plot(x, np.where(y > 0, y, np.nan), color=color, ls=dashes, lw=width, label=label)

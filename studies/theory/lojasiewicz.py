@@ -4,8 +4,8 @@ Assumed: every f_c L-smooth (FL-1); ‖∇f_c‖² ≥ μ (f_c − f_c*)^α with
 (FL-3); unbiased gradients of variance at most σ² (FL-4); all C clients in every round with p_c = 1/C and H local
 steps.
 
-Two things differ from other papers. The value to compare with is F* = (1/C) Σ f_c*, which lies Γ below min F:
-F(θ_0) − F* is Δ + Γ. And μ is FL-2's: an m-strongly convex loss has α = 1 and μ = 2m.
+Two definitions differ from other papers. The bounds are on F − F* with F* = (1/C) Σ f_c*, which lies Γ below min F:
+F(θ_0) − F* is Δ + Γ. And μ is the constant of FL-2: an m-strongly convex loss has α = 1 and μ = 2m.
 
 On all of space FL-1 and FL-2 with α > 1 hold for constants alone: smoothness bounds f_c − f_c* (``largest_gap``),
 while uphill f_c grows without end, by μ(f_c − f_c*)^α a unit of time along its gradient. The bounds for α > 1 are
@@ -35,7 +35,7 @@ def pl_bound(rounds: ArrayLike, constants: Constants, *, mu: float, lr: float, l
     rounds : array
         R ≥ 0.
     constants : Constants
-        Of it C, L, sigma2, mean_zeta2, Delta and Gamma.
+        C, L, sigma2, mean_zeta2, Delta and Gamma are used.
     mu : float
         FL-2's μ in (0, 2L]: twice the strong convexity.
     lr, local_steps : float, int
@@ -59,7 +59,7 @@ def largest_gap(constants: Constants, *, mu: float, exponent: float) -> float:
     Parameters
     ----------
     constants : Constants
-        Of it L.
+        L is used.
     mu, exponent : float
         FL-2's μ > 0 and α in (1, 2].
     """
@@ -90,7 +90,7 @@ def lojasiewicz_bound(
     Raises
     ------
     AssumptionError
-        Also where s is above ``largest_gap``: no losses have such constants.
+        Also if s is above ``largest_gap``: no losses have such constants.
     """
     theorem = "001 lemma F.3" if local_steps == 1 else "001 theorem F.4"
     c, a = constants, exponent
@@ -101,13 +101,13 @@ def lojasiewicz_bound(
     bound: Array
     if local_steps == 1:
         check_step(theorem, lr, 1 / c.L, "1/L")
-        with np.errstate(over="ignore"):  # to inf: nothing is left of s
+        with np.errstate(over="ignore"):  # the power may be inf, and the term is then 0
             transient = s / (lr * mu * R * (a - 1) * s ** (a - 1) / 4 + 1) ** power
         drift, noise = c.mean_zeta2, 2 * c.L * lr * c.sigma2 / c.num_clients
     else:
         check_step(theorem, lr, 1 / (18 * c.num_clients * c.L * local_steps), "1/(18CLH)")
         with np.errstate(over="ignore"):
-            # One power: near α = 1 those of the factors are inf and 0.
+            # One power of the product: near α = 1 powers of its factors would be inf and 0.
             grown = (R * lr * local_steps * mu * (a - 1) / 4) ** power
             transient = s / (1 + grown * s) if s else np.zeros_like(R)
         drift, noise = 8 * c.mean_zeta2, 16 * c.L * lr * c.sigma2 / c.num_clients
@@ -133,7 +133,9 @@ def drift_bound(gradient2: ArrayLike, constants: Constants, *, lr: float, local_
     gradient2 : array
         ‖∇F(θ_r)‖² ≥ 0.
     constants : Constants
-        Of it L, sigma2 and mean_zeta2.
+        L, sigma2 and mean_zeta2 are used.
+    lr, local_steps : float, int
+        η ≤ 1/(2LH); H ≥ 1.
     """
     theorem, c, H = "001 lemma F.1", constants, local_steps
     squares = np.asarray(gradient2, dtype=np.float64)

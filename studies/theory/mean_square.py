@@ -1,18 +1,19 @@
-"""Theorem 5.1 of 004 with numbers for its O(·): a bound to stay below, whatever the step size.
+"""Theorem 5.1 of 004 with numbers for its O(·): a bound that holds for every step size in its range.
 
-Round i is w_i = w_{i−1} − μ [ĝ_i + d_i]: ĝ_i the mean of the drawn agents' gradients at w_{i−1}, and d_i the mean of
-their d_k = (1/E_k) Σ_e [ĝ_k(φ_{k,e−1}) − ĝ_k(w_{i−1})], which local steps add. With ‖d_i‖² ≤ μ²(a‖w̃‖² + b) in the
-mean, the proof's eq. 5.61 and its √λ give
+Round i is w_i = w_{i−1} − μ [ĝ_i + d_i]. ĝ_i is the mean over the drawn agents of their gradients at w_{i−1}; d_i is
+the mean over the same agents of d_k = (1/E_k) Σ_e [ĝ_k(φ_{k,e−1}) − ĝ_k(w_{i−1})], the effect of local steps. With
+E‖d_i‖² ≤ μ²(a‖w̃_{i−1}‖² + b), the proof's eq. 5.61 and its √λ give
 
     E‖w̃_i‖² ≤ κ E‖w̃_{i−1}‖² + μ²σ²_fed/√λ + μ⁴b/(1−√λ),  κ = √λ + μ⁴a/(1−√λ).
 
-Where the chapter's way to a and b is wrong, and what is here instead:
+Errors in the chapter's way to a and b, and the correction of each:
 
-* eq. 5.20 has the factor μ in d_i, and eq. 5.21 multiplies by μ once more; here d_i has none.
+* eq. 5.20 has the factor μ in d_i, and eq. 5.21 multiplies by μ once more; here d_i is without μ.
 * eq. 5.41 puts 1/K for 1/L into the mean over the drawn agents, and so L/K² for 1/K into eq. 5.54.
-* eq. 5.53 bounds ‖φ_{k,e−1} − w_{i−1}‖² of eq. 5.47 by what eq. 5.52 gives for ‖w_k° − φ_{k,e}‖²: that doesn't fall
-  with μ. Here it is m²e Σ_{j<e} E‖ĝ_k(φ_{k,j})‖², m = μ/E_k, and eq. 5.52 bounds these.
-* eq. 5.50 has μ_k²/E_k² for μ²/E_k²; eq. 5.55 the same round on both sides.
+* eq. 5.53 bounds ‖φ_{k,e−1} − w_{i−1}‖² of eq. 5.47 by the bound that eq. 5.52 gives for ‖w_k° − φ_{k,e}‖², which
+  doesn't fall with μ. Here E‖φ_{k,e} − w_{i−1}‖² ≤ m²e Σ_{j<e} E‖ĝ_k(φ_{k,j})‖², m = μ/E_k, whose summands eq. 5.52
+  bounds.
+* eq. 5.50 has μ_k²/E_k² for μ²/E_k²; eq. 5.55 has the same round on both sides.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from studies.theory.steady_state import Agents
 
 @dataclass(frozen=True)
 class LocalSmoothness:
-    """What the numbers need beside ``Agents``; arrays have shape (K,).
+    """The constants that the numbers need beside ``Agents``; arrays have shape (K,).
 
     Parameters
     ----------
@@ -118,7 +119,7 @@ _THEOREM = "004 theorem 5.1 with numbers"
 
 
 def _recursion(agents: Agents, smoothness: LocalSmoothness, step: float) -> tuple[float, float]:
-    """κ and ℓ."""
+    """Return κ and ℓ."""
     a, b = perturbation(agents, smoothness, step=step)
     square = 1 - 2 * step * agents.nu + step**2 * (agents.delta**2 + agents.beta_fed2)
     root = float(np.sqrt(square)) if square > 0 else 0.0

@@ -1,7 +1,7 @@
 """Newton's method for smooth convex functions of many parameters; its steps by conjugate gradients.
 
-The Newton decrement of f at w is λ² = gᵀH⁻¹g: the quadratic model of f falls by λ²/2 from w to its minimum. It is the
-measure of how far f(w) is above inf f that doesn't depend on how the parameters are scaled.
+The Newton decrement λ of f at w is given by λ² = gᵀH⁻¹g: the quadratic model of f falls by λ²/2 from w to its
+minimum. λ²/2 measures how far f(w) is above inf f, and doesn't depend on how the parameters are scaled.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 
 from studies.theory.constants import Array, AssumptionError
 
-# A gradient of this norm counts as zero: what float64 leaves of one of norm about 1 is some 1e-15.
+# A gradient of this norm or less counts as zero: rounding alone leaves about 1e-15 of a gradient of norm 1.
 GRADIENT_TOLERANCE = 1e-12
 
 # w ↦ (v ↦ product of a matrix at w with v)
@@ -20,10 +20,12 @@ LinearAt = Callable[[Array], Linear]
 
 _NEWTON_STEPS = 100
 _BACKTRACKS = 40
-# Differences of values below this, relatively, are rounding.
+# Relative differences of function values below this are rounding.
 _ROUNDING = 1e-14
-# Conjugate gradients have converged when so many iterations in a row add next to nothing.
-_LOOK_BACK, _SHARE = 3, 0.01
+# Conjugate gradients have converged when this many iterations in a row add next to nothing.
+_LOOK_BACK = 3
+# The largest share of the energy that counts as next to nothing in a Newton step.
+_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,11 @@ def conjugate_gradients(
     Parameters
     ----------
     product, precondition : callable
-        v ↦ A v, and v ↦ M⁻¹ v with M positive definite and like A.
+        v ↦ A v, and v ↦ M⁻¹ v with M positive definite and close to A.
     b : array (D,)
     share : float
-        It ends when each of the last three iterations added at most this share of ``energy``, or after 10 D + 100.
+        The iteration ends when each of the last three steps added at most this share of ``energy``, or after
+        10 D + 100 steps.
     """
     x, residual, energy, quiet = np.zeros_like(b), b, 0.0, 0
     direction, size = np.zeros_like(b), 1.0
@@ -94,12 +97,12 @@ def newton(
     decrement : float
         λ²/2 at which to stop, after one more step; 0: stop where ‖∇f‖ is at most `GRADIENT_TOLERANCE`.
     preconditioner : callable
-        w ↦ (v ↦ M⁻¹ v), M like ∇²f(w); that at the start is used throughout.
+        w ↦ (v ↦ M⁻¹ v), M close to ∇²f(w). It is called at ``start`` alone, and its result is used in all steps.
 
     Raises
     ------
     AssumptionError
-        If it doesn't get there: the function has no minimum, or one too flat for float64.
+        If 100 steps don't reach a minimum: the function has none, or one too flat for float64.
     """
     w = np.array(start, dtype=np.float64)
     precondition = None if preconditioner is None else preconditioner(w)
@@ -108,7 +111,7 @@ def newton(
         norm = float(np.linalg.norm(g))
         if norm <= GRADIENT_TOLERANCE:
             return w
-        # Steps that are better and better solved converge faster, which doesn't pay for a decrement of a few digits.
+        # Solving each step more precisely than the last converges faster, but isn't worth it for a given decrement.
         share = _SHARE if decrement else min(_SHARE, max(norm, 1e-8) ** 2)
         step = conjugate_gradients(hessian(w), -g, share, precondition=precondition)
         size, before = 1.0, value(w)

@@ -1,7 +1,7 @@
 """The assumptions of all bounds, as conditions on a run and its config.
 
-A key that isn't named here breaks the assumptions if the run reads it and its value isn't the default: so a new key
-is refused until its effect on the bounds is known.
+A key of the run config that is in neither table here breaks the assumptions if the run reads it and its value isn't
+the default. So a new key is refused until its effect on the bounds is known.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ CONVEX_MODELS = ("logistic", "perceptron")
 SYNCHRONOUS = ("fedavg", "fedprox", "spectral")
 ASYNCHRONOUS = ("async-fedavg", "fedfix")
 
-# What these change is in the problem, its constants, the bounds or the repeated run, or in none of the models.
+# Keys that may have any value: the problem, its constants, the bounds and the repeated run take them into account, or
+# they change no model.
 ANY_VALUE = frozenset(
     [
         "client-weights",
@@ -88,7 +89,7 @@ ANY_VALUE = frozenset(
 _AS_PLANNED = "every client must take part as planned"
 _SAME_STEPS = "all clients must do the same number of steps"
 
-# What others must be, and what is wrong with anything else.
+# For each other key the values that the theorems cover, and the reason why any other value breaks an assumption.
 DEMANDS: dict[str, tuple[tuple[Value, ...], str]] = {
     "model": (CONVEX_MODELS, f"its loss isn't convex; {' and '.join(CONVEX_MODELS)} are"),
     "strategy": (SYNCHRONOUS + ASYNCHRONOUS, "no theorem is about it"),
@@ -97,7 +98,7 @@ DEMANDS: dict[str, tuple[tuple[Value, ...], str]] = {
     "optimizer": (("sgd",), "must be sgd"),
     "momentum": ((0,), "the theorems are about steps without"),
     "clip-norm": ((0,), "a clipped gradient is biased"),
-    "safeguards": (("auto", "off"), "what they bound is biased"),
+    "safeguards": (("auto", "off"), "a bounded update is biased"),
     "update-norm-bound": ((0,), "a shortened update is biased"),
     "aggregation-rule": (("mean",), "must be mean"),
     "dp": (("none",), "its clipping is biased"),
@@ -141,10 +142,12 @@ def obstacles(config: RunConfig, num_clients: int) -> list[str]:
 
 
 def failures(run_dir: Path) -> list[str]:
-    """Return failures in a run's record, which the bounds don't cover."""
+    """Return why a run's record has nothing to compare with the bounds, or clients that failed."""
     summary = read_summary(run_dir)
     status, failed = summary.get("status"), summary.get("failures", 0)
     problems = [f"status = {status!r}: the run must be finished"] if status != "finished" else []
+    if summary.get("aggregations") == 0:
+        problems.append("aggregations = 0: the run ended before its first new model")
     return problems + ([f"failures = {failed}: {_AS_PLANNED}"] if failed else [])
 
 
@@ -176,14 +179,14 @@ class _OnceLookedAt:
 
 
 def _read_keys(config: RunConfig, num_clients: int, keys: list[str]) -> list[str]:
-    """Return which of some keys the run reads."""
+    """Return those of ``keys`` that the run reads."""
     data = cast("Dataset", _OnceLookedAt(lambda: federation.dataset_of(config, num_clients)))
     setting = Setting(config, server.build_strategy(config), data, gpus=False)
     return [key for key in keys if key_of(type(config), key).readers.holds(setting, key)]
 
 
 def _changing_times(config: RunConfig, num_clients: int) -> list[str]:
-    """Return what is wrong with the task times of an asynchronous run: its terms are of the cycle that they make."""
+    """Return an obstacle if an asynchronous run's task times change: its terms need the cycle of fixed times."""
     if config.strategy not in ASYNCHRONOUS:
         return []
     times = TimeScenario(config.time_scenario, num_clients, config.seed)

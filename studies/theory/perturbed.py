@@ -3,10 +3,10 @@
 Assumed (4.1 to 4.6): all clients in every round, E local steps each; unbiased gradients of variance at most σ², and
 E‖g_i‖² ≤ G² at every local iterate; every f_i L-smooth; strongly convex cases: every f_i μ-strongly convex, μ > 0;
 nonconvex cases: f bounded below (Δ is then f(w̄_0) − f_inf). Weights p_i are any, S = Σ p_i², L_α = L + α. FedAvg is
-FedProx with α = 0, and the spectral method with β = 1, which its theorems leave out.
+FedProx with α = 0, and the spectral method with β = 1; theorems 4.4 to 4.6 leave β = 1 out.
 
-The upper bounds at a given step size are the appendix's lemmas B.2 and C.2; theorems 4.1 and 4.4 are these at one
-step size, made simpler and looser. Printed otherwise in the thesis, and right here:
+The upper bounds for any fixed step size are the appendix's lemmas B.2 and C.2; theorems 4.1 I and 4.4 I are the
+lemmas at one step size, simplified and looser. Three misprints of the thesis are corrected here:
 
 * theorem 4.6 II has 3EG²/8 before its bracket; lemma C.6 with Σ γ_t³ ≤ 3/(16 L³ E^{3/2}) gives 3EG²/2.
 * lemma C.5 has 4Δ/(γTE); lemma C.4 gives 2Δ/(γTE), and theorem 4.6 I has that.
@@ -67,7 +67,7 @@ def fedprox_bound(
     rounds : array
         t ≥ 0.
     constants : Constants
-        Of it L, mu > 0, S, sigma2, Gamma, G2 and Delta.
+        L, mu > 0, S, sigma2, Gamma, G2 and Delta are used.
     lr : float
         γ ≤ min(1/(2L), 1/(α+μ)).
     local_steps, alpha : int, float
@@ -163,7 +163,8 @@ def fedprox_lower_bound(
     rounds : array
         t ≥ 0.
     constants : Constants
-        Of the problem: its L, which is the theorem's μ (half of the clients are μ/2-convex), S, sigma2, Delta.
+        S, sigma2, Delta and L of the problem are used. L is the theorem's μ: half of the clients are μ-convex, half
+        μ/2-convex.
     lr : float
         γ ≤ 1/(E(α+μ)), fixed.
     local_steps : int
@@ -200,7 +201,7 @@ def spectral_bound(
     rounds, constants, local_steps
         As in ``fedprox_bound``.
     lr : float
-        γ ≤ min(1/(2L), 1/(βμ)), and γβμ ≤ 1 − (1−β)^(1/E): beyond, κ is negative and the lemma says nothing.
+        γ ≤ min(1/(2L), 1/(βμ)), and γβμ ≤ 1 − (1−β)^(1/E): for a larger γ, κ is negative and the lemma says nothing.
     beta : float
         β in (0, 1).
     """
@@ -286,11 +287,13 @@ def spectral_nonconvex_diminishing_bound(
 def optimal_local_steps(num_rounds: ArrayLike, constants: Constants, *, beta: float) -> Array:
     """Return the (real) E that minimises theorem 4.6 I for T rounds: (A/(2B))^(2/3) T^(1/3) (corollary 4.1).
 
-    A = 4LΔ + Sσ²/2 and B = G²[4 + (1−β)² + 8(1 − 1/β)²]; the bound there is 3 · 2^(−2/3) A^(2/3) B^(1/3) T^(−2/3).
+    A = 4LΔ + Sσ²/2 and B = G²[4 + (1−β)² + 8(1 − 1/β)²]; the bound with this E is
+    3 · 2^(−2/3) A^(2/3) B^(1/3) T^(−2/3). AssumptionError for G = 0, where the bound falls with every further step.
     """
     theorem = "Buttaci 2024, corollary 4.1"
     T = as_rounds(theorem, num_rounds, first=1)
     _check_beta(theorem, beta)
+    check(theorem, constants.G2 != 0, "G² must be above 0: without it no E is the best")
     slow, fast = _nonconvex_rates(constants, beta)
     steps: Array = (slow / (2 * fast)) ** (2 / 3) * np.cbrt(T)
     return steps
@@ -331,7 +334,7 @@ def _residual(c: Constants, lr: float, E: int, spread: float) -> float:
 
 
 def spread(beta: float, memory: float) -> float:
-    """4 + (1−β)² + m(1 − 1/β)²: m is 8 for fixed, 32 for diminishing steps."""
+    """4 + (1−β)² + m(1 − 1/β)² with m = ``memory``: 8 for fixed steps, 32 for diminishing steps."""
     return 4 + (1 - beta) ** 2 + memory * (1 - 1 / beta) ** 2
 
 

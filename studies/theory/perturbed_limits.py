@@ -1,9 +1,9 @@
-"""Where the spectral method ends up on quadratics if not everybody takes part: its mean in the limit.
+"""The mean limit of the spectral method on quadratics where clients take part in some rounds, or in none.
 
-This project's own; Buttaci 2024 has full participation alone. Client i has f_i(w) = ½ (w − c_i)ᵀ H_i (w − c_i), takes
-E steps of length γ, and takes part in a round with any probability above 0, or never; the draw S doesn't depend on
-the models. q_i is the mean of its weight d_i, 0 of a client that is never drawn, and P_ij = p_ij / p_i. w_i is the
-last local model, and x_i = w_i − w̄. A round of the method (algorithm 2) gives a participant
+A result of this project: Buttaci 2024 has full participation alone. Client i has f_i(w) = ½ (w − c_i)ᵀ H_i (w − c_i),
+takes E steps of size γ, and takes part in a round with any probability above 0, or never; the draw S doesn't depend
+on the models. q_i is the mean of client i's weight d_i, 0 if it is never drawn, and P_ij = p_ij / p_i. w_i is client
+i's last local model, and x_i = w_i − w̄. A round of the method (algorithm 2) gives a participant
 
     x_i = B_i (c_i − w̄ − (1−β) Σ_j P_ij x_j),        B_i = γ Σ_{k<E} (I − γβH_i)^k H_i                            (1)
 
@@ -12,9 +12,10 @@ equations. A fixed point of the means has (1) for all who ever take part, howeve
 
     Σ_i q_i x_i = 0                                                                                               (2)
 
-A client that never takes part keeps the initial model w_0: x_j = w_0 − w̄. With r_i = Σ_j P_ij over those j, (1) is
+A client j that never takes part keeps the initial model w_0: x_j = w_0 − w̄. With r_i the sum of P_ij over all such j,
+(1) is
 
-    x_i = B_i (c_i − w̄ − (1−β) Σ_j P_ij x_j − (1−β) r_i (w_0 − w̄))          j over those that take part           (1')
+    x_i = B_i (c_i − w̄ − (1−β) Σ_j P_ij x_j − (1−β) r_i (w_0 − w̄)),     j over the clients that take part         (1')
 
 Let H_i = a_i I, so that B_i = s_i = (1 − (1 − γβa_i)^E)/β, and ωᵀ = qᵀ (I + (1−β) diag(s) P)⁻¹ diag(s). The
 method minimises
@@ -22,12 +23,13 @@ method minimises
     Σ_i (ω_i/a_i) f_i(w) − ½ κ ‖w − w_0‖²,        κ = (1−β) Σ_i ω_i r_i                                           (3)
 
 Where all a_i are equal and nobody is absent, ω is in proportion to q = p for every β, γ and E, because pᵀP = pᵀ: the
-method minimises the federated objective. As γ → 0 the x_i of those that take part vanish, and the method ends where
+method minimises the federated objective. As γ → 0 the x_i of the clients that take part vanish, and the method ends
+where
 
     Σ_i q_i ∇f_i((1 − b_i) w + b_i w_0) = 0,        b_i = (1−β) r_i                                               (4)
 
-Without absent neighbours that is the federated objective's minimum. With them it isn't, however short the steps are,
-because absent neighbours stay in the averages with the initial model.
+Without absent neighbours (4) is the minimum of the federated objective. With absent neighbours it isn't, however
+small the steps are, because they stay in the averages with the initial model.
 """
 
 from dataclasses import dataclass
@@ -49,7 +51,7 @@ class Perturbed:
     neighbours : array (C, C)
         P_ij, rows summing to 1.
     weights : array (C,)
-        q_i = E d_i, the mean weight of a client in a round; 0: it never takes part.
+        q_i = E d_i, the mean weight of a client in a round; 0 for a client that never takes part.
     initial : array (D,)
         w_0, the initial model.
     beta, lr : float

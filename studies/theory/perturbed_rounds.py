@@ -1,12 +1,12 @@
-"""What clients of FedProx and of the spectral method do within a round, and rounds to an accuracy (Buttaci 2024).
+"""Distances within a round of FedProx and the spectral method, and rounds to an accuracy (Buttaci 2024).
 
-Lemmas 4.1, 4.2, 4.4 and 4.5 bound how far iterates are apart, by G alone; assumed, as in ``perturbed``: all clients
-in every round, E local steps, E‖g_i‖² ≤ G² wherever a client takes a gradient. T_ε (section 4.4) says for how many
-rounds to plan, so that theorem 4.3 I or 4.6 I promises a mean squared gradient of ε.
+Lemmas 4.1, 4.2, 4.4 and 4.5 bound the distances between iterates by G alone. They assume, as ``perturbed`` does: all
+clients in every round, E local steps, E‖g_i‖² ≤ G² wherever a client takes a gradient. T_ε (section 4.4) is the
+number of rounds for which theorem 4.3 I or 4.6 I promises a mean squared gradient of ε.
 
-Lemma 4.5 has a term in 1/β², from which theorems 4.4 and 4.6 have theirs. It isn't in the method but in the proof,
-which divides by β: ``spectral_drift_minkowski_bound`` bounds the same distance without. With (3−β)²/4 for the bracket
-4 + (1−β)² + 8(1−1/β)² both theorems hold at fixed steps, since lemma 4.5 is all that they take it from.
+Lemma 4.5 has a term in 1/β², and theorems 4.4 and 4.6 inherit it. The cause is the proof, which divides by β, and not
+the method: ``spectral_drift_minkowski_bound`` bounds the same distance without the term. With (3−β)²/4 in place of
+the bracket 4 + (1−β)² + 8(1−1/β)² both theorems hold at fixed steps, since the bracket comes from lemma 4.5 alone.
 """
 
 from collections.abc import Callable
@@ -24,16 +24,16 @@ from studies.theory.perturbed import fedprox_nonconvex_fixed_bound, spectral_non
 def fedprox_deviation_bound(
     steps: ArrayLike, constants: Constants, *, lr: float, local_steps: int, alpha: float = 0.0
 ) -> Array:
-    """Bound E‖w_{t,k}^i − w̄_{t,0}‖² after k local steps (lemma 4.1 and the step before its last).
+    """Bound E‖w_{t,k}^i − w̄_{t,0}‖² after k local steps (lemma 4.1 and the last but one step of its proof).
 
     γ²k²G² ≤ γ²E²G²
 
     Parameters
     ----------
     steps : array
-        k in 0..E; at E it is the lemma.
+        k in 0..E; k = E gives the lemma.
     constants : Constants
-        Of it G2.
+        G2 is used.
     lr : float
         γ ≤ 1/α; any γ > 0 where α = 0.
     local_steps, alpha : int, float
@@ -62,9 +62,10 @@ def neighbours_bound(constants: Constants, *, previous_lr: float, local_steps: i
     Parameters
     ----------
     constants : Constants
-        Of it G2.
+        G2 is used.
     previous_lr : float
-        γ_{t−1}, of the round before, whose models the averages are of; 0 for the first round (u_0 = w̄_0).
+        γ_{t−1}, the step size of the round before, whose local models are averaged; 0 for the first round (u_0 =
+        w̄_0).
     local_steps : int
         E ≥ 1.
     """
@@ -82,11 +83,11 @@ def spectral_drift_bound(
     Parameters
     ----------
     constants : Constants
-        Of it G2, at the points w̃.
+        G2 at the points w̃ is used.
     lr, previous_lr : float
         γ_t > 0; γ_{t−1}, 0 for the first round.
     local_steps, beta : int, float
-        E ≥ 1; β in (0, 1). It needs the weights of the graph, p_i ∝ the row sums of A (lemma 4.3).
+        E ≥ 1; β in (0, 1). The lemma needs the weights of the graph, p_i ∝ the row sums of A (lemma 4.3).
     """
     lemma, E = "Buttaci 2024, lemma 4.5", local_steps
     _check_drift(lemma, lr, previous_lr, E, beta)
@@ -101,9 +102,9 @@ def spectral_drift_minkowski_bound(
     E²G² [(1+β)γ_t + 2(1−β)γ_{t−1}]²; at fixed steps (3−β)²γ²E²G² ≤ 9γ²E²G², where the thesis has 16 and more.
 
     w̄ − w̃^i = β(w̄ − w^i) + (1−β)(w̄ − w̄_{t,0}) + (1−β)(w̄_{t,0} − u^i). In root mean square a local task goes at most
-    γEG far, so the first is at most 2γ_tEG, the second γ_tEG, and the third 2γ_{t−1}EG, for w̄_{t,0} and u^i are both
-    means of models that started at w̄_{t−1,0}. Minkowski's inequality adds them up. Arguments as in
-    ``spectral_drift_bound``.
+    γEG far. So the first difference is at most 2γ_tEG, the second at most γ_tEG, and the third at most 2γ_{t−1}EG,
+    because w̄_{t,0} and u^i are both means of models that started at w̄_{t−1,0}. Minkowski's inequality adds the three.
+    Arguments as in ``spectral_drift_bound``.
     """
     E = local_steps
     _check_drift("the bound beside lemma 4.5 of Buttaci 2024", lr, previous_lr, E, beta)
@@ -115,21 +116,21 @@ def spectral_drift_minkowski_bound(
 
 @dataclass(frozen=True)
 class RoundTerms:
-    """Rounds at which each term of a bound alone is ε, by ε: the arguments of O(·) in T_ε (section 4.4).
+    """Rounds after which each term of a bound by itself is ε, by ε: the arguments of O(·) in T_ε (section 4.4).
 
-    Their sum is no number to plan by: at T = the largest, the terms together are up to five times ε. T_ε is at least
-    the largest, and at most 25 times it.
+    After the largest of these numbers of rounds the bound is between ε and 5ε. T_ε is at least the largest number,
+    and at most 25 times it.
 
     Attributes
     ----------
     start, noise : array
         ∝ Δ²/ε² and S²σ⁴/ε².
     pull : array
-        ∝ α²G⁴/ε², of FedProx alone.
+        ∝ α²G⁴/ε²; 0 for the spectral method.
     drift : array
         ∝ G²/ε.
     pull_squared : array
-        ∝ (α²G²/ε)^(2/3), of FedProx alone.
+        ∝ (α²G²/ε)^(2/3); 0 for the spectral method.
     """
 
     start: Array
@@ -152,7 +153,7 @@ def fedprox_round_terms(
     accuracy : array
         ε > 0.
     constants : Constants
-        Of it L, S, sigma2, G2 and Delta.
+        L, S, sigma2, G2 and Delta are used.
     local_steps, alpha : int, float
         E ≥ 1; α ≥ 0.
     """
@@ -170,12 +171,12 @@ def fedprox_round_terms(
 def spectral_round_terms(
     accuracy: ArrayLike, constants: Constants, *, local_steps: int, beta: float
 ) -> RoundTerms:
-    """Return the terms of T_ε of the spectral method, by theorem 4.6 I; two are 0.
+    """Return the terms of T_ε of the spectral method, by theorem 4.6 I; the two terms of FedProx's pull are 0.
 
     16L²Δ²/(Eε²);  S²σ⁴/(4Eε²);  0;  (EG²/ε)[4 + (1−β)² + 8(1 − 1/β)²];  0
 
-    The first is a quarter of FedProx's at α = 0, and at β = 1 both methods are FedAvg: it is the proofs that differ.
-    Arguments as in ``fedprox_round_terms``; β in (0, 1).
+    The first term is a quarter of FedProx's at α = 0, though FedProx at α = 0 and the spectral method at β = 1 are
+    both FedAvg: the proofs differ. Arguments as in ``fedprox_round_terms``; β in (0, 1).
     """
     c, E = constants, local_steps
     e = _accuracy(accuracy, E, 0.0)
@@ -190,7 +191,7 @@ def spectral_round_terms(
 
 
 def fedprox_rounds(accuracy: float, constants: Constants, *, local_steps: int, alpha: float = 0.0) -> int:
-    """Return T_ε, the fewest rounds for which theorem 4.3 I is at most ε. The step size is that for these rounds."""
+    """Return T_ε, the fewest rounds T for which theorem 4.3 I with T's ``nonconvex_fixed_step`` is at most ε."""
     _accuracy(accuracy, local_steps, alpha)
     return _fewest(
         lambda T: float(fedprox_nonconvex_fixed_bound(T, constants, local_steps=local_steps, alpha=alpha)),
@@ -199,7 +200,7 @@ def fedprox_rounds(accuracy: float, constants: Constants, *, local_steps: int, a
 
 
 def spectral_rounds(accuracy: float, constants: Constants, *, local_steps: int, beta: float) -> int:
-    """Return T_ε, the fewest rounds for which theorem 4.6 I is at most ε. The step size is that for these rounds."""
+    """Return T_ε, the fewest rounds T for which theorem 4.6 I with T's ``nonconvex_fixed_step`` is at most ε."""
     _accuracy(accuracy, local_steps, 0.0)
     return _fewest(
         lambda T: float(spectral_nonconvex_fixed_bound(T, constants, local_steps=local_steps, beta=beta)),

@@ -13,8 +13,8 @@ def homogeneity_model(theta: float, phi: float, C: int, *, corrected: bool) -> t
 
     ``corrected=False``, the *printed* form: N(θ/2, φ²/(4 C (C−1))). It counts the C(C−1) ordered pairs as
     independent, but mis is symmetric. ``corrected=True``, the *corrected* form, with C(C−1)/2 independent pairs:
-    N(θ/2, φ²/(2 C (C−1))), as if φ were φ√2; likewise in the propositions. A Monte-Carlo test
-    (studies/tests/theory/test_random_graphs.py) confirms the corrected form; the deviation of the printed form
+    N(θ/2, φ²/(2 C (C−1))), the printed form with φ√2 for φ; the propositions are corrected likewise. A Monte-Carlo
+    test (studies/tests/theory/test_random_graphs.py) confirms the corrected form; the deviation of the printed form
     is too small.
     """
     phi = _phi("definition 3.3", theta, phi, C, corrected)
@@ -51,8 +51,8 @@ def proposition_3_4(theta: float, phi: float, C: int, eps: float, delta: float, 
     """Bound the mean absolute deviation (1/(C−1)) Σ_{k≥2} E|λ̃_k − λ_k| (proposition 3.4): lower, upper.
 
     εθC (2Φ(A) − 1) + 2φ √(C(2+δ)/(C−1)) Φ'(A) ≤ · ≤ (2−ε) θ C with A = (εθ/φ) √(C(C−1)/(2+δ)); networks as
-    in ``proposition_3_2``. The upper bound takes all eigenvalues as ≥ 0, which a normal A_ij makes likely only.
-    ValueError unless ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
+    in ``proposition_3_2``. The upper bound assumes that all eigenvalues are ≥ 0, which a normal A_ij makes likely,
+    not certain. ValueError unless ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
     """
     from scipy.special import ndtr
 

@@ -1,6 +1,6 @@
-"""Repeat a finished run from its config, to see what its folder doesn't hold: every global model, and local ones.
+"""Repeat a finished run from its config, to see every global and local model; the folder holds the last one alone.
 
-A run with a given seed and config has one result, whatever ran the clients; the final model is compared with the
+A run with a given seed and config has one result on every engine; the repeated run's final model is compared with the
 recorded one.
 """
 
@@ -25,7 +25,7 @@ from strategies.flower import messages
 from studies.theory.constants import Array
 from studies.theory.problems import Problem
 
-# The same run on another machine may sum in another order.
+# Largest relative distance to the recorded model: the same run on another machine may sum in another order.
 _TOLERANCE = 1e-3
 
 
@@ -100,7 +100,7 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     models: list[Array] = []
 
     def observe(progress: Progress) -> None:
-        # A run that ends between two evaluations tells of its last model twice.
+        # If a run ends between two evaluations, its last model is reported twice.
         models[progress.aggregation :] = [flat_model(to_state(progress.arrays, torch.device("cpu")), names)]
         note(progress.aggregation)
 

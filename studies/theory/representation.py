@@ -1,11 +1,11 @@
-"""What an asynchronous run tells of the federated objective (Fraboni et al. 2023, theorems 2 and 3, corollary 2).
+"""The federated objective's gradient in asynchronous runs (Fraboni et al. 2023, theorems 2 and 3, corollary 2).
 
 Theorem 1 (``asynchronous.explicit_bound``) is about the objectives L^n = Σ_i q_i(n) L_i that aggregations minimise.
-Here clients are put into J types of equal data: type j has loss F_j, importance r_j = Σ p_i, expected weight s_j(n),
-the sum of its clients' q_i(n), and s̃_j = s_j / Σ s_j. Aggregation n represents a type where s_j(n) > 0. Every client
-of its own data is J = M with r = p and s = q.
+Here clients are put into J types of equal data. Type j has the loss F_j, the importance r_j = Σ p_i and the expected
+weight s_j(n) = Σ q_i(n), both sums over its clients, and s̃_j = s_j / Σ s_j. Aggregation n represents type j if
+s_j(n) > 0. If all clients have different data, J = M, r = p and s = q.
 
-The paper's O(·) hides L and all numbers; the functions have those of its proofs, put right where they are wrong:
+The paper's O(·) hides L and all numbers; the functions have the numbers of its proofs, with these corrections:
 
 * eq. 105 has 1/q²(n) before L^n(θ) − L^n(θ̄^n); L^n is q(n)L-smooth, so it is 1/q(n). For q(n) > 2 the print is false.
 * eq. 105 drops a factor 2 of Jensen's inequality, but holds: ‖Σ r_j x_j‖² ≤ 2‖Σ s̃_j x_j‖² + 2χ² Σ s̃_j ‖x_j‖² +
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from studies.theory.constants import Array, AssumptionError, Constants, as_float, check
 
-# Weights in a window may differ by so much of the largest, by rounding.
+# Weights may differ by this share of the largest, by rounding.
 _ROUNDING = 1e-9
 
 # ---- Who is represented ----------------------------------------------------------------------------------------
@@ -31,14 +31,15 @@ _ROUNDING = 1e-9
 def by_type(weights: ArrayLike, types: ArrayLike) -> Array:
     """Sum clients' weights (..., M) over their types (M,), whole numbers 0..J−1: (..., J) (eq. 12)."""
     w, kinds = np.asarray(weights, dtype=np.float64), np.asarray(types)
-    if kinds.ndim != 1 or kinds.shape != w.shape[-1:] or kinds.size == 0 or kinds.min() < 0:
+    is_whole = np.issubdtype(kinds.dtype, np.integer)
+    if not is_whole or kinds.shape != w.shape[-1:] or kinds.size == 0 or kinds.min() < 0:
         raise AssumptionError(f"types: must be {w.shape[-1:]} whole numbers from 0, are {kinds}")
     sums: Array = w @ (kinds[:, None] == np.arange(kinds.max() + 1)).astype(np.float64)
     return sums
 
 
 def chi2(importances: ArrayLike, expected: ArrayLike) -> Array:
-    """χ² = Σ (r_j − s̃_j)²/s̃_j over the types represented (theorems 2 and 3); 0 where none is.
+    """χ² = Σ (r_j − s̃_j)²/s̃_j over the represented types (theorems 2 and 3); 0 if no type is represented.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ def difference_bound(
     gaps : array (..., J)
         F_j(θ) − F_j* ≥ 0.
     constants : Constants
-        Of it L.
+        L is used.
     """
     r, s, shares = _shares(importances, expected)
     g = _gaps("lemma 7", gaps)
@@ -156,10 +157,10 @@ def squared_gradient_bound(found: Representation, constants: Constants, *, subop
     ----------
     found : Representation
     constants : Constants
-        Of it L.
+        L is used.
     suboptimality : float
-        R + ε ≥ 0: a bound on the mean of E L^n(θ^{n,k}) − L^n(θ̄^n), which is R (``asynchronous.explicit_bound``'s
-        ``residual``) plus that bound.
+        R + ε ≥ 0, a bound on the mean of E L^n(θ^{n,k}) − L^n(θ̄^n): ε is the value of
+        ``asynchronous.explicit_bound``, and R its argument ``residual``.
     """
     check(
         "Fraboni et al. 2023, theorem 2",
@@ -217,8 +218,9 @@ def window_term(
 ) -> float:
     """Return ε_W of theorem 3 with its numbers: η_gη_l K (W−1) B² q q_max / 2 (eqs. 23 to 25, corrected).
 
-    An aggregation moves a model by η_gη_l q(n) K B at most, and models of one window are on average (W−1)/2 of them
-    apart. The printed term, η_gη_l K (W−1) B² q, lacks q_max and the half: it is too small for q_max > 2.
+    An aggregation moves a model by at most η_gη_l q(n) K B, and the models of a window are on average at most (W−1)/2
+    aggregations apart. The printed term, η_gη_l K (W−1) B² q, lacks q_max and the half: it is too small for q_max >
+    2.
 
     Parameters
     ----------
@@ -227,7 +229,7 @@ def window_term(
     gradient : float
         B: ‖∇L_i‖ ≤ B wherever the iterates go, and E‖g_i‖ ≤ B.
     mean_weight, largest_weight : float
-        q = Σ_i q_i of a window's mean, and the largest q(n).
+        q = Σ_i q_i of the mean weights of a window, and the largest q(n).
     server_lr : float
         η_g.
     """
@@ -239,7 +241,7 @@ def window_term(
         0 < mean_weight <= largest_weight * (1 + _ROUNDING),
         "the mean weight must be in (0, the largest]",
     )
-    apart = as_float(window - 1) if gradient else 0.0  # no models that don't move are apart
+    apart = as_float(window - 1) if gradient else 0.0  # without a gradient all models are equal: inf · 0 is 0
     return server_lr * lr * local_steps * apart * gradient**2 * mean_weight * largest_weight / 2
 
 
@@ -260,13 +262,14 @@ def federated_gradient_bound(
     Parameters
     ----------
     importances, expected : array (J,)
-        r_j, and s_j > 0 of a window's mean (``window_mean``).
+        r_j, and the mean weights s_j > 0 of a window (``window_mean``).
     least : array (J,)
         F_j(θ̄) − F_j*, at the minimiser of L̄.
     constants : Constants
-        Of it L.
+        L is used.
     suboptimality : float
-        ε: ``asynchronous.explicit_bound`` plus ``window_term``, which bound the mean of E L̄(θ^{n,k}) − L̄(θ̄) (eq. 26).
+        ε ≥ 0, a bound on the mean of E L̄(θ^{n,k}) − L̄(θ̄) (eq. 26): ``asynchronous.explicit_bound`` plus
+        ``window_term``.
     """
     s = np.atleast_2d(np.asarray(expected, dtype=np.float64))
     missing = np.flatnonzero(~(s[0] > 0))

@@ -1,4 +1,4 @@
-"""A finished run beside the bounds that apply to it: which do and why others don't, constants, a figure."""
+"""A finished run beside the bounds that apply to it, the constants used, and why other bounds don't apply."""
 
 import math
 import tomllib
@@ -22,13 +22,16 @@ from studies.theory.obstacles import ASYNCHRONOUS, failures, obstacles, uneven_w
 from studies.theory.problems import ClientData, FrozenSlope, Logistic
 from studies.theory.replay import Replay, replay
 
-# Number of the run's models at which the gradient noise is measured, about.
+# The gradient noise is measured at up to this many of the run's models, evenly spaced.
 _NOISE_MODELS = 20
 
 
 @dataclass(frozen=True)
 class BoundCurve:
-    """An upper bound on f(w̄_t) − f*, or on its mean so far, after each of ``rounds``."""
+    """An upper bound on f(w̄_t) − f*, or on its mean so far (``of_mean``), after each of ``rounds``.
+
+    The mean that theorem 2.1 bounds is over all local steps; the run's mean beside it is over the ends of rounds.
+    """
 
     name: str
     source: str
@@ -53,14 +56,14 @@ class RunBounds:
     Attributes
     ----------
     refusals : list of str
-        Why no bound applies, or why one theorem doesn't.
+        One reason for each theorem that doesn't apply, or the reasons why none does.
     rows : list of ConstantRow
         The constants used; none where no bound applies.
     gaps : array (T + 1,)
         f(w̄_t) − f*, by aggregation; empty where no bound applies.
     bounds : list of BoundCurve
     terms : dict of str to float
-        Terms of an asynchronous bound at the last aggregation, which have no constants and aren't drawn.
+        Terms of an asynchronous bound at the last aggregation: arguments of O(·), which aren't drawn.
     """
 
     refusals: list[str]
@@ -94,7 +97,7 @@ def bounds_of_run(run_dir: Path, note: Callable[[int, int], None] = lambda done,
     if found := obstacles(config, num_clients) + failures(run_dir):
         return RunBounds(found)
     experiment = server.prepare(config, num_clients)
-    config = experiment.config  # the folder's may be as it was given: without what the strategy demands
+    config = experiment.config  # with the values that the strategy sets, which config.toml may lack
     sizes = experiment.partition.sizes
     if found := uneven_work(config, sizes):
         return RunBounds(found)
@@ -140,7 +143,7 @@ def _read_config(run_dir: Path) -> tuple[RunConfig, int]:
         raise ConfigError(f"{run_dir}: the run has no model yet")
     values.pop("versions", None)
     num_clients = values.pop("num-clients")
-    # Whatever computed the run: the result is the same.
+    # The result doesn't depend on the device; the repeated run has no tracker and no port.
     here: dict[str, Value] = {
         "server-device": "auto",
         "client-device": "cpu",
@@ -151,7 +154,7 @@ def _read_config(run_dir: Path) -> tuple[RunConfig, int]:
 
 
 def _local_steps(config: RunConfig) -> int:
-    """E, the same for all clients; an epoch is one step, as ``uneven_work`` has seen to."""
+    """E, the same for all clients: ``uneven_work`` refuses epochs of more than one step."""
     return config.local_steps or config.local_epochs
 
 
@@ -235,7 +238,7 @@ def _candidates(config: RunConfig, c: Constants, rounds: Array) -> list[Callable
 
     def of_001() -> BoundCurve:
         _check_even("001 theorem F.2", c)
-        # Its F* lies Γ below f*.
+        # The theorem's F* lies Γ below f*.
         values = lojasiewicz.pl_bound(rounds, c, mu=2 * c.mu, lr=lr, local_steps=E) - c.Gamma
         return BoundCurve("Polyak-Łojasiewicz", "001 theorem F.2", rounds, values)
 

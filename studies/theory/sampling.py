@@ -1,11 +1,12 @@
 """Centralised learning and clients drawn or chosen by the server (Fraboni et al. 2023, appendix C).
 
-Aggregation n takes the updates of drawn clients with random weights ω_i of mean q_i = p_i. What theorem 1 needs of a
-draw are α with E[ω_i ω_j] = α p_i p_j for i ≠ j (assumption 5), and β with E ω_i² − α p_i² ≤ β p_i (lemma 1).
+Aggregation n takes the updates of drawn clients with random weights ω_i of mean q_i = p_i. Theorem 1 needs two
+numbers of a draw: α with E[ω_i ω_j] = α p_i p_j for i ≠ j (assumption 5), and β with E ω_i² − α p_i² ≤ β p_i (lemma
+1).
 
-The terms are the arguments of the paper's O(·) for a given step size (``asynchronous.Terms``). Numbers to stay below
-are ``centralised_bound``, and ``asynchronous.explicit_bound`` with a draw's α and β, delay 0 and residual 0. The
-paper calls α proportional to m; it is 1 − 1/m, or that times M/(M−1).
+The terms are the arguments of the paper's O(·) for a given step size (``asynchronous.Terms``). Bounds with all their
+numbers are ``centralised_bound``, and ``asynchronous.explicit_bound`` with a draw's α and β, delay 0 and residual 0.
+The paper calls α proportional to m; α is 1 − 1/m with replacement, and (1 − 1/m) M/(M−1) without.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from studies.theory.constants import Array, Constants, as_float, as_rounds, chec
 
 @dataclass(frozen=True)
 class ClientDraw:
-    """What theorem 1 needs of a random draw of clients: α and β."""
+    """The numbers α and β of a random draw of clients, for theorem 1."""
 
     alpha: float
     beta: float
@@ -61,7 +62,7 @@ def centralised_terms(
     aggregations : array
         N ≥ 1.
     constants : Constants
-        Of it distance2.
+        distance2 is used.
     lr, local_steps : float, int
         η_l > 0; K ≥ 1.
     noise : float
@@ -106,9 +107,9 @@ def sampled_terms(
     aggregations, lr, local_steps
         As in ``centralised_terms``.
     constants : Constants
-        Of it C and distance2.
+        C and distance2 are used.
     draw : ClientDraw
-        α and β; 1 and 0 where all take part, which is eq. 33 for a given step size.
+        α and β; 1 and 0 if all clients take part, and the terms are then eq. 33's for a given step size.
     noise : float
         Σ of eq. 32.
     server_lr : float
@@ -138,8 +139,8 @@ def chosen_terms(
 ) -> Terms:
     """Return the terms of eq. 108: clients chosen by a fixed rule, whose weights are p_i over every W aggregations.
 
-    Those of eq. 33 for a given step size, and η_gη_l(W−1)K. With numbers the last is ``representation.window_term``.
-    Arguments as in ``sampled_terms``; W ≥ 1.
+    The terms of eq. 33 for a given step size, and η_gη_l(W−1)K, which ``representation.window_term`` gives with its
+    numbers. Arguments as in ``sampled_terms``; W ≥ 1.
     """
     check(_SAMPLING, window >= 1, f"the window must be 1 or more, is {window}")
     terms = sampled_terms(

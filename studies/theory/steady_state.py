@@ -5,8 +5,9 @@ models are averaged with equal weights. Agent k's loss J_k is ν_k-convex and δ
 gradient noise has E‖s_k(w)‖² ≤ β_k² ‖w_k° − w‖² + σ_k² (eq. 5.28). J = (1/K) Σ J_k is ν-convex and δ-smooth with
 minimiser w°.
 
-E_k may be drawn anew every round, from S equally likely numbers: an array (K, S). Steps μ/E_k then keep the gradient
-unbiased as well, and the theorem holds with the mean of 1/E_k for 1/E_k: given E_k, the noise is as before.
+E_k may be drawn anew every round, from S equally likely numbers: an array (K, S). Steps μ/E_k keep the gradient
+unbiased for every drawn E_k, and the theorem holds with the mean of 1/E_k in place of 1/E_k, since (5.30) holds given
+E_k.
 """
 
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def sample_mean_variance(means: ArrayLike, variances: ArrayLike, sample_size: in
 
 @dataclass(frozen=True)
 class Agents:
-    """What the theorem knows of the K agents; arrays have shape (K,).
+    """The constants of the K agents in theorem 5.1; arrays have shape (K,).
 
     Parameters
     ----------
@@ -53,7 +54,7 @@ class Agents:
     offsets2 : array
         ‖w_k° − w°‖² ≥ 0.
     local_steps : array (K,) or (K, S)
-        E_k ≥ 1; S equally likely numbers, if it is drawn anew every round.
+        E_k ≥ 1; S equally likely numbers if E_k is drawn anew every round.
     nu, delta : float
         0 < ν ≤ δ of the consensus objective J.
     sample_size : int
@@ -177,11 +178,11 @@ class LeastMeanSquares:
     powers, noises : array (K,)
         r_k > 0, s_k ≥ 0.
     local_steps : array (K,) or (K, S)
-        E_k ≥ 1; S equally likely numbers, if it is drawn anew every round.
+        E_k ≥ 1; S equally likely numbers if E_k is drawn anew every round.
     batch_sizes : array (K,)
         B_k ≥ 1.
     sample_size : int
-        L in 1..K, agents in a round.
+        L in 1..K, agents in a round. Another L, or an E_k below 1, raises AssumptionError.
     """
 
     minimisers: Array
@@ -190,6 +191,9 @@ class LeastMeanSquares:
     local_steps: Array
     batch_sizes: Array
     sample_size: int
+
+    def __post_init__(self) -> None:
+        self.agents()  # checks L and E_k
 
     @property
     def minimiser(self) -> Array:
@@ -233,10 +237,10 @@ class LeastMeanSquares:
     def floor(self, step: float) -> float:
         """Return lim E‖w° − w_i‖² exactly, whatever the step μ (problem 5.3).
 
-        Given w_{i−1} = w, agent k's model has mean w_k° + ρ_k(w − w_k°) and E‖ψ_k − w_k°‖² = c_k‖w − w_k°‖² + n_k
-        with m = μ/E_k, ρ_k = (1 − m r_k)^{E_k}, c_k = (1 − 2m r_k + m² r_k²(1 + (D+1)/B_k))^{E_k}, and n_k the sum of
-        the geometric series of m² s_k r_k D/B_k, means over E_k where it is drawn. Lemma 5.1 puts them together, and
-        mean and mean square obey linear recursions.
+        Given w_{i−1} = w, agent k's model ψ_k has mean w_k° + ρ_k(w − w_k°), and E‖ψ_k − w_k°‖² = c_k‖w − w_k°‖² +
+        n_k. With m = μ/E_k and q = 1 − 2m r_k + m² r_k²(1 + (D+1)/B_k): ρ_k = (1 − m r_k)^{E_k}, c_k = q^{E_k}, and
+        n_k = (m² s_k r_k D/B_k) Σ_{e<E_k} q^e; means over E_k if it is drawn. By lemma 5.1 the mean and the mean
+        square of w_i obey linear recursions.
 
         Raises
         ------
@@ -289,7 +293,7 @@ class LeastMeanSquares:
         w = np.broadcast_to(np.zeros(D) if start is None else start, (repeats, D)).copy()
         errors = [np.sum((w - self.minimiser) ** 2, axis=1)]
         for _ in range(num_rounds):
-            # The same number of repeats per agent wouldn't be a draw without replacement for each repeat.
+            # Each repeat draws its own L agents.
             drawn = rng.permuted(np.broadcast_to(np.arange(K), (repeats, K)), axis=1)[:, : self.sample_size]
             total = np.zeros_like(w)
             for k in range(K):

@@ -51,6 +51,13 @@ def test_windows_by_hand() -> None:
         AssumptionError, match=r"Fraboni et al\. 2023, eq\. 35: task times must be above 0, one is 0"
     ):
         asynchronous.asynchronous_window([1, 0])
+    with pytest.raises(AssumptionError, match=r"eq\. 35: there must be a task time"):
+        asynchronous.asynchronous_window([])
+    for counts in ([], [2, 0]):
+        with pytest.raises(
+            AssumptionError, match=r"section 4\.4: there must be numbers of periods of 1 or more"
+        ):
+            asynchronous.fedfix_window(counts)
 
 
 def test_the_window_of_many_clients_is_beyond_floats() -> None:

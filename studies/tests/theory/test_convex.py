@@ -44,6 +44,8 @@ def test_other_values_out_of_range() -> None:
     assert np.isfinite(convex_bound(1, BY_HAND, lr=0.125, local_steps=1))  # the limit itself is in
     with pytest.raises(AssumptionError, match="local steps must be 1 or more, are 0"):
         convex_bound(1, BY_HAND, lr=0.1, local_steps=0)
+    with pytest.raises(AssumptionError, match="num_clients = 0: must be 1 or more"):
+        Constants(num_clients=0, L=1.0)
     with pytest.raises(AssumptionError, match="rounds must be 1 or more"):
         convex_bound([1, 0], BY_HAND, lr=0.1, local_steps=1)
 

@@ -1,6 +1,7 @@
 """Buttaci 2024: the bounds by hand, their lemmas' recursions, and FedProx and the spectral method between them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,9 @@ def test_the_optimal_number_of_local_steps() -> None:
     bound = 41 / np.sqrt(10**6 * grid) + 36.75 * grid / 10**6
     assert grid[bound.argmin()] == pytest.approx(best[1], abs=2e-3)
     assert bound.min() == pytest.approx(3 * 2 ** (-2 / 3) * 41 ** (2 / 3) * 36.75 ** (1 / 3) * 1e-4)
+    with pytest.raises(AssumptionError, match=r"corollary 4\.1: G² must be above 0"):
+        perturbed.optimal_local_steps(8, replace(BY_HAND, G2=0.0), beta=0.5)
+    assert np.isnan(perturbed.optimal_local_steps(8, replace(BY_HAND, G2=float("nan")), beta=0.5))
 
 
 def test_lower_bounds_by_hand() -> None:

@@ -201,6 +201,14 @@ def test_lojasiewicz_of_a_convex_problem_is_at_least_twice_its_convexity(logisti
         estimates.lojasiewicz([1.0, 1.0], [1.0, 1.0])
 
 
+def test_a_single_curvature_cannot_be_both_l_and_mu() -> None:
+    rng = np.random.default_rng(0)
+    for case in ({"num_clients": 3, "shared": True}, {"num_clients": 1}):
+        with pytest.raises(ValueError, match=r"L = 2, mu = 1: a single curvature can't be both"):
+            quadratics(rng, num_parameters=1, L=2, mu=1, heterogeneity=1, **case)
+        assert quadratics(rng, num_parameters=1, L=2, mu=2, heterogeneity=1, **case).L == 2
+
+
 def test_every_problem_has_the_same_face(logistic: Logistic) -> None:
     binary = FrozenSlope(some_clients(classes=2), np.ones(4), l2=0.1)
     drawn = quadratics(np.random.default_rng(0), num_clients=3, num_parameters=2, L=2, mu=1, heterogeneity=1)

@@ -28,6 +28,8 @@ def test_shares_by_hand() -> None:
         representation.chi2(R, [1.0, -1.0, 1.0])
     with pytest.raises(AssumptionError, match=r"types: must be \(3,\) whole numbers from 0"):
         representation.by_type([1.0, 1.0, 1.0], [0, 1])
+    with pytest.raises(AssumptionError, match=r"types: must be \(2,\) whole numbers from 0, are \[0\.5 1"):
+        representation.by_type([0.5, 0.5], [0.5, 1.0])  # else half of the weight would be in no type
 
 
 def test_bounds_at_a_model_by_hand() -> None:

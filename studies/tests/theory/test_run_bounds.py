@@ -212,7 +212,7 @@ def changed(run_dir: Path, to: Path, **keys: str) -> Path:
         ({"server_lr": "0.5"}, "server-lr = 0.5: must be 1, but for async-fedavg and fedfix"),
         ({"strategy": '"fedbuff"'}, "strategy = 'fedbuff': no theorem is about it"),
         ({"clock": '"wall"'}, "clock = 'wall': the run can't be repeated"),
-        ({"safeguards": '"on"'}, "safeguards = 'on': what they bound is biased"),
+        ({"safeguards": '"on"'}, "safeguards = 'on': a bounded update is biased"),
         ({"compression": '"topk:0.01"'}, "compression = 'topk:0.01': the theorems are about updates as they"),
         ({"augment": '"flip"'}, "augment = 'flip': images changed at random are other data"),
         ({"stragglers": "0.5"}, "stragglers = 0.5: all clients must do the same number of steps"),
@@ -379,6 +379,15 @@ def test_a_run_that_its_time_budget_ends(run_once: RunOnce, keys: dict[str, obje
     found = bounds_of_run(run_dir, lambda count, total: done.append((count, total)))
     assert len(found.gaps) == number + 1
     assert done[: number + 1] == [(n, 40) for n in range(number + 1)]
+
+
+def test_a_run_that_ends_before_its_first_new_model_has_no_bounds(run_once: RunOnce) -> None:
+    run_dir = run_once(time_budget=0.001)
+    assert json.loads((run_dir / "summary.json").read_text())["aggregations"] == 0
+    done = command(run_dir)
+    assert done.exit_code == 0, done.output
+    reason = "doesn't apply: aggregations = 0: the run ended before its first new model"
+    assert done.output.strip() == reason
 
 
 def test_what_is_no_repeatable_run_is_an_error(run_once: RunOnce, tmp_path: Path) -> None:

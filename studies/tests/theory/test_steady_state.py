@@ -133,6 +133,12 @@ def example(sample_size: int = 2) -> LeastMeanSquares:
     )
 
 
+def test_a_sample_of_no_or_too_many_agents_is_refused() -> None:
+    for sample_size in (0, 5):
+        with pytest.raises(AssumptionError, match=r"theorem 5\.1: the sample must be of 1 to K agents"):
+            example(sample_size)
+
+
 def test_a_single_agent_by_hand() -> None:
     # K = L = E = B = 1, D = 2, r = 1, s = ½: c = 1 − 2μ + μ²·4, noise μ²·½·2; μ = .1: .01/(1 − .84) = 1/16
     one = LeastMeanSquares(np.zeros((1, 2)), np.ones(1), np.array([0.5]), np.array([1]), np.array([1]), 1)

@@ -1,4 +1,4 @@
-"""What every problem has, the rows that some are made of, and how much each client counts."""
+"""The interface of a problem, the rows of a client, and the check of the clients' weights."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -76,7 +76,13 @@ class ClientData:
 
 
 def client_weights(weights: ArrayLike | None, num_clients: int) -> Array:
-    """Return p_i (C,), checked; equal unless told."""
+    """Return p_i (C,), checked; by default 1/C.
+
+    Raises
+    ------
+    ValueError
+        If the weights aren't C numbers of 0 or more with sum 1.
+    """
     if weights is None:
         return np.full(num_clients, 1 / num_clients)
     p = np.asarray(weights, dtype=np.float64)

@@ -12,13 +12,14 @@ from studies.theory.problems.base import ClientData, Problem, client_weights
 
 # Ridges λ by which `Logistic.least` comes near the loss itself.
 _FIRST_RIDGE, _RIDGE_RATIO, _LAST_RIDGE = 1e-2, 6.0, 1e-18
-# Newton's own λ²/2, by the preconditioner of its start, may be too small: it then starts again, with a new one.
+# Newton's estimate of λ²/2 rests on the preconditioner of its start and may be too small. If λ²/2 at its result is
+# above the wanted one, Newton's method starts again from there, with a new preconditioner, up to this many times.
 _LAST_TRIES = 5
 # A ridge's minimum is found to this share of ½λ‖w‖².
 _RIDGE_SHARE = 0.2
-# A preconditioner leaves out rows that curve less than this share of the largest. Where the minimum lies at infinity
-# such rows are all that bounds a direction: with 1e-3, conjugate gradients on MNIST take seven times as long. Its
-# diagonal has this share added, for float32.
+# The preconditioner leaves out rows whose curvature is below the first share of the largest. If the minimum lies at
+# infinity, only rows of small curvature bound some directions: with 1e-3, conjugate gradients on MNIST take seven
+# times as long. The second share of the diagonal is added to it, for float32.
 _LEAST_CURVATURE, _ON_THE_DIAGONAL = 1e-8, 1e-6
 
 
@@ -33,9 +34,10 @@ class Logistic(Problem):
     num_classes : int
         K ≥ 2.
     l2 : float
-        λ ≥ 0, on all parameters; it is μ. Without it there is no unique minimum, and asking for one is an error.
+        λ ≥ 0, on all parameters; μ = λ. With λ = 0 there is no unique minimum, and ``minimiser`` and ``minimisers``
+        raise AssumptionError.
     weights : array (C,), optional
-        p_i; equal unless told.
+        p_i; by default 1/C.
     """
 
     def __init__(
@@ -68,7 +70,8 @@ class Logistic(Problem):
     def preconditioner(self, w: Array, ridge: float = 0.0) -> Linear:
         """Return v ↦ M⁻¹ v, M being the blocks of ∇²f(w) + ridge that belong to one class.
 
-        For conjugate gradients alone: in float32, without rows that don't curve, with a bit more on the diagonal.
+        It is approximate, for conjugate gradients alone: from float32, without the rows of least curvature, and with
+        a small share added to the diagonal.
         """
         from scipy.linalg import cho_factor, cho_solve
 
@@ -112,7 +115,7 @@ class Logistic(Problem):
         Raises
         ------
         AssumptionError
-            If it doesn't get there.
+            If the model found has a larger `half_decrement`.
         """
         w, ridge = np.zeros(self.num_parameters), _FIRST_RIDGE
         while ridge > _LAST_RIDGE:

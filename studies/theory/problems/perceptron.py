@@ -20,7 +20,7 @@ class FrozenSlope(Problem):
     slope : array (d,)
         v.
     l2, weights
-        As in ``Logistic``; without λ a minimum needs both classes on every client.
+        As in ``Logistic``; with λ = 0 a client's loss has a minimum only if it has rows of both classes.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class FrozenSlope(Problem):
         return float(self.client_gradient(i, np.array([b]))[0])
 
     def _root(self, slope: Callable[[float], float], held: Array) -> float:
-        """Return where a loss of these labels is least, by its derivative."""
+        """Return the minimiser of a loss with derivative ``slope`` on rows with the labels ``held``."""
         from scipy.optimize import brentq
 
         if self.l2 == 0 and len(np.unique(held)) < 2:

@@ -15,7 +15,7 @@ class Quadratics(Problem):
     curvatures, centres : array (C, D)
         a_id > 0 and c_id.
     weights : array (C,), optional
-        p_i, summing to 1; equal unless told.
+        p_i with sum 1; by default 1/C.
     """
 
     def __init__(self, curvatures: ArrayLike, centres: ArrayLike, weights: ArrayLike | None = None) -> None:
@@ -37,7 +37,7 @@ class Quadratics(Problem):
         return values
 
     def gradients(self, w: Array) -> Array:
-        """∇f_i, shape (..., C, D), at one model (D,), or at each client's own of (..., C, D)."""
+        """∇f_i, shape (..., C, D), at one model (D,), or at one model for each client (..., C, D)."""
         return self.curvatures * (w - self.centres)
 
     def minimisers(self) -> Array:
@@ -71,10 +71,16 @@ def quadratics(
 ) -> Quadratics:
     """Draw quadratics with the given L and μ; centres are normal around 1 with deviation ``heterogeneity``.
 
-    ``shared`` gives all clients the same curvatures, so that ζ is finite. With one parameter and shared curvatures
-    L must be μ.
+    ``shared`` gives all clients the same curvatures, so that ζ is finite.
+
+    Raises
+    ------
+    ValueError
+        If L isn't μ and there is one curvature alone: one parameter, with shared curvatures or one client.
     """
     rows = 1 if shared else num_clients
+    if rows * num_parameters == 1 and mu != L:
+        raise ValueError(f"L = {L}, mu = {mu}: a single curvature can't be both")
     curvatures = rng.uniform(mu, L, (rows, num_parameters))
     curvatures.flat[0], curvatures.flat[-1] = L, mu
     centres = 1 + heterogeneity * rng.normal(size=(num_clients, num_parameters))
