@@ -14,7 +14,7 @@ computed from the formula of the paper. An implementation passes if its models a
 
     print(check(Mine, "fedavg"))              # passes: largest difference 3.1e-08
 
-``python -m conformance`` prints the table of the implementations that are known here and installed.
+``python -m conformance`` prints the table of the kit's adapters whose packages are installed.
 """
 
 from .problem import Arrival, Client, Problem, descend, load, names

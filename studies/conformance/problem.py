@@ -1,4 +1,4 @@
-"""A tiny exact problem of one method: its rows, its settings, who takes part when, and the models that come out."""
+"""A tiny exact problem of one method: rows, settings, participants or arrivals, and the models after each step."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ ROWS = "rows.json"
 
 
 class Arrival(NamedTuple):
-    """A client's work that arrives, and its staleness: the new models since the client was sent its model."""
+    """A client whose work arrives, and the work's staleness: new models since the client was sent its own."""
 
     client: int
     staleness: int
@@ -86,7 +86,7 @@ class Problem:
     method : str
         Its name.
     source, formula, reading : str
-        Author, year and equation; the rule; and what the paper leaves open, with what is taken here.
+        Author, year and equation; the rule; and the choices made here where the paper leaves something open.
     clients : sequence of Client
         The C clients.
     initial : array (D,)
@@ -102,11 +102,11 @@ class Problem:
     steps : sequence
         In rounds: the participants of each. Without rounds: the arrivals between one model and the next.
     task_seconds : sequence of float
-        Without rounds: the seconds that each client's tasks take, by which the arrivals came about.
+        Without rounds: the seconds that each client's tasks take; the arrivals follow from them. In rounds: empty.
     task_steps : sequence of sequence of int
-        If the server sets local steps: those of each arrival's task, which replace K_i; else empty.
+        If the server sets local steps: the steps of each arrival's task, which replace K_i; else empty.
     returns : str
-        ``global``, or ``global and personal``: the global model and below it the personal one of each client.
+        ``global``, or ``global and personal``: the global model and below it the personal model of each client.
     models : array (T, D) or (T, 1 + C, D)
         The models after each step.
     tolerance : float
@@ -171,7 +171,7 @@ def load(method: str) -> Problem:
 
 
 def built(told: Mapping[str, Any], rows: Mapping[str, Any]) -> Problem:
-    """Return the problem that a method's file and the file of rows describe."""
+    """Return the problem that a method's file (``told``) and the file of rows describe."""
     clients = [Client(np.array(each["x"]) / rows["divisor"], np.array(each["y"])) for each in rows["clients"]]
     asynchronous = "arrivals" in told
     steps: list[list[Any]] = told["participants"] if not asynchronous else []

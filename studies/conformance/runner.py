@@ -1,4 +1,4 @@
-"""Whether an implementation's models are those of a problem, and at which step they begin to differ."""
+"""Compare an implementation's models with a problem's, and find the first step at which they differ."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ class Implementation(Protocol):
         Parameters
         ----------
         who : sequence
-            In rounds the participants, by index. Without rounds the arrivals since the last model, in their order:
-            ``Arrival(client, staleness)``; `Problem.task_steps` has their steps, where the server sets them.
+            In rounds the participants' indices. Without rounds the arrivals since the last model, in their order:
+            ``Arrival(client, staleness)``. If the server sets local steps, `Problem.task_steps` has those of each
+            arrival.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""The table of implementations that pass: the known ones that are installed, or those of other adapters."""
+"""The table of implementations that pass: of the kit's own adapters, or of other modules."""
 
 import importlib
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from .problem import names
 from .runner import Verdict, check
 
-# The modules of ``adapters``.
+# The kit's own adapters: the module in ``adapters`` by the adapter's name.
 KNOWN = {
     "fedapp": "fedapp_strategies",
     "flower": "flower",
@@ -35,7 +35,7 @@ class Column:
     missing : str
         Why there are no verdicts; "" if there are.
     tolerance : float, optional
-        Tolerance that the adapter sets in place of the problems'.
+        The adapter's tolerance, if it has one in place of the problems' own.
     """
 
     title: str
@@ -45,20 +45,21 @@ class Column:
 
     @property
     def fails(self) -> bool:
-        """Whether an implementation fails, or there is none."""
+        """Whether an implementation fails, or none was tried."""
         failed = [each for each in self.verdicts.values() if isinstance(each, str) or not each.passes]
-        return bool(self.missing or failed)
+        return bool(self.missing or failed or not self.verdicts)
 
 
 def column(name: str, methods: Sequence[str]) -> Column:
-    """Try the implementations of an adapter: one that is known here, or a module that Python finds.
+    """Try the implementations of an adapter: one of the kit's, or any module that Python finds.
 
-    A module has ``implementations()``, and may have what else the modules of ``conformance.adapters`` have.
+    A module has ``implementations()``, and may have the other names that ``conformance.adapters`` lists.
 
     Raises
     ------
     ValueError
-        If there is no such module.
+        If there is no such module, a module that it imports isn't there, it has no ``implementations()``, or a key of
+        these is no problem's name.
     """
     try:
         adapter: Any = (
@@ -67,6 +68,8 @@ def column(name: str, methods: Sequence[str]) -> Column:
             else importlib.import_module(name)
         )
     except ModuleNotFoundError as error:
+        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
+            raise ValueError(f"adapter {name!r} can't be imported: {error}") from None
         raise ValueError(f"no adapter {name!r} ({error}): known are {', '.join(KNOWN)}") from None
     title = getattr(adapter, "NAME", name)
     packages: tuple[str, ...] = getattr(adapter, "PACKAGES", ())
@@ -77,7 +80,12 @@ def column(name: str, methods: Sequence[str]) -> Column:
         except PackageNotFoundError:
             return Column(title, {}, f"{package} isn't installed")
         title = f"{title} {found}" if package == packages[0] else title
+    if not hasattr(adapter, "implementations"):
+        raise ValueError(f"adapter {name!r} has no function implementations()")
     there = adapter.implementations()
+    if unknown := sorted(there.keys() - set(names())):
+        wrong, allowed = ", ".join(map(repr, unknown)), ", ".join(names())
+        raise ValueError(f"adapter {name!r}: no problem is called {wrong}: allowed are {allowed}")
     verdicts: dict[str, Verdict | str] = {}
     for method in methods:
         if method in there:
@@ -121,7 +129,7 @@ def markdown(columns: Sequence[Column], methods: Sequence[str]) -> str:
     rows = [["problem", *(each.title for each in there)]]
     for method in methods:
         cells = [cell(each.verdicts.get(method)) for each in there]
-        if set(cells) != {NONE}:
+        if set(cells) - {NONE}:
             rows.append([method, *cells])
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     lines = [
@@ -135,19 +143,19 @@ def markdown(columns: Sequence[Column], methods: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; return 1 if an implementation that was asked for by name fails, or isn't there."""
+    """Print the table; return 1 if an adapter of ``--of`` has an implementation that fails, or none to try."""
     import argparse
 
     parser = argparse.ArgumentParser(
         prog="fedapp-conformance",
         description="Compare implementations of federated methods with the models that the methods' formulas give.",
-        epilog="The exit status is 1 if an implementation of --of fails or isn't installed.",
+        epilog="The exit status is 1 if an adapter of --of has an implementation that fails, or none to try.",
     )
     parser.add_argument(
         "--of",
         nargs="+",
         metavar="ADAPTER",
-        help=f"{', '.join(KNOWN)}, or a module of yours; by default all that are known",
+        help=f"{', '.join(KNOWN)}, or a module of yours; by default {', '.join(KNOWN)}",
     )
     parser.add_argument("--methods", nargs="+", choices=names(), metavar="METHOD", help=", ".join(names()))
     given = parser.parse_args(arguments)

@@ -1,8 +1,8 @@
 """APPFL's aggregators (``appfl.algorithm.aggregator``), with clients that train as the kit says.
 
-Of FedProx the client is tested, too: ``FedProxTrainer``, in PyTorch. Settings with which its formula is the paper's,
-where its own defaults are others: FedAsync's and FedBuff's factor 1/``num_clients`` is made 1 and 1/m, and FedBuff is
-sent changes (``gradient_based``). ``get_parameters`` is told who asks, so that staleness is what it is.
+FedProx's client is tested, too: ``FedProxTrainer``, in PyTorch. Three settings differ from APPFL's defaults, so that
+its formulas are the papers': the factor 1/``num_clients`` is 1 for FedAsync and 1/m for FedBuff, and FedBuff is sent
+changes of models (``gradient_based``). ``get_parameters`` is given the client's id, by which APPFL counts staleness.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Settings = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def adaptive(q: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what FedAdagrad, FedAdam and FedYogi are told."""
+    """Return the settings of FedAdagrad, FedAdam and FedYogi."""
     return {
         "server_learning_rate": q["server_lr"],
         "server_momentum_param_1": q["beta_1"],
@@ -27,7 +27,7 @@ def adaptive(q: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# An aggregator, and what it is told by the problem's parameters.
+# By the problem's name: the aggregator's class, and a function from the problem's parameters to its settings.
 AGGREGATORS: dict[str, tuple[str, Settings]] = {
     "fedavg": ("FedAvgAggregator", lambda q: {}),
     "fedprox": ("FedAvgAggregator", lambda q: {}),
@@ -59,7 +59,7 @@ AGGREGATORS: dict[str, tuple[str, Settings]] = {
 
 
 def implementations() -> dict[str, Callable[[Problem], "AppflServer"]]:
-    """Return what runs a problem's method, by the problem's name."""
+    """Return the class that runs each problem, by the problem's name."""
     rounds = {name: AppflServer for name in AGGREGATORS if name not in ("fedprox", "fedasync", "fedbuff")}
     return {**rounds, "fedprox": AppflProx, "fedasync": AppflArrivals, "fedbuff": AppflArrivals}
 
@@ -67,14 +67,14 @@ def implementations() -> dict[str, Callable[[Problem], "AppflServer"]]:
 class AppflServer:
     """An aggregator, round by round."""
 
-    def __init__(self, problem: Problem, **others: Any) -> None:
+    def __init__(self, problem: Problem) -> None:
         import torch
         from appfl.algorithm import aggregator
         from omegaconf import OmegaConf
 
         self.problem = problem
         name, settings = AGGREGATORS[problem.method]
-        told = {"client_weights_mode": "sample_size", **settings(problem.parameters), **others}
+        told = {"client_weights_mode": "sample_size", **settings(problem.parameters)}
         if problem.task_seconds:
             del told["client_weights_mode"]
         self.model = linear(problem)
@@ -134,14 +134,14 @@ class AppflProx(AppflServer):
         trainer.load_parameters(self.state(self.global_model))
         trainer.train()
         local = trainer.get_parameters()
-        return vector(local[0] if isinstance(local, tuple) else local)  # with what it measured
+        return vector(local[0] if isinstance(local, tuple) else local)  # a tuple has metrics beside the model
 
 
 class AppflArrivals(AppflServer):
     """An asynchronous aggregator, arrival by arrival."""
 
-    def __init__(self, problem: Problem, **others: Any) -> None:
-        super().__init__(problem, **others)
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
         self.models = [problem.initial]
         for client in range(len(problem.clients)):
             self.aggregator.get_parameters(client_id=client)

@@ -1,8 +1,8 @@
 """This repository's strategies: server and clients, in a Grid in memory.
 
 Whole runs of ``strategies`` in virtual time. The clients are the ClientApp of ``fedapp``, in PyTorch and float32,
-each with a file of its own rows; to QFedAvg they report the loss of the model that they were sent, beside the mean
-over the local steps. The hook ``select`` lists a round's participants; arrivals follow from the task times.
+each with a file of its own rows. To QFedAvg they report the loss of the model that they were sent, beside the mean
+over the local steps. The hook ``select`` returns a round's participants; arrivals follow from the task times.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from ..problem import Problem, Vector
 NAME, PACKAGES = "fedapp", ("fedapp",)
 TOLERANCE = 1e-6  # float32
 
-# The metric of a reply that has the loss of the model that the client was sent.
+# A reply's metric: the loss of the model that the client was sent.
 SENT_LOSS = "sent-loss"
 
 Keywords = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-# The keywords of a strategy, by the problem's parameters; server optimizers are FedAvg's.
+# By the problem's name: a function from the problem's parameters to the strategy's keywords.
 KEYWORDS: dict[str, Keywords] = {
     "fedavg": lambda q: {},
     "fedprox": lambda q: {"proximal_mu": q["alpha"]},
@@ -81,24 +81,24 @@ KEYWORDS: dict[str, Keywords] = {
     },
 }
 
-# The methods that a keyword makes of another one.
+# The strategy of a problem that isn't called as its strategy.
 BY_KEYWORD = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp"), "fedavg") | {
     "fedvarp": "fedstale"
 }
 
 
 def implementations() -> dict[str, Callable[[Problem], "Run"]]:
-    """Return what runs a problem's method, by the problem's name."""
+    """Return the class that runs each problem, by the problem's name."""
     return dict.fromkeys(KEYWORDS, Run)
 
 
 class Run:
-    """A whole run, of which each step tells its model.
+    """A whole run, made at once; each step returns one of its models.
 
     Parameters
     ----------
     keywords : mapping, optional
-        Keywords of the strategy in place of the problem's; for tests of what the kit notices.
+        Keywords of the strategy that replace the problem's, for tests that the kit notices another setting.
     """
 
     def __init__(self, problem: Problem, keywords: Mapping[str, Any] | None = None) -> None:
@@ -172,7 +172,7 @@ def trajectory(problem: Problem, folder: Path, others: Mapping[str, Any]) -> lis
 
 
 def task_record(problem: Problem, file: Path) -> tuple[list[str], Any]:
-    """Return the names of the model's arrays, and what every message to a client carries."""
+    """Return the names of the model's arrays, and the ConfigRecord of every message to a client."""
     from flwr.app import ConfigRecord
 
     from fedapp import federation
@@ -199,7 +199,7 @@ def task_record(problem: Problem, file: Path) -> tuple[list[str], Any]:
 
 
 def told(problem: Problem, strategy: Any, grid: Any, model: Vector) -> Vector:
-    """Return what a step tells: the global model (D,), and the personal ones where the problem has them."""
+    """Return a step's model (D,), or the global and personal models (1 + C, D), as the problem's ``returns`` says."""
     if problem.returns == "global":
         return model
     if strategy.capabilities.clients_keep_models:

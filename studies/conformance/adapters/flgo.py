@@ -1,9 +1,8 @@
 """FLGo's algorithms (``flgo.algorithm``): servers and clients, in PyTorch and float64.
 
 A round is ``Server.iterate`` with the problem's participants. Without rounds each arrival is the reply of a client
-to the model that it was sent, which ``Server.package_handler`` takes. Algorithms that weigh clients as they like are
-told the problem's weights (``aggregation_option``). FedAsync's clients have no proximal term, which is the paper's
-option II.
+to the model that it was sent, which ``Server.package_handler`` takes. ``aggregation_option`` is the problem's weights
+for the algorithms that read it. FedAsync's clients have no proximal term, which is the paper's option II.
 """
 
 import importlib
@@ -22,7 +21,8 @@ from ..problem import Arrival, Problem, Vector, load
 
 NAME, PACKAGES = "FLGo", ("flgo",)
 
-# An algorithm, and its parameters by the problem's, in the order of ``init_algo_para``.
+# By the problem's name: the algorithm's module, and a function from the problem's parameters to the algorithm's, in
+# the order of ``init_algo_para``.
 ALGORITHMS: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[Any]]]] = {
     "fedavg": ("fedavg", lambda q: []),
     "fedprox": ("fedprox", lambda q: [q["alpha"]]),
@@ -37,7 +37,7 @@ ALGORITHMS: dict[str, tuple[str, Callable[[Mapping[str, Any]], list[Any]]]] = {
     "qfedavg": ("qfedavg", lambda q: [q["q"]]),
 }
 
-# The benchmark's configuration, a module of its own that FLGo copies to where it imports it from.
+# The benchmark's configuration, a module that FLGo copies into its benchmark.
 CONFIG = """
 from {module} import model_of, rows_of
 
@@ -49,7 +49,7 @@ def get_model():
 
 
 def implementations() -> dict[str, Callable[[Problem], "FlgoRounds"]]:
-    """Return what runs a problem's method, by the problem's name."""
+    """Return the class that runs each problem, by the problem's name."""
     return {name: FlgoArrivals if name in ("fedbuff", "fedasync") else FlgoRounds for name in ALGORITHMS}
 
 
@@ -104,7 +104,7 @@ def prepared(problem: Problem) -> Any:
     import flgo
     from flgo.benchmark.toolkits.cv.classification import FromDatasetPipe
 
-    # PyTorch has asked for this method since FLGo's last release, which else fails at its first client.
+    # PyTorch calls this method since a version after FLGo's last release; without it the first client fails.
     FromDatasetPipe.TaskDataset.__getitems__ = lambda self, places: [self[place] for place in places]
     Path("config.py").write_text(CONFIG.format(module=__name__, method=problem.method), "utf-8")
     name = f"kit_{problem.method}"
@@ -132,7 +132,7 @@ def prepared(problem: Problem) -> Any:
 
 
 def divider(sizes: Sequence[int]) -> Any:
-    """Return a partitioner that gives each client its stretch of the rows."""
+    """Return a partitioner that gives each client as many consecutive rows as ``sizes`` says."""
     from flgo.benchmark.partition import BasicPartitioner
 
     class Stretches(BasicPartitioner):  # type: ignore[misc]
@@ -148,15 +148,15 @@ def divider(sizes: Sequence[int]) -> Any:
 
 @contextmanager
 def working_in(folder: str) -> Iterator[None]:
-    """Work in a folder, where modules are found, too; without the log."""
-    before = Path.cwd()
+    """Work in a folder, from which modules can be imported, too; nothing up to an error is logged."""
+    before, disabled = Path.cwd(), logging.root.manager.disable
     os.chdir(folder)
     sys.path.insert(0, folder)
     logging.disable(logging.ERROR)
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
         sys.path.remove(folder)
         os.chdir(before)
 

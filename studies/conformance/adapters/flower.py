@@ -1,10 +1,10 @@
 """Flower's own strategies (``flwr.serverapp.strategy``): servers alone, with clients that train as the kit says.
 
-A round is Flower's: ``configure_train`` makes the messages, from the participants that its grid has, and
-``aggregate_train`` takes the replies. Of FedProx the server sends ``proximal-mu`` only; what a client makes of it is
-the kit's. To QFedAvg a client reports the loss of the model that it was sent. FedAdagrad has no keyword for β₁, which
-is set as its attribute. Outside of a ServerApp no message can be made before the process says that it is the server,
-which ``strategies`` of this repository does.
+Flower's own code runs a round: ``configure_train`` makes the messages to the nodes of its grid, the round's
+participants, and ``aggregate_train`` takes the replies. FedProx's server only sends ``proximal-mu``; the kit's client
+adds the proximal term. To QFedAvg a client reports the loss of the model that it was sent. FedAdagrad has no keyword
+for β₁, so its attribute is set. Flower makes messages only in a process that has declared itself the server; outside
+of a ServerApp ``strategies`` of this repository does so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ NAME, PACKAGES = "Flower", ("flwr", "fedapp")
 
 ALL = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "min_available_nodes": 1}
 
-# A strategy's class, and its keywords by the problem's parameters.
+# By the problem's name: the strategy's class, and a function from the problem's parameters to the class's keywords.
 STRATEGIES: dict[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     "fedavg": ("FedAvg", lambda q: {}),
     "fedprox": ("FedProx", lambda q: {"proximal_mu": q["alpha"]}),
@@ -39,12 +39,12 @@ def adaptive(q: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def implementations() -> dict[str, Callable[[Problem], "FlowerServer"]]:
-    """Return what runs a problem's method, by the problem's name."""
+    """Return the class that runs each problem, by the problem's name."""
     return dict.fromkeys(STRATEGIES, FlowerServer)
 
 
 class Present:
-    """What a strategy asks of a Grid: who is there."""
+    """The only part of a Grid that a strategy uses here: the nodes that are there."""
 
     nodes: Sequence[int] = ()
 

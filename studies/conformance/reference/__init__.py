@@ -1,5 +1,4 @@
-"""How the problems came about: each method in plain numpy and float64, from the papers' formulas alone.
+"""The reference: each method in plain numpy and float64, from the papers' formulas alone.
 
-Nothing here is shared with an implementation that is tested. ``python -m conformance.reference`` writes the problems
-anew.
+No code here is shared with a tested implementation. ``python -m conformance.reference`` writes the problems anew.
 """

@@ -1,7 +1,7 @@
 """The methods without rounds. Each yields the model after every aggregation of a problem.
 
 In all of them W is the global model and ``models`` holds all of them, so that client i, whose work has staleness δ,
-was sent ``models[-1 - δ]``; Δ_i is its local model less that one, and C is the number of clients.
+was sent ``models[-1 - δ]``; Δ_i is its local model minus the model it was sent, and C is the number of clients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ def async_fedavg(problem: Problem) -> Trajectory:
 
 
 def fedfix(problem: Problem) -> Trajectory:
-    """W ← W + η_g Σ d_i Δ_i of what has come in an interval, d_i = ⌈τ_i / Δt⌉ p_i."""
+    """W ← W + η_g Σ d_i Δ_i over the arrivals of an interval, d_i = ⌈τ_i / Δt⌉ p_i."""
     d = np.ceil(np.array(problem.task_seconds) / problem.parameters["interval"]) * problem.importance
     rate = problem.parameters["server_lr"]
     return each_model(problem, lambda W, came: W + rate * total(d[i] * delta for i, _, delta in came))
@@ -165,7 +165,7 @@ def aced(problem: Problem) -> Trajectory:
 
 
 def area(problem: Problem) -> Trajectory:
-    """Client i sends w_i − y_i, and y_i ← w_i; after m of these W ← W + (1/C) Σ (w_i − y_i)."""
+    """Client i sends w_i − y_i, and then y_i ← w_i; after m arrivals W ← W + (1/C) Σ (w_i − y_i)."""
     C, models = len(problem.clients), [problem.initial]
     y = [problem.initial] * C
     for arrived in problem.steps:
@@ -222,11 +222,8 @@ def fadas(problem: Problem) -> Trajectory:
     return each_model(problem, rule)
 
 
-# ---- Who arrives when ---------------------------------------------------------------------------------------------
-
-
 def fedcompass(problem: Problem) -> Trajectory:
-    """W ← W + η_g Σ p_i s(δ) Δ_i of what came in a group, s(δ) = (1 + δ)^(−1/2); Δ_i of the steps that were asked."""
+    """W ← W + η_g Σ p_i s(δ) Δ_i over a group's arrivals, s(δ) = (1 + δ)^(−1/2); Δ_i after the task's own steps."""
     rate, models = problem.parameters["server_lr"], [problem.initial]
     for arrived, steps in zip(problem.steps, problem.task_steps, strict=True):
         W = models[-1]
@@ -236,6 +233,9 @@ def fedcompass(problem: Problem) -> Trajectory:
             W = W + rate * problem.importance[i] / np.sqrt(1 + staleness) * delta
         models.append(W)
         yield W
+
+
+# ---- Who arrives when ---------------------------------------------------------------------------------------------
 
 
 def schedule(
@@ -258,20 +258,20 @@ def schedule(
     number : int
         How many models.
     buffer : int
-        Contributions that make a model; whose work waits doesn't begin anew before that.
+        Contributions that make a model; a client whose work waits doesn't begin anew before the model is made.
     interval : float
         Seconds between two models, in place of a buffer; an interval in which nothing arrives makes none.
     stale_from : float
         Work of this staleness or more doesn't count: its client begins anew at once.
     works_on : bool
-        Whether a client begins anew at once, with the model that it has, when its work waits.
+        Whether a client whose work waits begins anew at once, with the model that it has.
     first : int
-        Contributions that make the first model, where it is another number.
+        Contributions that make the first model; 0: as many as make the others.
 
     Raises
     ------
     ValueError
-        If two arrivals (or an arrival and the end of an interval) are at the same time, whose order would be a
+        If two arrivals, or an arrival and the end of an interval, are at the same time: their order would be a
         convention.
     """
     # When the work of each client arrives, and with which model it began.
@@ -313,7 +313,7 @@ def schedule(
             waiting.append(client)
         if not interval and counted == (first if first and not groups else buffer):
             if works_on:
-                waiting.append(client)  # who completes the model begins with it
+                waiting.append(client)  # the client that completes the model begins with it
             next_model(now)
     return groups
 

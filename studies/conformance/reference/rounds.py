@@ -1,7 +1,7 @@
 """The methods in rounds. Each yields the model after every round of a problem, in the papers' own steps.
 
 In all of them W is the global model, S a round's participants, w_i a client's local model, Δ_i = w_i − W, p_i a
-client's importance, d_i its weight in a round (p_i over the sum of S's), and g_i the gradient of f_i.
+client's importance, d_i its weight in a round (p_i / Σ_S p_j), and g_i the gradient of f_i.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ def fedavg(problem: Problem) -> Trajectory:
 
 
 def server_step(problem: Problem, step: Callable[[Vector, Vector], Vector]) -> Trajectory:
-    """W ← step(W, Σ_S d_i w_i): FedAvg's round, whose mean a server optimizer may take as it likes."""
+    """W ← step(W, Σ_S d_i w_i): FedAvg's round with a server optimizer's step."""
     W = problem.initial
     for S in problem.steps:
         W = step(W, total(d * problem.train(i, W) for i, d in zip(S, problem.weights(S), strict=True)))

@@ -26,18 +26,18 @@ EQUAL = "p_i = 1/C, as in the paper; with participants S, d_i = 1/|S|."
 
 @dataclass(frozen=True)
 class Setting:
-    """What a problem's file says beside its models.
+    """The content of a problem's file beside its models.
 
     Attributes
     ----------
     rule : callable
-        The method of ``rounds`` or ``arrivals``.
+        The method, a function of ``rounds`` or ``arrivals``.
     weights : str
-        ``samples``, ``uniform`` or ``adjacency``: whose p_i.
+        How p_i are set: ``samples``, ``uniform`` or ``adjacency``.
     steps : list
         The participants of each round, or the arrivals of each model.
     task_steps : list
-        Local steps of each arrival, where the server sets them.
+        Local steps of each arrival if the server sets them; else empty.
     """
 
     rule: Callable[..., Any]

@@ -14,7 +14,7 @@ LR, TOLERANCE = 0.2, 1e-7
 
 
 def rows_file() -> dict[str, Any]:
-    """Return what the file of the rows says."""
+    """Return the content of the file of rows."""
     return {
         "source": "60 rows of R. A. Fisher's irises (1936); inputs x are these whole numbers over the divisor, "
         "classes y are 0 to 2",
@@ -43,7 +43,7 @@ def importances(weights: str) -> list[float]:
 
 
 def problem_file(method: str) -> dict[str, Any]:
-    """Return what a method's file says."""
+    """Return the content of a method's file."""
     setting = SETTINGS[method]
     told: dict[str, Any] = {
         "method": method,
@@ -74,7 +74,7 @@ def _who(setting: Setting) -> dict[str, Any]:
 
 
 def text_of(told: dict[str, Any]) -> str:
-    """Write a file: a line for each key, and for each of what is long a line for each of its entries."""
+    """Return a file's text: a line for each key; for models, clients and formula a line for each entry."""
     lines = []
     for key, value in told.items():
         if key in ("models", "clients", "formula"):

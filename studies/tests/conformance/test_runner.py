@@ -171,6 +171,46 @@ def test_the_table_says_who_passes_and_by_how_much(tmp_path, monkeypatch, capsys
     assert error.endswith("known are fedapp, flower, appfl, flgo")
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "def implementations(): return {'fedavg': None, 'FedAvg': None}",
+            "adapter 'of_mine': no problem is called 'FedAvg': allowed are fedavg, fedprox, ",
+        ),
+        ("NAME = 'Mine'", "adapter 'of_mine' has no function implementations()"),
+        ("import no_such_package", "adapter 'of_mine' can't be imported: No module named 'no_such_package'"),
+    ],
+)
+def test_an_adapter_that_cannot_be_tried_is_one_clear_line(text, error, tmp_path, monkeypatch, capsys):
+    (tmp_path / "of_mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "of_mine", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["--of", "of_mine"])
+    assert ended.value.code == 2
+    assert f"error: {error}" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_without_an_implementation_to_try_the_status_is_1_and_no_problem_is_listed(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "of_mine.py").write_text("def implementations(): return {'fedavg': None}")
+    (tmp_path / "of_none.py").write_text("NAME, PACKAGES = 'None', ('no-such-distribution',)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "of_mine", raising=False)
+    monkeypatch.delitem(sys.modules, "of_none", raising=False)
+    assert main(["--of", "of_mine", "--methods", "scaffold"]) == 1
+    assert capsys.readouterr().out.splitlines() == ["| problem | of_mine |", "|---------|---------|"]
+    assert main(["--of", "of_none"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "| problem |",
+        "|---------|",
+        "",
+        "None: no-such-distribution isn't installed.",
+    ]
+
+
 def test_the_package_and_its_readme_need_numpy_alone(tmp_path):
     """As a distribution of its own it is called ``conformance``."""
     shutil.copytree(KIT, tmp_path / "conformance", ignore=shutil.ignore_patterns("__pycache__"))
