@@ -18,7 +18,7 @@ from fedapp.config.options import read_options
 from fedapp.data import DataError
 from fedapp.federation.graph import graph_arrays
 from strategies.clients import graph
-from studies.graphs.figures import GraphPanel, draw_graph
+from studies.graphs.figures import MAX_COLUMNS, MAX_ROWS, GraphPanel, draw_graph
 
 
 def graph_command(
@@ -43,7 +43,11 @@ def graph_command(
     try:
         given = read_options("--run-config", run_config)
         _check_graph(given)
-        grid = itertools.product(_numbers(data_imbalance), _numbers(class_imbalance), range(seeds))
+        grid = itertools.product(
+            _numbers("--data-imbalance", data_imbalance, MAX_ROWS),
+            _numbers("--class-imbalance", class_imbalance, MAX_COLUMNS),
+            range(seeds),
+        )
         configs = [_on_grid(given, *point) for point in grid]
         with _written_to(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -64,18 +68,18 @@ def graph_command(
 
 
 def _check_graph(given: Mapping[str, Any]) -> None:
-    """Refuse the keys that the grid sets; name those that a graph alone doesn't read."""
+    """Refuse keys that the grid sets; name keys that a graph without a run doesn't read."""
     options = {"class-imbalance": "--class-imbalance", "data-imbalance": "--data-imbalance"}
     for key in given:
         if key in ("partitioner", *options):
-            instead = f"; {options[key]} says which values" if key in options else ""
+            instead = f"; {options[key]} has its values" if key in options else ""
             raise ConfigError(f"{key} = {given[key]!r}: the grid sets it{instead}")
     if unread := [f"{key} = {value!r}" for key, value in given.items() if key not in _OF_GRAPHS]:
-        RunConfig.load(given)  # a wrong key or value is no unread one
+        RunConfig.load(given)  # a wrong key or value is an error before it is unread
         print(f"not read by fedapp graph: {', '.join(unread)}", file=sys.stderr)
 
 
-# What a graph without a run reads beside what the grid sets.
+# The keys that a graph without a run reads, beside those that the grid sets.
 _OF_GRAPHS = (
     "dataset",
     "data-path",
@@ -107,7 +111,7 @@ def _on_grid(given: Mapping[str, Any], phi: float, kappa: float, repetition: int
 
 @contextlib.contextmanager
 def _written_to(out: Path) -> Iterator[None]:
-    """Say of which option a folder is that can't be written to."""
+    """Turn an OSError into a ConfigError that names the option ``--out``."""
     try:
         yield
     except OSError as error:
@@ -160,8 +164,12 @@ def _table(config: RunConfig, num_clients: int) -> Table:
     return table
 
 
-def _numbers(text: str) -> list[float]:
+def _numbers(option: str, text: str, most: int) -> list[float]:
+    """Return the different numbers of an option, at most ``most``: a figure has no room for more."""
     try:
-        return [float(number) for number in text.split(",")]
+        numbers = list(dict.fromkeys(float(number) for number in text.split(",")))
     except ValueError:
-        raise ConfigError(f"{text!r}: must be numbers with commas between them") from None
+        raise ConfigError(f"{option} {text!r}: must be numbers with commas between them") from None
+    if len(numbers) > most:
+        raise ConfigError(f"{option} {text!r}: must be at most {most} numbers, are {len(numbers)}")
+    return numbers

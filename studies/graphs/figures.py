@@ -18,16 +18,17 @@ from fedapp.report.figures import INK, STEPS, TEST, TRAIN, Array, new_figure, sa
 _LEAST, _BINS = 1e-12, 600
 _EDGES = np.geomspace(_LEAST, 1, _BINS + 1)
 _MOST_BARS = 50
-# Of all heat maps, and of each: more can't be seen and make the file large.
+# The most cells of all heat maps together, and the most clients of one: more can't be seen and make the file large.
 _HEAT_CELLS, _HEAT_CLIENTS = 28_000, 120
 _LINES = [TEST, TRAIN, "#117733", "#882255", "#999933", "#332288"]
-_MAX_COLUMNS, _MAX_ROWS = 6, 3
-_WIDE = 4  # up to so many columns text has room
+# The most class imbalances (columns) and data imbalances (rows) of a grid.
+MAX_COLUMNS, MAX_ROWS = 6, 3
+_WIDE = 4  # the most columns for which text has full size
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value
 class GraphPanel:
-    """What is drawn of the graph of one federated network; panels with equal imbalances are repetitions.
+    """The drawn numbers of the graph of one federated network; panels with equal imbalances are repetitions.
 
     Attributes
     ----------
@@ -36,13 +37,13 @@ class GraphPanel:
     heat : array (n, n)
         mis(i, j) in [0, 1] of every ``every``-th client.
     every : int
-        1: of all clients.
+        1: the heat map has all clients.
     counts : array (600,)
         Pairs of clients by misalignment, in fiftieths of a decade from 1e-12.
     eigenvalues : array (C,)
         Of the Laplacian, ascending.
     homogeneity : float
-        hom; NaN is left out.
+        hom; NaN isn't drawn.
     theta, phi : float
         mis ~ lognormal(−θ, φ²), fitted; φ = 0 or NaN draws no density.
     """
@@ -69,7 +70,7 @@ class GraphPanel:
         phi: float,
         most: int = _HEAT_CLIENTS,
     ) -> "GraphPanel":
-        """Keep what is drawn of a misalignment matrix (C, C): at most ``most`` clients in the heat map.
+        """Make the panel of a misalignment matrix (C, C), with at most ``most`` clients in the heat map.
 
         Raises
         ------
@@ -110,8 +111,8 @@ def draw_graph(folder: Path, grid: Sequence[GraphPanel], title: str = "") -> lis
     """
     columns = sorted({panel.class_imbalance for panel in grid})
     rows = sorted({panel.data_imbalance for panel in grid})
-    if not (0 < len(columns) <= _MAX_COLUMNS and len(rows) <= _MAX_ROWS):
-        limits = f"1 to {_MAX_COLUMNS} class imbalances and 1 to {_MAX_ROWS} data imbalances"
+    if not (0 < len(columns) <= MAX_COLUMNS and len(rows) <= MAX_ROWS):
+        limits = f"1 to {MAX_COLUMNS} class imbalances and 1 to {MAX_ROWS} data imbalances"
         raise ValueError(f"the grid must have {limits}, has {len(columns)} and {len(rows)}")
     cells = [
         [[p for p in grid if (p.data_imbalance, p.class_imbalance) == (row, column)] for column in columns]

@@ -51,7 +51,12 @@ def test_graph_prints_writes_and_draws_a_grid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--class-imbalance", "a"), "'a': must be numbers with commas between them"),
+        (("--class-imbalance", "a"), "--class-imbalance 'a': must be numbers with commas between them"),
+        (
+            ("--class-imbalance", "0,1,2,3,4,5,6"),
+            "--class-imbalance '0,1,2,3,4,5,6': must be at most 6 numbers",
+        ),
+        (("--data-imbalance", "0,1,2,3"), "--data-imbalance '0,1,2,3': must be at most 3 numbers, are 4"),
         (("--class-imbalance", "-1"), "class-imbalance = -1.0: must be a number >= 0"),
         (("--run-config", "datset=1"), "unknown key 'datset': did you mean 'dataset'?"),
         (("--num-clients", "900"), "num-supernodes = 900: 'digits' has 1438 training rows"),
@@ -80,6 +85,15 @@ def test_graph_repeats_with_seeds_from_the_given_one_on(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert {path.name for path in folders} == {"class-1-data-0-seed-3", "class-1-data-0-seed-4"}
+
+
+def test_a_value_that_is_given_twice_is_one_setting(tmp_path: Path) -> None:
+    options = ("--num-clients", "6", "--class-imbalance", "1,1.0,10", "--data-imbalance", "0,0")
+    done = run(*options, "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    folders = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert folders == {"class-1-data-0-seed-0", "class-10-data-0-seed-0"}
+    assert len(re.findall(r"^│", done.output, re.MULTILINE)) == len(folders)
 
 
 def test_graph_names_what_it_does_not_read_and_nothing_that_it_reads(tmp_path: Path) -> None:
