@@ -25,14 +25,14 @@ METHODS = "Methods"  # the heading of the table, if there is one
 
 @dataclass(frozen=True)
 class _Method:
-    """A method's runs at its best step size, and whether that is the smallest or largest that was tried."""
+    """A method's runs at its best step size, and whether it is the smallest or largest step size that was tried."""
 
     runs: Runs
     at_end: bool
 
     @property
     def rate(self) -> str:
-        """The step size, as the table has it."""
+        """The step size as the table shows it; † marks the smallest or largest one tried."""
         return f"{self.runs[0].config.lr:g}{' †' * self.at_end}"
 
 
@@ -54,7 +54,7 @@ def comparison(results: Results, plan: Plan, folder: Path) -> Report:
 
 
 def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: float) -> None:
-    """Add a problem's numbers, and a table of them with the methods from the best down."""
+    """Add a problem's numbers as rows, and as a table with the best method first."""
     ends = [mean(each.runs.tails("accuracy")) for each in best.values()]
     target = share * max((end for end in ends if math.isfinite(end)), default=math.nan)
     columns: dict[str, Callable[[Run], float]] = {
@@ -78,7 +78,7 @@ def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: f
 
 
 def _name(run: Run) -> str:
-    """Return what a line is called: its labels but for the seed and the step size, or else its strategy."""
+    """Return the name of a run's line: its labels but for seed, step size and problem; without any, its strategy."""
     labels = {axis: each for axis, each in run.planned.labels.items() if axis not in ("seed", "lr", PROBLEM)}
     shown = [each if isinstance(each, str) else f"{axis} = {each}" for axis, each in labels.items()]
     return ", ".join(shown) or run.config.strategy
@@ -97,13 +97,13 @@ def _score(cell: Runs) -> float:
 
 
 def _known(values: Sequence[float]) -> float:
-    """Return the mean; what isn't a number is below all others."""
+    """Return the mean; −∞ if a value isn't finite, below every other mean."""
     value = mean(values)
     return value if math.isfinite(value) else -math.inf
 
 
 def _shown(best: Mapping[str, _Method]) -> list[str]:
-    """Return whose lines are drawn, no more than can be told apart: the first method, and the best."""
+    """Return the methods that are drawn, at most as many as there are colours: the first one, and the best others."""
     first, *others = best
     others.sort(key=lambda name: -_score(best[name].runs))
     return [first, *others[: MOST - 1]]
@@ -121,18 +121,18 @@ def _time_to(run: Run, target: float) -> float:
 
 
 def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:
-    """Draw the curves; with ``enough`` seeds bands are confidence intervals, which say next to nothing with fewer."""
+    """Draw the curves; bands are confidence intervals with ``enough`` seeds or more, else lowest to highest."""
     first = next(iter(best.values()))[0]
     config = first.config
     seeds = min(map(len, best.values()))
     facts = f"{problem}, {first.planned.num_clients} clients, {config.time_scenario}"
     kind = "95 % confidence" if seeds >= enough else "lowest to highest"
-    shown = " and ".join(map(_as_written, _banded(best)))
+    banded = _banded(best)
+    shown = " and ".join(map(_as_written, banded))
     bands = f"\nmean of {seeds} seeds; bands, of {shown}: {kind}" * (seeds > 1)
     figure = new_figure(4.2, f"Clients unlike in data and in speed: {facts}{bands}")
     whole, half = figure.subplots(1, 2, width_ratios=(1, 1.25))
     drawn: dict[str, tuple[Array, Array]] = {}
-    banded = _banded(best)
     for (name, cell), color in zip(best.items(), COLORS, strict=False):
         grid, curves = cell.curves("accuracy")
         middle, n = curves.mean(axis=0), len(cell)
@@ -162,7 +162,7 @@ def _as_written(name: str) -> str:
 
 
 def _banded(best: dict[str, Runs]) -> list[str]:
-    """Return whose spread is shown: the first strategy's, and that of the best; six bands hide each other."""
+    """Return the methods drawn with a band, the first one and the best: more bands would hide each other."""
     return list(
         dict.fromkeys([next(iter(best)), max(best, key=lambda name: _known(best[name].tails("accuracy")))])
     )
@@ -176,7 +176,7 @@ def _label(axes: Axes, drawn: dict[str, tuple[Array, Array]]) -> None:
     colors = dict(zip(drawn, COLORS, strict=False))
     place = math.inf
     for number, (value, name) in enumerate(ends):
-        room = low + apart * (len(ends) - number - 1)  # for those below
+        room = low + apart * (len(ends) - number - 1)  # for the names below
         place = min(max(min(value, high), room), place - apart)
         axes.annotate(
             _as_written(name),

@@ -19,10 +19,10 @@ from studies.reproduce.report import Report, Row, Verdict, judge, not_run
 from studies.reproduce.runs import Runs, in_all, is_lower, mean
 from studies.theory.asynchronous import asynchronous_window, fedfix_window
 
-# The federated loss, which methods call by different names.
+# The metric of the federated loss, under whatever name a method logs it (`Run.column`).
 LOSS = "objective"
 
-# A panel of figure 4: problem, clients, time scenario; and in it, each method's runs by learning rate.
+# A panel of figure 4 is a problem, a number of clients and a time scenario; a method has its runs by learning rate.
 Cell = tuple[str, int, str]
 ByRate = dict[float, Runs]
 Cells = dict[Cell, dict[str, ByRate]]
@@ -31,8 +31,8 @@ Cells = dict[Cell, dict[str, ByRate]]
 def figure_4(results: Results, plan: Plan, folder: Path) -> Report:
     """Figure 4: federated loss over time, each method at its best learning rate; figures 5 to 7; table 2 evaluated.
 
-    A label on the axis ``method`` is the method's name and the learning rate, "async, γ = 0.001": each method has
-    rates of its own.
+    A label on the axis ``method`` is a method's name and a learning rate, "async, γ = 0.001", because the methods
+    have different rates.
     """
     report, runs = Report(), results.runs
     cells = _cells(runs)
@@ -79,7 +79,7 @@ def _method_in(label: Value) -> str:
 
 
 def _best_rate(by_rate: ByRate) -> float:
-    """Return the learning rate with the lowest loss, mean over seeds; one that diverges on a seed is no use."""
+    """Return the learning rate with the lowest mean loss over seeds; a rate that diverges on a seed counts as ∞."""
 
     def score(rate: float) -> float:
         score = mean(by_rate[rate].tails(LOSS))
@@ -94,17 +94,17 @@ def _best(methods: dict[str, ByRate]) -> dict[str, Runs]:
 
 
 def _draw_rates(folder: Path, problem: str, cells: Cells) -> Path:
-    """Draw figures 5 to 7: where each method ends, by learning rate; lines from the lowest to the highest seed."""
+    """Draw figures 5 to 7: final loss by learning rate, with a line from the lowest to the highest seed."""
     own = {cell[1:]: methods for cell, methods in cells.items() if cell[0] == problem}
     clients, scenarios = (list(dict.fromkeys(key)) for key in zip(*own, strict=True))
     figure = new_figure(1.0 + 2.4 * len(clients), f"{problem}, by learning rate")
     panes = figure.subplots(len(clients), len(scenarios), squeeze=False, sharey=True)
     for (C, scenario), axes in zip(itertools.product(clients, scenarios), panes.flat, strict=True):
         style_axes(axes)
-        # Rates lie decades apart, and where one is too long losses explode.
+        # On a log axis: rates lie decades apart, and losses explode where a rate is too large.
         axes.set(xscale="log", yscale="log", xlabel="learning rate γ", ylabel="federated loss, last 5 %")
         axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter())  # 2.2, not 2.2 × 10⁰, where all lie in one decade
+        axes.yaxis.set_minor_formatter(LogFormatter())  # within one decade 2.2 and not 2.2 × 10⁰
         axes.set_title(f"{scenario}, {C} clients", fontsize=10)
         for (method, by_rate), color in zip(own.get((C, scenario), {}).items(), COLORS, strict=False):
             rates = sorted(by_rate)

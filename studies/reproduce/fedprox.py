@@ -24,7 +24,7 @@ def unsteadiness(run: Run) -> float:
 
 
 def synthetic(results: Results, plan: Plan, folder: Path) -> Report:
-    """Figures 1 and 2: loss and accuracy over rounds, by data, stragglers, what becomes of their work, and μ."""
+    """Figures 1 and 2: loss and accuracy over rounds, by data, stragglers, treatment of their work, and μ."""
     report, runs = Report(), results.runs
     cases = runs.labels("case")
     for name, chosen in {
@@ -67,7 +67,7 @@ def _draw(path: Path, runs: Runs, cases: list[str]) -> Path:
 
 
 def _treated(case: str) -> tuple[str, str]:
-    """Return a case's data and share of stragglers, and what becomes of their work."""
+    """Return a case's data and share of stragglers, and the treatment of their work."""
     for treatment in (DROPPED, IN_PART):
         if case.endswith(f" {treatment}"):
             return case.removesuffix(f" {treatment}"), treatment
@@ -129,7 +129,7 @@ def _more_accurate(results: Results, plan: Plan) -> Verdict:
     ours = results.runs.where(case=part, proximal_mu=1.0).tails(ACCURACY)
     theirs = results.runs.where(case=dropped, proximal_mu=0.0).tails(ACCURACY)
     gains = [a - b for a, b in zip(ours, theirs, strict=True)]
-    if not math.isfinite(mean(gains)):  # one exploded, and has no accuracy
+    if not math.isfinite(mean(gains)):  # a run that exploded has no accuracy
         holds: bool | None = None
     elif low <= mean(gains) <= high:
         holds = True
@@ -142,7 +142,7 @@ def _more_accurate(results: Results, plan: Plan) -> Verdict:
 
 
 def _ordered(results: Results, plan: Plan) -> Verdict:
-    """fedprox-2-heterogeneity: least unsteady on the first, most on the last."""
+    """fedprox-2-heterogeneity: the loss is least unsteady on the first data set, and most unsteady on the last."""
     claim = "fedprox-2-heterogeneity"
     data = plan.threshold(claim, "data")
     if missing := results.missing(case=data, proximal_mu=0.0):
@@ -160,13 +160,13 @@ def _ordered(results: Results, plan: Plan) -> Verdict:
 
 
 def _slower(results: Results, plan: Plan) -> Verdict:
-    """fedprox-2-iid: the loss over all rounds, with μ = 1 less with μ = 0."""
+    """fedprox-2-iid: mean loss over all rounds with μ = 1, minus that with μ = 0."""
     claim = "fedprox-2-iid"
     case = plan.threshold(claim, "data")
     if missing := results.missing(case=case, proximal_mu=[0.0, 1.0]):
         return not_run(claim, missing)
     plain, pulled = (
-        # The start has no training loss.
+        # Before the first round there is no training loss.
         _or_worst(
             [float(run.column(LOSS)[1:].mean()) for run in results.runs.where(case=case, proximal_mu=mu)]
         )
@@ -178,12 +178,12 @@ def _slower(results: Results, plan: Plan) -> Verdict:
 
 
 def _or_worst(values: Sequence[float]) -> list[float]:
-    """Return losses, or unsteadiness, with ∞ for a run that exploded: worse than any that did not."""
+    """Return losses, or unsteadiness, with ∞ for a run that exploded: it is worse than every other run."""
     return [value if math.isfinite(value) else math.inf for value in values]
 
 
 def _first_least_last_most(values: Sequence[float]) -> bool | None:
-    """Tell whether the first value is below all others and the last above; None if one of them is alike."""
+    """Tell whether the first value is below and the last above all others; None if only a tie speaks against it."""
     first, *others, last = values
     if (first > min(values)) or (last < max(values)):
         return False

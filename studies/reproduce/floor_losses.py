@@ -1,7 +1,8 @@
 """Losses of C clients with curvatures of their own, on which the floors of 001 are measured.
 
-Every class has what FedAvg needs at the clients' *own* models, and the constants of the paper's assumptions: L
-(FL-1), α and μ with ‖∇f_c‖² ≥ μ (f_c − f_c*)^α (FL-2). All clients count the same, as in the paper.
+Every class has the losses and gradients at the clients' *own* models, for FedAvg's local steps, and the constants of
+the paper's assumptions: L (FL-1), α and μ with ‖∇f_c‖² ≥ μ (f_c − f_c*)^α (FL-2). All clients have the same weight,
+as in the paper.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +46,7 @@ class Losses(ABC):
         return np.zeros(self.shape[0])
 
     def at(self, w: Array) -> Array:
-        """Give one model to all clients, (..., D) → (..., C, D)."""
+        """Repeat one model for all clients, (..., D) → (..., C, D)."""
         return np.broadcast_to(w[..., None, :], (*w.shape[:-1], *self.shape))
 
     def gradient(self, w: Array) -> Array:
@@ -173,7 +174,7 @@ class PowerLosses(Losses):
 
     With r = ‖w − c_c‖, ‖∇f_c‖² = a_c² r^(2p−2), and r^p = p f_c / a_c: so ‖∇f_c‖² = a_c^(2/p) p^α f_c^α with
     α = (2p − 2)/p = 2 − 2/p, from 1 for p = 2 to 2 for p → ∞; μ is the smallest a_c^(2/p) p^α. Its largest curvature
-    is a_c (p − 1) r^(p−2): L is that at ``reach``.
+    is a_c (p − 1) r^(p−2), and L is the largest over clients at r = ``reach``.
 
     Parameters
     ----------
@@ -184,7 +185,7 @@ class PowerLosses(Losses):
     optima : array (C, D)
         c_c.
     reach : float
-        Largest r of any model that is looked at.
+        The largest r of any model at which a loss is evaluated.
     """
 
     def __init__(self, power: float, scales: Array, optima: Array, reach: float) -> None:
@@ -233,7 +234,7 @@ def curvatures(
 def optima(
     rng: np.random.Generator, shape: tuple[int, int], *, spread: float = 0.0, deviating: int = 0
 ) -> Array:
-    """Draw c_c, (C, D): normal, E‖c_c‖² = spread²; the first ``deviating`` clients moved by 1, all the same way."""
+    """Draw c_c, (C, D): normal, E‖c_c‖² = spread²; the first ``deviating`` are moved by 1 in one common direction."""
     points: Array = spread / shape[1] ** 0.5 * rng.normal(size=shape)
     away = rng.normal(size=shape[1])
     points[:deviating] += away / np.linalg.norm(away)

@@ -1,4 +1,4 @@
-"""Floors of FedAvg, measured: its limits without noise, and its level with (theorems F.2, F.4 of the appendix, 001).
+"""Floors of FedAvg, measured: its limits without noise, and its level with noise (001, theorems F.2 and F.4).
 
 `measure` makes plain numbers of the settings of studies/experiments/001-floor.toml and knows nothing of claims. An
 axis of seeds is always the last.
@@ -24,7 +24,7 @@ PARTS = ("floors", "noise", "power-floors", "power-noise")
 # A limit is found when Newton's next step is no longer than this.
 _TOLERANCE = 1e-10
 _NEWTON_STEPS = 100
-# The level of noise is the mean over so many moments.
+# The level of noise is the mean of F over this many rounds, evenly spaced.
 _MOMENTS = 16
 
 
@@ -34,11 +34,11 @@ def measure(settings: Settings) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``floors``: by kind of loss and step rule ``zeta2``, ``gap`` (F_∞ − F*), ``drift`` (F_∞ − min F) and
-        ``bound``, each (H, own curvature, problem, seed), the problems being all spreads and then all numbers of
-        deviating clients. ``noise``: by kind and step rule ``level`` and ``bound``, each (H, C, seed).
-        ``power-floors``: as ``floors``, by power, (H, problem, seed). ``power-noise``: by power ``level`` and
-        ``bound``, (C, seed). Nested lists.
+        Nested lists. ``floors``: by kind of loss and step rule ``zeta2``, ``gap`` (F_∞ − F*), ``drift``
+        (F_∞ − min F) and ``bound``, each (H, own curvature, problem, seed); the problems are all spreads and then all
+        numbers of deviating clients. ``noise``: by kind and step rule ``level`` and ``bound``, each (H, C, seed).
+        ``power-floors``: as ``floors``, but by power, each (H, problem, seed). ``power-noise``: by power ``level``
+        and ``bound``, each (C, seed).
     """
     return {
         "floors": {kind: _floors(settings, kind) for kind in KINDS},
@@ -52,13 +52,13 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def step_size(settings: Settings, step: str, L: float, local_steps: int) -> float:
-    """η: 1/(18LH) by the rule ``theorem``; ``fixed`` has the largest H for all."""
+    """η = 1/(18LH): by the rule ``theorem`` with each H, by ``fixed`` with the largest H for all."""
     return 1 / (18 * L * (local_steps if step == "theorem" else max(settings["local-steps"])))
 
 
 def local_work(losses: Losses, w: Array, lr: float, local_steps: int) -> Array:
     """Return how far each client's model moves in H full-gradient steps from w: (D,) → (C, D)."""
-    # The way is added up by itself, so that it keeps its digits beside a w that is much longer.
+    # The change is summed by itself: added to a much longer w, it would lose digits.
     start, moved = losses.at(w), np.zeros(losses.shape)
     for _ in range(local_steps):
         moved = moved - lr * losses.gradients(start + moved)
@@ -68,12 +68,12 @@ def local_work(losses: Losses, w: Array, lr: float, local_steps: int) -> Array:
 def limit(losses: Losses, lr: float, local_steps: int, start: Array) -> Array:
     """Return θ_∞, the fixed point of a round, (D,).
 
-    Newton's method with the derivative of the round at ``start``, the minimiser of F, from which it is not far.
+    By Newton's method with the derivative of the round at ``start``, the minimiser of F, which is near θ_∞.
 
     Raises
     ------
     AssumptionError
-        If there is none near.
+        If 100 steps don't reach a fixed point.
     """
     one_step = np.eye(losses.shape[1]) - lr * losses.hessians(losses.at(start))
     slope = np.eye(losses.shape[1]) - np.linalg.matrix_power(one_step, local_steps).mean(axis=0)
@@ -97,13 +97,13 @@ def rise(losses: Losses, low: Array, w: Array) -> float:
 
 
 def _ways(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Both ways in which clients differ, as arguments of ``floor_losses.optima``."""
+    """Yield the arguments of ``floor_losses.optima`` for both ways in which clients differ."""
     yield from ({"spread": spread} for spread in settings["spreads"])
     yield from ({"deviating": number} for number in settings["deviating"])
 
 
 def problem(settings: Settings, kind: str, seed: int, num_clients: int, own: float, **way: Any) -> Losses:
-    """Draw quadratics or logistic losses; one seed draws the same but for how far the optima are spread."""
+    """Draw quadratics or logistic losses; problems of one seed differ in their optima's spread or deviation alone."""
     rng = streams.generator(seed, "floor-problem", KINDS.index(kind), num_clients)
     shape = num_clients, int(settings["parameters"])
     matrices = floor_losses.curvatures(rng, *shape, settings["condition"], own)
@@ -145,7 +145,7 @@ def floor(losses: Losses, best: Array, lr: float, local_steps: int) -> dict[str,
 
 
 def _bound(losses: Losses, known: Constants, lr: float, local_steps: int) -> float:
-    """What the theorem that covers the losses leaves over after all rounds."""
+    """Return the constant part of the bound of the theorem that covers the losses; the start's part is 0 here."""
     if losses.exponent == 1:
         return float(pl_bound(0, known, mu=losses.mu, lr=lr, local_steps=local_steps))
     return float(
@@ -173,7 +173,7 @@ def _power_floors(settings: Settings, power: float) -> dict[str, Any]:
 
 
 def _columns(cells: Any, *, from_axis: int, to_axis: int) -> dict[str, Any]:
-    """Turn nested lists of rows of one kind into one nested list per column, with one axis moved."""
+    """Turn nested lists of dicts with equal keys into a nested list for each key, with one axis moved."""
     first = cells
     while isinstance(first, list):
         first = first[0]
@@ -186,14 +186,14 @@ def _columns(cells: Any, *, from_axis: int, to_axis: int) -> dict[str, Any]:
 
 
 def _rounded(table: Array) -> Any:
-    """Nested lists of numbers with seven digits, which are half as long in a file."""
+    """Return nested lists of the numbers with seven digits, which halves a file's length."""
     shape = table.shape
     return np.array([float(f"{value:.6e}") for value in table.ravel()]).reshape(shape).tolist()
 
 
 # ---- With noise ------------------------------------------------------------------------------------------------
 
-# (settings, seed) → by step rule and H, level and bound by number of clients
+# (settings, seed) ↦ for each step rule a list by H of {"level": by number of clients, "bound": the same}
 Levels = Callable[[Settings, int], dict[str, list[dict[str, list[float]]]]]
 
 
@@ -203,7 +203,7 @@ def _noise(settings: Settings, levels: Levels) -> dict[str, Any]:
 
 
 def _exact_levels(settings: Settings, seed: int) -> dict[str, list[dict[str, list[float]]]]:
-    """Levels on quadratics."""
+    """Return levels and bounds on quadratics, by `quadratic_level`."""
     groups = [_noisy_problem(settings, "quadratics", seed, number) for number in settings["noise-clients"]]
     sigma2 = settings["sigma2"]
 
@@ -233,7 +233,7 @@ def quadratic_level(losses: QuadraticLosses, lr: float, local_steps: int, sigma2
 
     A round is linear, θ ↦ M θ + …, M = mean (1 − ηA_c)^H, with a noise of covariance
     (η² σ² / (C² D)) Σ_c Σ_{h<H} (1 − ηA_c)^{2h}; the stationary covariance S = M S Mᵀ + noise gives
-    ½ tr(mean A_c · S). The mean of θ_R is θ_∞, so that the linear term of F has none.
+    ½ tr(mean A_c · S). The mean of θ_R is θ_∞, so the linear term of F adds nothing.
     """
     from scipy.linalg import solve_discrete_lyapunov
 
@@ -246,7 +246,7 @@ def quadratic_level(losses: QuadraticLosses, lr: float, local_steps: int, sigma2
 
 
 def _sampled_levels(settings: Settings, seed: int) -> dict[str, list[dict[str, list[float]]]]:
-    """Levels on logistic losses, by FedAvg itself with one row a step, all numbers of clients in one go."""
+    """Return levels and bounds on logistic losses, by FedAvg with one row a step (`sampled_level`)."""
     groups = [_noisy_problem(settings, "logistic", seed, number) for number in settings["noise-clients"]]
     best = [losses.minimiser() for losses in groups]
     L = max(losses.L for losses in groups)
@@ -282,11 +282,11 @@ def sampled_level(
     Parameters
     ----------
     groups : sequence of LogisticLosses
-        Federations of any numbers of clients, with rows and parameters alike.
+        Federations with any numbers of clients, but equal numbers of rows and parameters.
     limits : sequence of array (D,)
-        θ_∞ of each, where it starts.
+        θ_∞ of each federation, its initial model.
     rounds : two floats
-        Rounds before the first and until the last of the moments over which F is averaged.
+        Rounds of burn-in, and rounds after it over which F is averaged.
     chains : int
         Independent repetitions.
     """
@@ -341,7 +341,7 @@ def power_level(settings: Settings, power: float, seed: int) -> Array:
     Raises
     ------
     AssumptionError
-        If a model leaves the unit ball, on which L is that of the losses.
+        If a model leaves the unit ball, outside of which L doesn't hold.
     """
     losses = _unit_powers(settings, power, 1)
     lr, parameters = 1 / (18 * losses.L), losses.shape[1]

@@ -1,8 +1,8 @@
-"""What FedAvg leaves over (001, theorems F.2 and F.4): is it what the theorems say it is?
+"""FedAvg's error after many rounds, its floor: does it follow theorems F.2 and F.4 of 001?
 
-Theorem F.2 bounds E F(θ_R) − F*, F* the mean of the clients' minima, by 8ζ²/μ because clients differ and by
-16ηLσ²/(Cμ) + 12η²(H−1)L²σ²/μ because gradients are noisy. `floor_measure` measures both on losses of which every
-client's curvature is its own; here they become exponents and verdicts.
+Theorem F.2 bounds the floor E F(θ_R) − F*, F* the mean of the clients' minima, by 8ζ²/μ, because clients differ, plus
+16ηLσ²/(Cμ) + 12η²(H−1)L²σ²/μ, because gradients are noisy. `floor_measure` measures both parts on losses whose
+curvatures differ between clients; this module fits exponents and judges the claims.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +56,7 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
 
 @dataclass(frozen=True)
 class Findings:
-    """The numbers of ``floor_measure.measure`` as arrays, and what they are by."""
+    """The numbers of ``floor_measure.measure`` as arrays, and the settings of their axes."""
 
     numbers: Numbers
     plan: Plan
@@ -74,7 +74,7 @@ class Findings:
 
     @property
     def powers(self) -> list[str]:
-        """Every p, as the numbers name it."""
+        """Every p, as a key of the numbers."""
         return list(self.numbers["power-floors"])
 
     def floors(self, kind: str, step: str, column: str, *, least: int = 1) -> Array:
@@ -94,9 +94,9 @@ class Findings:
         return np.array(self.numbers["power-noise"][power][column])
 
     def slopes(self, kind: str, step: str, column: str, way: str) -> Array:
-        """Slopes of ln floor against ln ζ² over the problems of a way of differing, (H, own curvature, seed).
+        """Slopes of ln floor against ln ζ² over the problems of one of `WAYS`, (H, own curvature, seed).
 
-        F − min F is 0 for H = 1, which is left out.
+        For F − min F, H = 1 is left out: the floor is 0.
         """
         least = 2 if column == "drift" else 1
         x, y = (self._of_way(self.floors(kind, step, name, least=least), way) for name in ("zeta2", column))
@@ -112,13 +112,13 @@ class Findings:
         return client_slope(self.clients, self.noise(kind, step, "level"), least, axis=1)
 
     def explained(self, kind: str, step: str, column: str) -> float:
-        """Share of the variance of ln floor over all problems and H that its regression on ln ζ² explains."""
+        """R² of the regression of ln floor on ln ζ², over all problems and H."""
         least = 2 if column == "drift" else 1
         x, y = (np.log(self.floors(kind, step, name, least=least)).ravel() for name in ("zeta2", column))
         return float(np.corrcoef(x, y)[0, 1] ** 2)
 
     def _of_way(self, table: Array, way: str) -> Array:
-        """Cut the problems (the last axis but one) of a way of differing out."""
+        """Return the problems (the last axis but one) of one of `WAYS`."""
         first = len(self.plan.setting("spreads"))
         return table[..., :first, :] if way == WAYS[0] else table[..., first:, :]
 
@@ -147,7 +147,7 @@ def _cases() -> Iterator[tuple[str, str]]:
 
 
 def _near(slopes: Sequence[Array], target: float, band: float) -> bool:
-    """Tell whether every mean over seeds (the last axis) is within the band; not if one is no number."""
+    """Tell whether every mean over seeds (the last axis) is within the band; a NaN isn't."""
     return all(bool((np.abs(each.mean(axis=-1) - target) <= band).all()) for each in slopes)
 
 
@@ -157,7 +157,7 @@ def _range(slopes: Sequence[Array]) -> str:
 
 
 def _against_zeta2(found: Findings, column: str) -> tuple[dict[str, list[Array]], list[float]]:
-    """Slopes by way of differing, and the shares explained."""
+    """Return the slopes by each of `WAYS`, and R² of each case (`Findings.explained`)."""
     slopes = {way: [found.slopes(kind, step, column, way) for kind, step in _cases()] for way in WAYS}
     return slopes, [found.explained(kind, step, column) for kind, step in _cases()]
 
@@ -184,7 +184,7 @@ def _tightest_noise(found: Findings) -> float:
 
 
 def _tightest_power(found: Findings, power: str) -> float:
-    """Largest floor / bound of a loss with α > 1, of clients that differ and of noise."""
+    """Largest floor / bound of a loss with α > 1: with clients that differ, or with noise."""
     return max(_largest(found.power_floors, power, "gap"), _largest(found.power_noise, power, "level"))
 
 
@@ -193,7 +193,7 @@ def _largest(table: Callable[[str, str], Array], power: str, column: str) -> flo
 
 
 def _tightest_of_powers(found: Findings, steps: slice) -> float:
-    """Largest floor / bound of losses with α > 1 and of clients that differ, of some of the H."""
+    """Largest floor / bound of losses with α > 1 and clients that differ, over a slice of the H."""
     floors = {
         power: (found.power_floors(power, "gap"), found.power_floors(power, "bound"))
         for power in found.powers
@@ -252,7 +252,7 @@ def _lojasiewicz(found: Findings, plan: Plan) -> Verdict:
 
 
 def _bounds(found: Findings) -> Verdict:
-    """What theorems F.2 and F.4 themselves say: no floor is above its bound."""
+    """Judge theorems F.2 and F.4 themselves: no floor is above its bound."""
     tightest = {
         "clients that differ, α = 1": _tightest(found),
         "noise, α = 1": _tightest_noise(found),

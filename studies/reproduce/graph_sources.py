@@ -1,4 +1,4 @@
-"""The graph of clients by their last updates beside that by their data: homogeneity, likeness of pairs, accuracy."""
+"""The graph of clients by their last updates beside the graph by their data: homogeneity, similar pairs, accuracy."""
 
 import itertools
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def compare(results: Results, plan: Plan, folder: Path) -> Report:
 
 
 def measure_compare(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
-    """Return of each run with a graph its homogeneity, and its pairs' correlation with those by data."""
+    """Return each graph's homogeneity, and the rank correlation of A_ij by updates with A_ij by data."""
     numbers = dict(known)
     for run in runs.where(source=[DATA, UPDATES]):
         if f"homogeneity {run.planned.key}" not in numbers and (A := _adjacency(run)) is not None:
@@ -45,7 +45,8 @@ def measure_compare(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> N
         same = runs.where(source=DATA, seed=run["seed"], class_imbalance=run["class-imbalance"])
         if name in numbers or not same:
             continue
-        ours, theirs = _adjacency(run), _adjacency(same[0])  # of any step size: the data's graph is the same
+        # The graph by data is the same for every step size.
+        ours, theirs = _adjacency(run), _adjacency(same[0])
         if ours is not None and theirs is not None:
             pairs = np.triu_indices(len(ours), 1)
             numbers[name] = float(spearmanr(ours[pairs], theirs[pairs]).statistic)

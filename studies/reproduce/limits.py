@@ -7,7 +7,6 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fedapp import federation
 from fedapp.report.figures import TEST, TRAIN, new_figure, save, style_axes
 from fedapp.sweeps.point import PlannedRun
 from fedapp.training.work import local_work
@@ -16,8 +15,8 @@ from studies.reproduce.experiment import Numbers, Results
 from studies.reproduce.plan import Plan
 from studies.reproduce.report import Report, Row, Verdict, judge, not_run
 from studies.reproduce.runs import Runs, mean
+from studies.reproduce.surrogate_optima import logistic_problem
 from studies.theory.mean_square import LocalSmoothness, explicit_mean_square_bound, explicit_steady_state
-from studies.theory.problems import ClientData, Logistic
 from studies.theory.steady_state import LeastMeanSquares, mean_square_bound, steady_state
 
 Array = NDArray[np.float64]
@@ -30,7 +29,7 @@ Distances = dict[tuple[bool, float], list[tuple[float, float]]]
 
 
 def measure_limits(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
-    """Measure each run's distances to both minimisers, in units of their own; simulate problem 5.3."""
+    """Measure runs' distances to both minimisers, in units of the distance between these; simulate problem 5.3."""
     numbers: Numbers = {}
     minimisers: dict[int, tuple[Array, Array]] = {}
     for run in runs:
@@ -52,19 +51,12 @@ def measure_limits(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Nu
 
 
 def _minimisers(planned: PlannedRun) -> tuple[Array, Array]:
-    """Minimisers of Σ E_k J_k and of Σ J_k, as the app orders parameters."""
+    """Return the minimisers of Σ E_k J_k and of Σ J_k, with the parameters in the app's order."""
     config, number = planned.config, planned.num_clients
-    dataset = federation.dataset_of(config, number)
-    partition = federation.partition_of(config, number)
-    rows = [partition.client(i) for i in range(number)]
-    clients = [
-        ClientData(dataset.inputs(own).reshape(len(own), -1).astype(np.float64), np.asarray(dataset.y[own]))
-        for own in rows
-    ]
-    work = local_work(config.step_heterogeneity, 1, np.ones(number), config.seed)
-    weights = np.array(work) / sum(work)
+    work = np.array(local_work(config.step_heterogeneity, 1, np.ones(number), config.seed))
     biased, unbiased = (
-        Logistic(clients, dataset.num_classes, config.l2, p).minimiser() for p in (weights, None)
+        logistic_problem(config, number, weights / weights.sum()).minimiser()
+        for weights in (work, np.ones(number))
     )
     return biased, unbiased
 
@@ -118,7 +110,7 @@ def limits(results: Results, plan: Plan, folder: Path) -> Report:
 
 
 def _limit(results: Results, plan: Plan, distances: Distances, kind: str) -> Verdict:
-    """Judge where one kind of step leads: to the one minimiser, the nearer the smaller μ, and not to the other."""
+    """Judge whether one kind of step ends at its minimiser, nearer for a smaller μ, and far from the other one."""
     claim, normalised = f"004-1-{kind}", kind == "unbiased"
     own: Mapping[float, Array] = {
         lr: np.mean(pairs, axis=0) for (of, lr), pairs in sorted(distances.items()) if of == normalised
@@ -201,8 +193,8 @@ def _least_mean_squares(steps: list[float]) -> list[tuple[float, float, float]]:
 def _drawn_least_mean_squares(steps: list[float]) -> list[tuple[float, ...]]:
     """Problem 5.3 with E_k drawn anew from three numbers every round, from w = 0, beside theorem 5.1.
 
-    By μ: the level of E‖w̃‖² simulated and the exact one, the levels of eq. 5.57 and with numbers, and the largest
-    share of either bound that E‖w̃_i‖² is in any round. Of eq. 5.57 the O(μ²) is left out.
+    By μ: the level of E‖w̃‖², simulated and exact; the level of eq. 5.57 without its O(μ²), and that of the bound with
+    numbers; and for each of these two bounds the largest E‖w̃_i‖² / bound of any round.
     """
     rng = streams.generator(0, "least-mean-squares-drawn")
     agents = 10
@@ -222,7 +214,7 @@ def _drawn_least_mean_squares(steps: list[float]) -> list[tuple[float, ...]]:
         case = {"step": step, "distance2": float(errors[0])}
         printed = mean_square_bound(np.arange(rounds + 1), known, **case)
         numbers = explicit_mean_square_bound(np.arange(rounds + 1), known, smoothness, **case)
-        # Both are what it starts with at i = 0, the second with equality.
+        # Round 0 is left out: there the bound with numbers is ‖w̃_0‖² by definition.
         shares = [float((errors[1:] / bound[1:]).max()) for bound in (printed, numbers)]
         levels = (steady_state(known, step), explicit_steady_state(known, smoothness, step))
         found.append((step, mean(errors[rounds // 4 :].tolist()), problem.floor(step), *levels, *shares))

@@ -1,8 +1,8 @@
-"""Rounds to a target accuracy by how alike the clients are: table 3 of Karimireddy et al. 2020 (SCAFFOLD)."""
+"""Rounds to a target accuracy by similarity of the clients: table 3 of Karimireddy et al. 2020 (SCAFFOLD)."""
 
 from pathlib import Path
-from typing import Any
 
+from fedapp.config import Value
 from studies.reproduce.curves import Lines, panels
 from studies.reproduce.experiment import Results
 from studies.reproduce.plan import Plan
@@ -36,11 +36,11 @@ def rounds(results: Results, plan: Plan, folder: Path) -> Report:
                     reached = [run.rounds_to(target) for run in cell]
                     report.rows.append(Row(f"{similarity} alike, {shown}: rounds to {target:.0%}", reached))
     report.verdicts = [
-        _compared("scaffold-1-fastest", ["SCAFFOLD"], ["FedAvg", "FedProx"], results, plan),
+        _compared("scaffold-1-fastest", "SCAFFOLD", ["FedAvg", "FedProx"], results, plan),
         _faster("scaffold-1-sgd", _against_sgd(results, plan), "SCAFFOLD over SGD"),
         _slowed(results, plan),
         _faster("scaffold-1-epochs", _by_epochs("scaffold-1-epochs", "SCAFFOLD", results, plan), "SCAFFOLD"),
-        _compared("scaffold-1-fedprox", ["FedAvg"], ["FedProx"], results, plan),
+        _compared("scaffold-1-fedprox", "FedAvg", ["FedProx"], results, plan),
     ]
     return report
 
@@ -57,31 +57,30 @@ def _lines(runs: Runs, similarity: str, epochs: int) -> Lines:
     return {method: own for method in METHODS if len(own := cell.where(method=method))}
 
 
-def _taken(runs: Runs, target: float, **labels: Any) -> list[float]:
-    return [run.rounds_within(target) for run in runs.where(**labels)]
+def _ratios(runs: Runs, target: float, axis: str, pair: tuple[Value, Value]) -> list[float]:
+    """Return the rounds to the target with the first label of a pair over those with the second, by seed."""
+    ours, theirs = ([run.rounds_within(target) for run in runs.where(**{axis: label})] for label in pair)
+    return [one / other for one, other in zip(ours, theirs, strict=True)]
 
 
-def _ratios(ours: list[float], theirs: list[float]) -> list[float]:
-    return [a / b for a, b in zip(ours, theirs, strict=True)]
-
-
-def _compared(claim: str, ours: list[str], theirs: list[str], results: Results, plan: Plan) -> Verdict:
-    """Judge whether one method takes no more rounds than others, in every cell."""
-    if missing := results.missing(method=[*ours, *theirs]):
-        return not_run(claim, missing)
-    target, slack = plan.threshold(claim, "target"), plan.threshold(claim, "slack")
-    cells = {
-        f"{similarity}, {_epochs(epochs)}, {other}": _ratios(
-            *(
-                _taken(results.runs, target, similarity=similarity, local_epochs=epochs, method=method)
-                for method in (own, other)
-            )
+def _by_cell(results: Results, plan: Plan, target: float, ours: str, theirs: str) -> Cells:
+    """Return rounds of one method over those of another, in every cell of similarity and epochs."""
+    return {
+        f"{similarity}, {_epochs(epochs)}": _ratios(
+            results.runs.where(similarity=similarity, local_epochs=epochs), target, "method", (ours, theirs)
         )
         for similarity in plan.labels("similarity")
         for epochs in plan.labels("local-epochs")
-        for own in ours
-        for other in theirs
     }
+
+
+def _compared(claim: str, ours: str, theirs: list[str], results: Results, plan: Plan) -> Verdict:
+    """Judge whether one method takes no more rounds than others, in every cell."""
+    if missing := results.missing(method=[ours, *theirs]):
+        return not_run(claim, missing)
+    target, slack = plan.threshold(claim, "target"), plan.threshold(claim, "slack")
+    pairs = {other: _by_cell(results, plan, target, ours, other) for other in theirs}
+    cells = {f"{cell}, {other}": pairs[other][cell] for cell in pairs[theirs[0]] for other in theirs}
     refuted = any(all(ratio > 1 for ratio in cell) for cell in cells.values())
     holds = all(geometric_mean(cell) <= slack for cell in cells.values()) or (False if refuted else None)
     return judge(claim, holds, _shown(cells))
@@ -92,7 +91,7 @@ def _shown(cells: Cells) -> str:
 
 
 def _faster(claim: str, cells: Cells | str, whose: str) -> Verdict:
-    """Judge whether every ratio is below 1; a text in place of cells says what isn't there."""
+    """Judge whether every ratio is below 1; a text in place of cells is the reason why there are none."""
     if isinstance(cells, str):
         return not_run(claim, cells)
     holds = decide(cells.values(), lambda ratio: ratio < 1, lambda ratio: ratio >= 1)
@@ -104,16 +103,7 @@ def _against_sgd(results: Results, plan: Plan) -> Cells | str:
     target = plan.threshold(claim, "target")
     if missing := results.missing(method=["SGD", "SCAFFOLD"]):
         return missing
-    return {
-        f"{similarity}, {_epochs(epochs)}": _ratios(
-            *(
-                _taken(results.runs, target, similarity=similarity, local_epochs=epochs, method=method)
-                for method in ("SCAFFOLD", "SGD")
-            )
-        )
-        for similarity in plan.labels("similarity")
-        for epochs in plan.labels("local-epochs")
-    }
+    return _by_cell(results, plan, target, "SCAFFOLD", "SGD")
 
 
 def _by_epochs(claim: str, method: str, results: Results, plan: Plan) -> Cells | str:
@@ -124,10 +114,7 @@ def _by_epochs(claim: str, method: str, results: Results, plan: Plan) -> Cells |
         return missing
     return {
         similarity: _ratios(
-            *(
-                _taken(results.runs, target, similarity=similarity, local_epochs=epochs, method=method)
-                for epochs in (many, few)
-            )
+            results.runs.where(similarity=similarity, method=method), target, "local_epochs", (many, few)
         )
         for similarity in wanted
     }

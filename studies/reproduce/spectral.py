@@ -18,15 +18,15 @@ from studies.reproduce.runs import Run, Runs, decide, geometric_mean, in_all, me
 # Accuracy that counts as converged (table 4.1).
 CONVERGED = {"femnist": 0.75, "cifar10": 0.30}
 
-# The figures: name, what the labels of its settings begin with, and what the config has there.
+# By a figure's name: the prefix of its settings' labels, and a function from the config to the varied value.
 LADDERS: dict[str, tuple[str, Callable[[RunConfig], float]]] = {
     "4-3-epochs": ("E", lambda config: config.local_epochs),
     "4-5-clipping": ("G", lambda config: config.clip_norm or math.inf),
     "4-7-step-size": ("γ", lambda config: config.lr),
 }
 
-# What one reading of the data says of a claim: whether it holds, and the numbers. A reading is a label on the axis
-# ``data``, or a pair of them.
+# A reading is a label on the axis ``data``, or a pair of labels. A finding says whether a claim holds on a reading,
+# and the numbers.
 Reading = str | tuple[str, str]
 Finding = tuple[bool | None, str]
 
@@ -99,7 +99,7 @@ def _on_readings(
     plan: Plan,
     find: Callable[[str, Reading, Results, Plan], Finding],
 ) -> Verdict:
-    """Judge a claim on the readings that it names; show the other readings of the same settings beside them."""
+    """Judge a claim on its registered readings; add the findings on other readings of the same settings."""
 
     def missing(reading: Reading) -> str:
         data = [reading] if isinstance(reading, str) else list(reading)

@@ -19,14 +19,22 @@ from studies.theory.run_bounds import client_data
 # λ²/2 up to which a model counts as a minimiser.
 DECREMENT = 1e-6
 
-# What is read of a run's config beside its data and seed.
+# The fields of a run's config that `optima` reads, beside its data and seed.
 READ = ("model", "strategy", "client_weights", "l2", "time_scenario")
 
 FEDERATED, IDENTICAL, TIME_BASED = "federated-least", "identical", "time-based"
 
 
+def logistic_problem(config: RunConfig, num_clients: int, weights: Array) -> Logistic:
+    """Return Σ p_i f_i of logistic regression on a run's rows, as its models see them; ``weights`` are the p_i."""
+    partition = federation.partition_of(config, num_clients)
+    dataset = federation.with_moments(config, federation.dataset_of(config, num_clients), partition)
+    clients = [client_data(dataset, partition.client(i), config.normalize) for i in range(num_clients)]
+    return Logistic(clients, dataset.num_classes, config.l2, weights)
+
+
 def optima(config: RunConfig, num_clients: int) -> dict[str, float]:
-    """Return the federated loss at the minimisers of what asynchronous FedAvg minimises.
+    """Return the federated loss at the minimisers of the objectives that asynchronous FedAvg minimises.
 
     Parameters
     ----------
@@ -39,20 +47,22 @@ def optima(config: RunConfig, num_clients: int) -> dict[str, float]:
     -------
     dict of str to float
         ``federated-least``: min f. ``identical`` and ``time-based``: f at the minimiser of the scheme's surrogate.
-        ``federated-decrement`` and ``identical-decrement``: λ²/2 of f and of the surrogate of ``identical`` at the
-        models found, an estimate of how far each is above its infimum.
+        ``federated-decrement`` and ``identical-decrement``: λ²/2 of f and of ``identical``'s surrogate at the models
+        found, an estimate of how far each is above its infimum.
 
     Raises
     ------
     ConfigError
-        If the run is none of these.
+        If strategy, model or client weights of the run are others.
     DataError
         If the data aren't there.
     AssumptionError
-        If a decrement above 1e-6 is left.
+        If a minimiser isn't found: λ²/2 stays above 1e-6.
     """
     _check(config)
-    problem = _problem(config, num_clients)
+    sizes = federation.partition_of(config, num_clients).sizes
+    p = np.array(importances(config.client_weights, sizes.tolist()))
+    problem = logistic_problem(config, num_clients, p)
     weights = surrogate_weights(
         problem.weights, TimeScenario(config.time_scenario, num_clients, config.seed).means
     )
@@ -71,9 +81,8 @@ def optima(config: RunConfig, num_clients: int) -> dict[str, float]:
 def surrogate_weights(p: Array, times: Array) -> dict[str, Array]:
     """Return q of both schemes, (C,), each with sum 1.
 
-    ``time-based`` has d_i = p_i P_i with the P_i of ``strategies.methods.async_fedavg``, which are proportional to
-    τ_i
-    (eq. 36): so its q is p.
+    ``time-based`` has d_i = p_i P_i with the P_i of ``strategies.methods.async_fedavg``. These are proportional to
+    τ_i (eq. 36), so that q = p.
 
     Parameters
     ----------
@@ -92,11 +101,3 @@ def _check(config: RunConfig) -> None:
     ):
         if value not in allowed:
             raise ConfigError(f"{key} = {value!r}: its optima are known for {', '.join(allowed)}")
-
-
-def _problem(config: RunConfig, num_clients: int) -> Logistic:
-    dataset = federation.dataset_of(config, num_clients)
-    partition = federation.partition_of(config, num_clients)
-    p = importances(config.client_weights, partition.sizes.tolist())
-    clients = [client_data(dataset, partition.client(i), config.normalize) for i in range(num_clients)]
-    return Logistic(clients, dataset.num_classes, config.l2, p)

@@ -1,8 +1,8 @@
 """The synthetic problem of Dhasade et al.: client drift where one client is an outlier and one parameter is trained.
 
 Dhasade, Kremer & Renard, sections 3.1 and 4. A perceptron with frozen slope v of which only the bias b is
-trained, full batches, the outlier (the last client) and one other in each round. With one parameter, what the theory
-speaks of can be worked out from the data: minima, L, D, ζ.
+trained, full batches, the outlier (the last client) and one other in each round. With one parameter the constants of
+the theory follow from the data: minima, L, D, ζ.
 """
 
 import math
@@ -72,7 +72,7 @@ def _problem(planned: PlannedRun, plan: Plan) -> Numbers:
 
 
 def synthetic(results: Results, plan: Plan, folder: Path) -> Report:
-    """Figures 2, 3 and 5, the constants, and what each case came to."""
+    """Figures 2, 3 and 5, the constants, and a table of the cases' results."""
     measured = Measured(results, plan)
     report = Report(digits=3)
     report.rows = _rows(measured, plan)
@@ -127,7 +127,7 @@ def _rows(measured: Measured, plan: Plan) -> list[Row]:
 
 
 def _table(measured: Measured) -> str:
-    """Return what each case came to, as Markdown."""
+    """Return the results of each case as a table in Markdown."""
     columns: dict[str, Callable[[str], list[float]]] = {
         "plateau of the test loss": measured.plateaus,
         "plateau reached in round": measured.reached,

@@ -1,4 +1,4 @@
-"""What the runs on the synthetic problem of Dhasade et al. and their data say, one value per seed."""
+"""Measurements of the runs and the data of Dhasade et al.'s synthetic problem, one value per seed."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def problem_name(seed: int) -> str:
 
 
 class Measured:
-    """Curves and constants; ``cases`` are those whose runs are there for every seed."""
+    """Curves and constants; ``cases`` are the cases that have a run for every seed."""
 
     def __init__(self, results: Results, plan: Plan) -> None:
         self.plan = plan
@@ -57,7 +57,7 @@ class Measured:
         return [float(run.tail("loss", share).mean()) for run in self.each(case)]
 
     def reached(self, case: str) -> list[float]:
-        """First round whose test loss is close to the plateau: later ones swing with who takes part. NaN: none is."""
+        """First round whose test loss is close to the plateau, NaN if none is; later losses swing with the draws."""
         within = self.plan.setting("within")
         rounds = []
         for run, plateau in zip(self.each(case), self.plateaus(case), strict=True):
@@ -83,7 +83,7 @@ class Measured:
         ]
 
     def gap_curve(self, case: str) -> Array:
-        """Mean of F − F* over the rounds so far, from round 1: what the theorem bounds, at the ends of rounds."""
+        """Mean of F − F* over the rounds so far, from round 1: theorem 2.1's mean, over the ends of rounds alone."""
         curves = [
             run.column("client-loss")[1:] - self.problems[run.config.seed]["least-loss"]
             for run in self.each(case)
@@ -91,7 +91,7 @@ class Measured:
         return np.cumsum(np.mean(curves, axis=0)) / np.arange(1, len(curves[0]) + 1)
 
     def bound(self, case: str, rounds: ArrayLike) -> Array:
-        """Theorem 2.1 with what was measured, mean over seeds."""
+        """Theorem 2.1 with the measured constants, mean over seeds."""
         bounds = []
         for run in self.each(case):
             problem = self.problems[run.config.seed]
@@ -117,6 +117,6 @@ class Measured:
         return mean(self.constants("least-test-loss"))
 
     def _zeta(self, seed: int) -> float:
-        """ζ of a seed: the largest divergence of the case that is said to have it."""
+        """ζ of a seed: the largest divergence of the case that claim 000-1-zeta names."""
         case = self.plan.threshold("000-1-zeta", "cases")[0]
         return float(np.nanmax(self.each(case).where(seed=seed)[0].column("divergence")))

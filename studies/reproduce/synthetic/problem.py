@@ -1,4 +1,4 @@
-"""The synthetic problem of Dhasade et al. as a function of its one parameter, and what theory wants to know of it.
+"""The synthetic problem of Dhasade et al. as a function of its one parameter, and the constants of its theory.
 
 Section 3.1: a perceptron with frozen slope v, of which only the bias b is trained.
 """
@@ -19,7 +19,7 @@ from fedapp.models import PERCEPTRON_SLOPE
 
 Array = NDArray[np.float64]
 
-# Biases over which L and the largest divergence are looked for, and the step of the numerical derivative.
+# Biases over which L and the largest divergence are searched, and the step of the numerical derivative.
 BIASES, STEP = np.arange(-15, 10, 0.02), 1e-3
 
 
@@ -96,7 +96,7 @@ class SyntheticProblem:
 
     @property
     def local_smoothness(self) -> float:
-        """Largest L of the f_i, which theorem 2.1 asks for."""
+        """Largest L of the f_i, the L of theorem 2.1."""
         return max(points.smoothness for points in self.locals)
 
     @property

@@ -1,14 +1,17 @@
 """004's report: distances to the two minimisers, and verdicts on numbers made up so that they differ."""
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
+from fedapp import federation
 from fedapp.sweeps.runner import perform
 from studies.reproduce import limits
 from studies.reproduce.experiment import collect
 from studies.reproduce.plan import read_plan
 from studies.reproduce.store import FILE, read_stored
 from studies.tests.reproduce.made_up import check_figures, make_run, outcome, results_of
+from studies.theory.problems import ClientData, Logistic
 
 PLAN = read_plan("004-limits")
 
@@ -78,6 +81,21 @@ def test_without_final_models_there_is_no_verdict(tmp_path):
     whole = results({0.1: [0.2, 0.9]}, {0.1: [1.0, 0.02]})
     report = limits.limits(results_of(whole.runs), PLAN, tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} == {"not run"}
+
+
+@pytest.mark.parametrize("normalize", ["symmetric", "standardize"])
+def test_minimisers_are_on_the_inputs_that_the_models_see(normalize):
+    base = {**PLAN.base, "normalize": normalize}
+    run, *_ = PLAN.model_copy(update={"base": base}).runs()
+    config, number = run.config, run.num_clients
+    partition = federation.partition_of(config, number)
+    dataset = federation.with_moments(config, federation.dataset_of(config, number), partition)
+    clients = [
+        ClientData(dataset.inputs(rows, normalize).reshape(len(rows), -1).astype(float), dataset.y[rows])
+        for rows in (partition.client(i) for i in range(number))
+    ]
+    _, unbiased = limits._minimisers(run)
+    assert np.linalg.norm(Logistic(clients, dataset.num_classes, config.l2).gradient(unbiased)) <= 1e-9
 
 
 def test_distances_are_measured_from_the_final_model(tmp_path):

@@ -260,18 +260,10 @@ def test_the_study_of_graphs_is_drawn_from_its_numbers(tmp_path):
     assert again == dict.fromkeys(numbers, "known")
 
 
-@pytest.mark.parametrize(
-    ("homogeneities", "expected"),
-    [
-        ([8.0, 6.0, 4.0, 3.0], "holds"),
-        ([8.0, 6.0, 4.0, 2.0], "doesn't hold"),
-        ([1.0, 2.0, 3.0, 4.0], "doesn't hold"),  # it rises
-    ],
-)
-def test_homogeneity_falls_steeply_up_to_the_bend(homogeneities, expected, tmp_path):
-    plan = graph_plan()
-    kappas = plan.setting("class-imbalances")
+def graphs_with(key, values):
+    """Graphs that are all alike, but for one number of theirs, by class imbalance."""
     cell = {
+        "homogeneity": 4.0,
         "median": 0.1,
         "skewness": 2.0,
         "theta": 1.0,
@@ -283,13 +275,31 @@ def test_homogeneity_falls_steeply_up_to_the_bend(homogeneities, expected, tmp_p
         "heat": [-100],
     }
     numbers = {
-        f"digits, 8 clients, φ² = {phi:g}, κ⁻¹ = {kappa:g}, seed {seed}": {**cell, "homogeneity": value}
-        for kappa, value in zip(kappas, homogeneities, strict=True)
+        f"digits, 8 clients, φ² = {phi:g}, κ⁻¹ = {kappa:g}, seed {seed}": {**cell, key: value}
+        for kappa, value in zip(graph_plan().setting("class-imbalances"), values, strict=True)
         for phi in (0.0, 1.0)
         for seed in (0, 1)
     }
-    report = graph_report.report(Results([], Runs([]), numbers, {}, {"cifar100": ""}), plan, tmp_path)
+    return Results([], Runs([]), numbers, {}, {"cifar100": ""})
+
+
+@pytest.mark.parametrize(
+    ("homogeneities", "expected"),
+    [
+        ([8.0, 6.0, 4.0, 3.0], "holds"),
+        ([8.0, 6.0, 4.0, 2.0], "doesn't hold"),
+        ([1.0, 2.0, 3.0, 4.0], "doesn't hold"),  # it rises
+    ],
+)
+def test_homogeneity_falls_steeply_up_to_the_bend(homogeneities, expected, tmp_path):
+    report = graph_report.report(graphs_with("homogeneity", homogeneities), graph_plan(), tmp_path)
     assert outcome(report, "003-2-homogeneity") == expected
     assert outcome(report, "003-1-lognormal") == "doesn't hold"  # 2 > 1
     assert outcome(report, "003-1-grows") == outcome(report, "003-2-spectrum") == "doesn't hold"  # all alike
     assert not math.isnan(report.rows[0].mean)
+
+
+@pytest.mark.parametrize(("last", "expected"), [(0.2, "holds"), (math.nan, "doesn't hold")])
+def test_a_skewness_that_is_no_number_is_not_overlooked(last, expected, tmp_path):
+    report = graph_report.report(graphs_with("skewness", [0.1, 0.1, 0.1, last]), graph_plan(), tmp_path)
+    assert outcome(report, "003-1-lognormal") == expected
