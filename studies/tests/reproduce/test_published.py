@@ -239,7 +239,7 @@ def test_scaffold_may_take_a_little_longer(tmp_path: Path, more: int, expected: 
         return 20 + more if method == "SCAFFOLD" else 20
 
     results = results_of(scaffold_runs(taken))
-    found = similarity._compared("scaffold-1-fastest", ["SCAFFOLD"], ["FedAvg"], results, SCAFFOLD)
+    found = similarity._compared("scaffold-1-fastest", "SCAFFOLD", ["FedAvg"], results, SCAFFOLD)
     assert found.outcome == expected
 
 
