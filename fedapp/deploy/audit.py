@@ -123,7 +123,7 @@ def audited(out: Path, command: str, **details: str) -> Iterator[Audit]:
         yield audit
     except BaseException as error:
         said = str(error) or type(error).__name__
-        audit.note(f"failed: {said.splitlines()[0]}", **details)
+        audit.note(f"failed: {said.splitlines()[0]}", signed=False, **details)
         raise
 
 
