@@ -158,6 +158,7 @@ def test_every_published_claim_is_checked_by_one_experiment():
         "niid-1",
         "niid-2",
         # of this project's own
+        "buffer-size",
         "fedfix-auto",
         "graph-sources",
     }
