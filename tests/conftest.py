@@ -2,9 +2,7 @@
 
 import gc
 import os
-import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -121,16 +119,10 @@ def repository():
 
 @pytest.fixture(scope="session")
 def unused_ports():
-    """Find TCP ports on loopback that nobody listens on."""
+    """The function that finds TCP ports on loopback that nobody listens on."""
+    from fedapp.deploy.local import free_ports
 
-    def find(count: int) -> list[int]:
-        with ExitStack() as stack:
-            probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-            for probe in probes:
-                probe.bind(("127.0.0.1", 0))
-            return [int(probe.getsockname()[1]) for probe in probes]
-
-    return find
+    return free_ports
 
 
 @pytest.fixture

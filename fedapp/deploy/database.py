@@ -54,9 +54,15 @@ def copy(database: Path, file: Path) -> int:
             with closing(sqlite3.connect(file)) as made:
                 source.backup(made)
                 return _checked(made)
-        except sqlite3.Error:
+        except sqlite3.Error as error:
             file.unlink()
+            if error.sqlite_errorname in _UNWRITTEN:
+                raise DeployError(f"{file}: can't be written ({error})") from None
             raise
+
+
+# The copy's errors: the database itself is only read.
+_UNWRITTEN = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC")
 
 
 @contextmanager

@@ -52,8 +52,8 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
             raise DeployError(f"{out}: is there already and is no deployment; choose another folder")
         if not force:
             raise DeployError(
-                f"{out}: holds a deployment already, and its keys are kept; --force replaces them, "
-                "'fedapp deploy add' adds a device"
+                f"{out}: holds a deployment already, and its keys are kept; 'fedapp deploy init --force' replaces "
+                "them, 'fedapp deploy add' adds a device"
             )
         _clear(out)
     server = out / "superlink"

@@ -90,7 +90,8 @@ def remove(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
         moved = remove_device(out, device)
         NodeRecords.read(out).tag(device, ())  # a later device may have the same name
         audit.note("removed", device=device, node=number)
-    print(f"{device}: unregistered (node {number}), its key can never return; what it had is in {moved}")
+    node = f" (node {number})" if number else ""
+    print(f"{device}: unregistered{node}, its key can never return; what it had is in {moved}")
 
 
 def status(

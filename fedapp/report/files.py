@@ -24,7 +24,8 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Return the evaluations of a run, oldest first; non-finite numbers may be ``None``.
 
     An incomplete last line is left out: a run that was killed while it wrote leaves one behind. Raises
-    FileNotFoundError without ``metrics.jsonl``, and ValueError where an earlier line isn't JSON.
+    FileNotFoundError without ``metrics.jsonl``, and ValueError where an earlier line isn't JSON, or a line isn't
+    a JSON object.
     """
     path = run_dir / "metrics.jsonl"
     # A kill can also cut a multi-byte character in two, hence "replace".
@@ -32,10 +33,14 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except json.JSONDecodeError as error:
             if number < len(lines):
                 raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+            continue
+        if not isinstance(record, dict):
+            raise ValueError(f"{path}, line {number}: {line[:40]!r} is no JSON object")
+        records.append(record)
     return records
 
 

@@ -60,7 +60,7 @@ def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: f
     columns: dict[str, Callable[[Run], float]] = {
         "averaged over time, %": lambda run: 100 * _average(run),
         "accuracy, %": lambda run: 100 * float(run.tail("accuracy").mean()),
-        f"time to {target:.1%}": lambda run: _time_to(run, target),
+        f"time to {target:.1%}": lambda run: run.at_accuracy(target, run.column("time")),
         "MB to the server": lambda run: run.facts["bytes-up"] / 1e6,
     }
     lines = [f"| method | step size | {' | '.join(columns)} |", "|---|--:" + "|--:" * len(columns) + "|"]
@@ -113,11 +113,6 @@ def _average(run: Run) -> float:
     """Accuracy averaged over virtual time."""
     times, accuracy = run.column("time"), run.column("accuracy")
     return float(np.sum(accuracy[:-1] * np.diff(times)) / (times[-1] - times[0]))
-
-
-def _time_to(run: Run, target: float) -> float:
-    reached = np.flatnonzero(run.column("accuracy") >= target)
-    return float(run.column("time")[reached[0]]) if reached.size else math.nan
 
 
 def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:

@@ -10,12 +10,14 @@ import socket
 import sqlite3
 import stat
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.deploy.command import contents, deploy, shake_hands
+from tests.full_disk import files_of_at_most
 
 
 def entries(out: Path) -> list[dict[str, str]]:
@@ -192,6 +194,20 @@ def test_a_database_that_is_none_is_refused_in_one_line(made, tmp_path):
             (line,) = result.output.splitlines()
             assert line.startswith(f"error: {database}: can't be read as a SuperLink's database (")
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_copy(tmp_path):
+    database, copy = tmp_path / "superlink.db", tmp_path / "copy"
+    with closing(sqlite3.connect(database)) as made, made:
+        made.execute("CREATE TABLE node (status TEXT)")
+        made.executemany("INSERT INTO node VALUES (?)", [("online" * 1000,)] * 100)
+    with files_of_at_most(100_000):
+        result = deploy("backup-server", copy, "--database", database)
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert line.startswith(f"error: {copy}: can't be written (")
+    assert not copy.exists()
+    assert deploy("backup-server", copy, "--database", database).exit_code == 0
 
 
 def test_the_audit_log_says_who_did_what_and_how_it_ended(made):

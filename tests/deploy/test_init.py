@@ -150,7 +150,7 @@ def test_nothing_is_overwritten_but_by_force(tmp_path):
     again = deploy("init", out, *HOSTS, *DEVICES)
     assert again.exit_code == 1
     assert again.output.startswith(
-        f"error: {out}: holds a deployment already, and its keys are kept; --force"
+        f"error: {out}: holds a deployment already, and its keys are kept; 'fedapp"
     )
     assert contents(out) == before
     assert deploy("init", out, *HOSTS, *DEVICES, "--force").exit_code == 0

@@ -243,11 +243,15 @@ def test_a_run_that_goes_on_is_compared_as_far_as_it_is(runs, tmp_path):
     assert comparison.axes["time"] == 5.0
 
 
-def test_a_broken_record_is_said_and_the_others_are_compared(runs, tmp_path):
+@pytest.mark.parametrize(
+    ("broken_line", "why"), [('{"aggreg', "not JSON"), ("3", "'3' is no JSON object")], ids=["cut", "number"]
+)
+def test_a_broken_record_is_said_and_the_others_are_compared(runs, tmp_path, broken_line, why):
     broken = write_run(tmp_path / "broken", [0, 1, 2], [0.1, 0.2, 0.3], seed=2, lr=0.1)
     path = broken / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"aggregation": 1', '"aggreg'))
-    said = f"{path}, line 2: not JSON"
+    first, _, last = path.read_text().splitlines()
+    path.write_text("\n".join([first, broken_line, last]) + "\n")
+    said = f"{path}, line 2: {why}"
     comparison = Comparison([RecordedRun(path) for path in [*runs, broken]])
     assert comparison.rows("accuracy")[0][:3] == [
         "fedavg lr=0.1",

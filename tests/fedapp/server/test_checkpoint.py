@@ -3,9 +3,6 @@
 import json
 import logging
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,21 +10,11 @@ import pytest
 
 from fedapp.server import run_directory
 from fedapp.server.run_directory import Checkpoint, RunDirectory, read_checkpoint, write_checkpoint
+from tests.full_disk import files_of_at_most
 
 
 def of(number: int, size: int = 5) -> Checkpoint:
     return Checkpoint({"aggregations": number, "model": np.full(size, float(number))}, {"line": None})
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Let the system refuse to write files that are larger, as it does when a disk is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize(
