@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedapp
 from fedapp.report.client_tables import by_evaluation
+from strategies.methods import fedamp
+from strategies.methods.fedamp import attention
 from tests.end_to_end.softmax import KEYS, Array, Problem, assert_close
 
 ROUNDS, STEPS, CLIENTS, L2, ZERO = 5, 3, 7, 0.01, np.zeros((10, 65))
@@ -94,6 +97,32 @@ def test_fedamp(run_app, engine, share, sigma, pull):
     assert_scores(path, list(own), W)
     if sigma < 1e-6:  # nobody is like anybody
         assert_scores(path, alone(problem, ROUNDS * STEPS), W)
+
+
+@pytest.mark.thorough  # 40 rounds
+@pytest.mark.parametrize(
+    ("sigma", "tenth", "last"), [(1.0, 0.05, 0.01), (10.0, 0.90, 0.95), (100.0, 0.99, 1.00)]
+)
+def test_fedamp_counts_others_as_much_as_the_guide_says(tmp_path, monkeypatch, sigma, tenth, last):
+    shares = []
+
+    def recording(*given):
+        weights = attention(*given)
+        others = ~np.eye(len(weights), dtype=bool)
+        shares.append(len(weights) * weights[others].mean())  # 1: all are averaged
+        return weights
+
+    monkeypatch.setattr(fedamp, "attention", recording)
+    fedapp.run(
+        strategy="fedamp",
+        fedamp_sigma=sigma,
+        test_on="own",
+        class_imbalance=20.0,
+        figures=False,
+        results_dir=tmp_path,
+    )
+    assert len(shares) == 40
+    assert [shares[9], shares[-1]] == pytest.approx([tenth, last], abs=0.01)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

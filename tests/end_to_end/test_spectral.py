@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Message
+from scipy.stats import spearmanr
 from sklearn.datasets import load_digits
 
 from fedapp import client_app, federation, server
@@ -279,6 +280,18 @@ def test_noise_lowers_homogeneity_and_can_be_repeated(in_process, convex):
     )
     noise /= np.linalg.norm(noise, axis=1, keepdims=True)
     assert np.abs(noise @ noise.T - np.eye(CLIENTS)).max() < 0.6
+
+
+@pytest.mark.parametrize(("epsilon", "correlation"), [(10.0, 0.05), (100.0, 0.27), (1000.0, 0.78)])
+def test_noise_hides_the_graph_as_the_guide_says(in_process, epsilon, correlation):
+    assert f"at ε = {epsilon:g}" in Path("docs/methods.md").read_text("utf-8")
+    config = {"strategy": "spectral", "model": "logistic", "class-imbalance": 10.0, "num-server-rounds": 1}
+    pairs = np.triu_indices(20, 1)
+    clean, noisy = (
+        in_process({**config, "message-epsilon": each}, 20).graph["adjacency"][pairs]
+        for each in (0.0, epsilon)
+    )
+    assert spearmanr(clean, noisy)[0] == pytest.approx(correlation, abs=0.02)
 
 
 def test_another_seed_draws_other_noise(in_process):
