@@ -62,7 +62,7 @@ class Measured:
         rounds = []
         for run, plateau in zip(self.each(case), self.plateaus(case), strict=True):
             close = np.flatnonzero(np.abs(run.column("loss") / plateau - 1) <= within)
-            rounds.append(float(close[0]) if close.size else math.nan)
+            rounds.append(float(run.column("aggregation")[close[0]]) if close.size else math.nan)
         return rounds
 
     def divergences(self, case: str) -> list[float]:

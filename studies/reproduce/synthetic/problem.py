@@ -71,7 +71,10 @@ class SyntheticProblem:
         dataset = federation.dataset_of(config, num_clients)
         partition = federation.partition_of(config, num_clients)
         rows = [partition.client(i) for i in range(num_clients)] + [partition.test_indices]
-        pairs = [(dataset.inputs(r, False).astype(np.float64), dataset.y[r].astype(np.float64)) for r in rows]
+        pairs = [
+            (dataset.inputs(r, config.normalize).astype(np.float64), dataset.y[r].astype(np.float64))
+            for r in rows
+        ]
         return cls(pairs[:-1], pairs[-1])
 
     def points(self, *pairs: tuple[Array, Array]) -> Points:
