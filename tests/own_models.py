@@ -137,3 +137,9 @@ def padded(rows: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor
     """Pad with 0, and say what is there."""
     ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row, _ in rows], batch_first=True)
     return {"ids": ids, "there": ids > 0}, torch.tensor([y for _, y in rows])
+
+
+def masked(rows: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
+    """Pad, and hide kinds at random, as collators of masked language models do."""
+    inputs, y = padded(rows)
+    return {**inputs, "there": inputs["there"] & (torch.rand(inputs["ids"].shape) > 0.15)}, y

@@ -10,6 +10,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -254,12 +255,17 @@ def _has_numbered_rows(rows: Any) -> bool:
 
 def _check_read_again(rows: Any, first: Callable[[int], Any], problem: Problem) -> None:
     """Refuse rows that differ from those that ``first`` returns when they are read again."""
-    for row in range(0, len(rows), max(1, len(rows) // _READ_AGAIN)):
+    for row in _some(rows):
         if not _is_same(first(row), rows[row], problem):
             raise problem(
                 f"has a row {row} that differs when it is read again; rows are read once, so a random transform "
                 "would be drawn once for the whole run: leave it out (the key augment changes images in training)"
             )
+
+
+def _some(rows: Any) -> range:
+    """Return the numbers of `_READ_AGAIN` rows or a few more, of all parts of the dataset."""
+    return range(0, len(rows), max(1, len(rows) // _READ_AGAIN))
 
 
 def _are_several(inputs: Any) -> bool:
@@ -309,6 +315,13 @@ def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
     _check_sampler(loader, problem)
     found = [rows[row] for row in range(len(rows))]
     _check_read_again(rows, found.__getitem__, problem)
+    # Copies, as a collate_fn may change the rows that it gets.
+    first, again = (loader.collate_fn(deepcopy([found[row] for row in _some(rows)])) for _ in range(2))
+    if not _is_same(first, again, problem):
+        raise problem(
+            "is a DataLoader whose collate_fn makes another batch of the same rows when it is called again; all rows "
+            "are collated once, so what it draws, such as masks, would be drawn once for the whole run: leave it out"
+        )
     batch = loader.collate_fn(found)
     if isinstance(batch, Mapping) and "labels" in batch:  # as collators of transformers make them
         return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]

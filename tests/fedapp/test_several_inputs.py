@@ -160,6 +160,10 @@ Y = np.array([0, 1, 0, 1])
             {"dataset": DataLoader(own_models.Sentences(), collate_fn=len)},
             r"is a DataLoader whose collate_fn makes a int; \(inputs, targets\), or a dict with labels, is needed",
         ),
+        (
+            {"dataset": DataLoader(own_models.Sentences(), collate_fn=own_models.masked)},
+            "is a DataLoader whose collate_fn makes another batch of the same rows when it is called again",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(changes, said):
