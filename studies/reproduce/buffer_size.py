@@ -1,4 +1,4 @@
-"""FedBuff with buffers of several sizes: accuracy at the end of the same time, by clients, data and speeds."""
+"""FedBuff with buffers of several sizes: accuracy after the same time, by clients, data, speeds and discount."""
 
 from pathlib import Path
 
@@ -19,15 +19,16 @@ def compare(results: Results, plan: Plan, folder: Path) -> Report:
         run for run in results.runs if run["seed"] not in (plan.tuning.seeds if plan.tuning else ())
     )
     for claim in plan.claims:
-        cell = plan.threshold(claim, "cell")
+        cell, discount = plan.threshold(claim, "cell"), plan.threshold(claim, "staleness")
         cases = [case for case in labels_along(plan.grid["case"]) if str(case).startswith(cell + SIZE)]
-        buffers = {run.config.buffer_size: judged.where(case=run["case"]) for run in judged.where(case=cases)}
+        own = judged.where(case=cases, staleness_discount=discount)
+        buffers = {run.config.buffer_size: own.where(case=run["case"]) for run in own}
         for size, runs in buffers.items():
             rate = runs[0].config.lr
             edge = ", an end of those tried" if rate in (tried[0], tried[-1]) else ""
-            name = f"{cell}{SIZE}{size}, γ = {rate:g}{edge}: final accuracy"
+            name = f"{cell}, {discount}{SIZE}{size}, γ = {rate:g}{edge}: final accuracy"
             report.rows.append(Row(name, runs.values("accuracy")))
-        missing = results.unready(plan, claim, case=cases)
+        missing = results.unready(plan, claim, case=cases, staleness_discount=discount)
         report.verdicts.append(not_run(claim, missing) if missing else _verdict(claim, plan, buffers))
     return report
 

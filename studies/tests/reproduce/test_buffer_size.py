@@ -12,7 +12,7 @@ CELL = "10 clients, unlike, F80"
 
 def run_of(size, seed, accuracy, lr=0.1):
     """Make a run that ends at an accuracy."""
-    labels = {"seed": seed, "lr": lr, "case": f"{CELL}, m = {size}"}
+    labels = {"seed": seed, "lr": lr, "case": f"{CELL}, m = {size}", "staleness-discount": "constant"}
     return make_run(
         labels, {"accuracy": [0.99, accuracy]}, buffer_size=size, lr=lr, seed=seed, num_clients=10
     )
@@ -31,9 +31,9 @@ def test_a_buffer_is_compared_with_the_best_one_by_the_last_accuracy(tmp_path, a
     judged = [run_of(size, seed + 1, end) for size, own in ends.items() for seed, end in enumerate(own)]
     tried = [run_of(size, 0, 0.95, lr) for size in ends for lr in (0.03, 0.1, 0.3)]  # aren't judged
     report = buffer_size.compare(results_of([*tried, *judged]), PLAN, tmp_path)
-    assert outcome(report, "buffer-size-10-unlike") == expected
-    assert evidence(report, "buffer-size-10-unlike").endswith("below the best, m = 5")
-    assert outcome(report, "buffer-size-10-alike") == "not run"
+    assert outcome(report, "buffer-size-10-unlike-undiscounted") == expected
+    assert evidence(report, "buffer-size-10-unlike-undiscounted").endswith("below the best, m = 5")
+    assert outcome(report, "buffer-size-10-unlike") == "not run"
 
 
 def test_a_step_size_at_the_end_of_those_tried_is_marked(tmp_path):
@@ -41,6 +41,6 @@ def test_a_step_size_at_the_end_of_those_tried_is_marked(tmp_path):
     tried = [run_of(2, 0, 0.9, lr) for lr in (0.03, 0.1, 0.3)]
     names = [row.quantity for row in buffer_size.compare(results_of([*tried, *judged]), PLAN, tmp_path).rows]
     assert names == [
-        f"{CELL}, m = 2, γ = 0.1: final accuracy",
-        f"{CELL}, m = 5, γ = 0.3, an end of those tried: final accuracy",
+        f"{CELL}, constant, m = 2, γ = 0.1: final accuracy",
+        f"{CELL}, constant, m = 5, γ = 0.3, an end of those tried: final accuracy",
     ]
