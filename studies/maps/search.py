@@ -86,21 +86,28 @@ class _Race:
         return ()
 
     def walk(self, best: Candidate) -> Tuning:
-        """Go from the best to its neighbours, while one is ahead; from one that diverged to smaller first keys."""
-        if self.final(best) == -math.inf:  # so did all: begin at the smallest
+        """Go from the best to its neighbours, while one is ahead; from one that diverged to smaller first keys.
+
+        Every neighbour that doesn't diverge is ahead of a best that did.
+        """
+        if self.final(best) == -math.inf:  # so did all that the halving kept: begin at the smallest other one
             first = best[0][0]
             drawn = candidates(self.plan, self.spot.problem, self.method)
-            best = min(drawn, key=lambda each: dict(each)[first])
+            best = min(drawn, key=lambda each: (self._diverged(each), dict(each)[first]))
         for _ in range(self.plan.tuning.steps + 1):
+            for seed in self.seeds:  # the halving may have dropped it before the last seed
+                if wanted := self._lacking([best], seed):
+                    return Tuning(wanted)
+            is_stable = self.final(best) > -math.inf
             rivals = self._neighbours(best)
             for number, seed in enumerate(self.seeds):
                 if wanted := self._lacking(rivals, seed):
                     return Tuning(wanted)
-                bar = self.mean(best, number + 1)
+                bar = self.mean(best, number + 1) if is_stable else -math.inf
                 rivals = [each for each in rivals if self.mean(each, number + 1) > bar]
             if rivals:
                 best = max(rivals, key=self.final)
-            elif self.final(best) > -math.inf:
+            elif is_stable:
                 return Tuning(best=best)
             elif (smaller := self._moved(best, best[0][0], DOWN)) is not None:
                 best = smaller
@@ -128,7 +135,14 @@ class _Race:
         return score if curve.status == FINISHED and math.isfinite(score) else -math.inf
 
     def _lacking(self, field: Sequence[Candidate], seed: int) -> tuple[tuple[Candidate, int], ...]:
-        return tuple((each, seed) for each in field if self._score(each, seed) is None)
+        """Return the runs on a seed that aren't there, of candidates that diverged on no other seed."""
+        return tuple(
+            (each, seed) for each in field if self._score(each, seed) is None and not self._diverged(each)
+        )
+
+    def _diverged(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate diverged on a seed on which it was run."""
+        return -math.inf in [self._score(candidate, seed) for seed in self.seeds]
 
     def _neighbours(self, candidate: Candidate) -> list[Candidate]:
         found = (self._moved(candidate, key, by) for key, _ in candidate for by in (DOWN, UP))

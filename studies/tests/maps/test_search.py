@@ -136,6 +136,24 @@ def test_who_diverges_with_every_try_goes_on_to_smaller_steps_and_a_neighbour_th
     assert score(one, SPOT, "avg", curves).tuned is None
 
 
+@pytest.mark.parametrize("good", [0.5, 1.0])
+def test_a_candidate_that_never_diverged_is_found_where_all_that_the_halving_kept_diverge(good: float):
+    # With one step size there is no smaller first key to go on to. The better half on seed 7 diverges on seed 8.
+    of_one = {"small": {**CONTENT["problems"]["small"], "tried": [0.1]}}
+    one = plan(problems=of_one, tuning={**SEARCHED["tuning"], "tries": 3})
+
+    def height(values: dict[str, float], seed: int) -> float:
+        if seed == 7:
+            return 0.1 if values["server-lr"] == good else 0.2
+        return 0.5 if values["server-lr"] == good else math.nan
+
+    curves, order = made(one, "avg", height)
+    assert score(one, SPOT, "avg", curves).tuned == (("lr", 0.1), ("server-lr", good))
+    diverged = [candidate for candidate, seed in order if seed == 8 and dict(candidate)["server-lr"] != good]
+    assert diverged
+    assert not {(candidate, 9) for candidate in diverged} & set(order)
+
+
 def test_values_go_on_as_they_began():
     ladder = [0.01, 0.03, 0.1, 0.3]
     assert [beside(ladder, each, 1) for each in (0.01, 0.3, 1.0, 3.0)] == [0.03, 1.0, 3.0, 10.0]
