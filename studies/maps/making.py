@@ -47,7 +47,11 @@ class MapRuns:
         self.end = time.monotonic() + 60 * minutes
         self.curves, self.versions = read_curves(folder / FILE)
         if self.curves and (kept := metric_in(folder / FILE)) != plan.metric:
-            self._say(f"{FILE} has {kept}, not {plan.metric}: it is made anew, from what {RUNS} holds")
+            name = f"curves-{kept}.parquet"  # the runs that it is from may be gone
+            self._say(
+                f"{FILE} has {kept}, not {plan.metric}: it is kept as {name}, and made anew from what {RUNS} holds"
+            )
+            (folder / FILE).replace(folder / name)
             self.curves, self.versions = {}, {}
         self.failures: dict[str, str] = {}
         self._workers: ProcessPoolExecutor | None = None

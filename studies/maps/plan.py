@@ -16,6 +16,8 @@ from strategies import REGISTRY, AsynchronousStrategy
 WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH = "why", "same-upwards", "only-upwards", "search"
 NOT_KEYS = (WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH)
 
+BUDGET = "time-budget"
+
 Candidate = tuple[tuple[str, float], ...]
 """Values of the keys that a method tunes."""
 
@@ -176,8 +178,9 @@ class MapPlan(Strict):
     def _is_sensible(self) -> Self:
         if both := sorted(set(self.seeds) & set(self.tuning.seeds)):
             raise ValueError(f"tuning.seeds: {both[0]} is judged, too")
-        if not float(self.base.get("time-budget", 0)) > 0:
-            raise ValueError("base.time-budget: must be above 0; every method gets the same")
+        budget = self.base.get(BUDGET, 0)
+        if not (isinstance(budget, int | float) and budget > 0):
+            raise ValueError(f"base.{BUDGET}: must be above 0, is {budget!r}; every method gets the same")
         for place, seeds in (("seeds", self.seeds), ("tuning.seeds", self.tuning.seeds)):
             if twice := [seed for seed in seeds if seeds.count(seed) > 1]:
                 raise ValueError(f"{place}: {twice[0]} is there twice")
@@ -192,7 +195,7 @@ class MapPlan(Strict):
             sources = self._sources(spot, method)
             for place, keys in sources.items():
                 for key in keys:
-                    if key in seen and seen[key] != "base":
+                    if key in seen and (seen[key] != "base" or key in (BUDGET, SEED)):
                         raise ValueError(f"{place}: {key} is set by {seen[key]}, too")
                     seen[key] = place
             named[sources[seen[METRICS]][METRICS] if METRICS in seen else AUTO] = None
@@ -203,7 +206,7 @@ class MapPlan(Strict):
     @property
     def budget(self) -> float:
         """Virtual seconds of each run."""
-        return float(self.base["time-budget"])
+        return float(self.base[BUDGET])
 
     @property
     def spots(self) -> list[Spot]:
@@ -309,11 +312,13 @@ class MapPlan(Strict):
             for name in _kept(self.methods, quick.methods, "quick.methods")
             if set(self.methods[name].get(ONLY_UPWARDS, upwards)) & set(upwards)  # type: ignore[arg-type]
         }
+        sides = {
+            name: self._quick_sides(name) for name in _kept(self.problems, quick.problems, "quick.problems")
+        }
         problems = {
-            name: self.problems[name].model_dump()
-            | ({"tried": quick.tried} if quick.tried else {})
-            | self._quick_sides(name)
-            for name in _kept(self.problems, quick.problems, "quick.problems")
+            name: self.problems[name].model_dump() | ({"tried": quick.tried} if quick.tried else {}) | own
+            for name, own in sides.items()
+            if all(own.values())  # it has a cell left
         }
         return {
             **self.model_dump(by_alias=True, exclude={"quick"}),
@@ -387,11 +392,18 @@ def _check_method(name: str, own: Mapping[str, Any], across: Sequence[str], upwa
         raise ValueError(
             f"methods.{name}.{ONLY_UPWARDS}: {only!r} must be a list of labels upwards: {', '.join(upwards)}"
         )
-    same = own.get(SAME_UPWARDS)
-    if same is True:
+    search = own.get(SEARCH, {})
+    if not (isinstance(search, dict) and all(search.values())):
+        raise ValueError(
+            f"methods.{name}.{SEARCH}: {search!r} must be a table of keys, each with a list of numbers"
+        )
+    same = own.get(SAME_UPWARDS, False)
+    if not isinstance(same, bool | list):
+        raise ValueError(f"methods.{name}.{SAME_UPWARDS}: {same!r} must be true or a list of labels across")
+    if same:
         for key, value in lists.items():
             if any(each != value[0] for each in value):
-                raise ValueError(f"methods.{name}.{key}: has several values, beside {SAME_UPWARDS} = true")
+                raise ValueError(f"methods.{name}.{key}: has several values, beside {SAME_UPWARDS}")
     if isinstance(same, list) and (unknown := [label for label in same if label not in across]):
         raise ValueError(f"methods.{name}.{SAME_UPWARDS}: {unknown[0]!r} is no label across")
     known = REGISTRY.get(strategy)

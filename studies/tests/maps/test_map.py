@@ -190,12 +190,16 @@ def test_curves_of_another_metric_are_made_anew_from_the_runs(made, plan_file, t
         f"error: --from-results: {copy / FILE} has accuracy, not loss\n",
     )
     said = make(copy, metric="loss")
-    assert f"{FILE} has accuracy, not loss: it is made anew, from what runs holds" in said
+    assert (
+        f"{FILE} has accuracy, not loss: it is kept as curves-accuracy.parquet, and made anew from what runs holds"
+        in said
+    )
     curves, _ = read_curves(copy / FILE)
     assert metric_in(copy / FILE) == "loss"
     for key, curve in curves.items():
         (folder,) = copy.glob(f"runs/*-{key}")
         np.testing.assert_array_equal(curve.values, RecordedRun(folder).column("loss"))
+    assert (copy / "curves-accuracy.parquet").read_bytes() == (out / FILE).read_bytes()  # nothing is lost
     assert set(stamps(out)) <= set(stamps(copy))  # another value may be best by it
     assert {name: stamps(copy)[name] for name in stamps(out)} == stamps(out)  # and none was made again
     assert command(str(other), "--from-results", "-o", str(copy)).exit_code == 0
@@ -281,7 +285,7 @@ def test_a_problem_that_names_its_data_is_given_the_folder(tmp_path):
                     "fedavg": {"strategy": "fedavg", "same-upwards": True, "eval-every": [1, 2]},
                 }
             },
-            "methods.fedavg.eval-every: has several values, beside same-upwards = true",
+            "methods.fedavg.eval-every: has several values, beside same-upwards",
         ),
     ],
 )
@@ -339,6 +343,10 @@ def test_quick_leaves_what_it_names():
     small = checked("x", whole.quick_content(), MapPlan)
     assert (small.upwards.labels, small.seeds, small.title) == (["5"], [0], "tiny (one row)")
     assert small.methods["async-fedavg"]["eval-every"] == [6]
+    away = {**TINY["problems"]["logistic"], "upwards": ["1"]}  # a problem without the row that is kept
+    problems = {**TINY["problems"], "away": away}
+    more = checked("x", {**TINY, "problems": problems}, MapPlan)
+    assert checked("x", more.quick_content(), MapPlan).spots == small.spots
     with pytest.raises(ConfigError, match=r"has no \[quick\]"):
         small.quick_content()
     bad = checked("x", {**TINY, "quick": {"note": "", "methods": ["fedsgd"]}}, MapPlan)

@@ -245,7 +245,34 @@ def test_runs_that_are_the_same_upwards_are_one():
     ("changes", "said"),
     [
         ({"tuning": {"seeds": [2], "tries": 3}}, "tuning.seeds: 2 is judged, too"),
-        ({"base": {"num-clients": 2}}, "base.time-budget: must be above 0"),
+        ({"base": {"num-clients": 2}}, "base.time-budget: must be above 0, is 0; every"),
+        ({"base": {**CONTENT["base"], "time-budget": "ten"}}, "base.time-budget: must be above 0, is 'ten'"),
+        ({"base": {**CONTENT["base"], "seed": 4}}, "seeds: seed is set by base, too"),
+        (
+            {"methods": {**CONTENT["methods"], "avg": {"strategy": "fedavg", "time-budget": 20.0}}},
+            "methods.avg: time-budget is set by base, too",
+        ),
+        (
+            {"methods": {**CONTENT["methods"], "avg": {"strategy": "fedavg", "search": {"server-lr": []}}}},
+            "methods.avg.search: {'server-lr': []} must be a table of keys, each with a list of numbers",
+        ),
+        (
+            {"methods": {**CONTENT["methods"], "avg": {"strategy": "fedavg", "search": [0.5, 1.0]}}},
+            "methods.avg.search: [0.5, 1.0] must be a table of keys",
+        ),
+        (
+            {"methods": {**CONTENT["methods"], "avg": {"strategy": "fedavg", "same-upwards": "even"}}},
+            "methods.avg.same-upwards: 'even' must be true or a list of labels across",
+        ),
+        (
+            {
+                "methods": {
+                    **CONTENT["methods"],
+                    "avg": {"strategy": "fedavg", "same-upwards": ["even"], "local-steps": [5, 25]},
+                }
+            },
+            "methods.avg.local-steps: has several values, beside same-upwards",
+        ),
         (
             {"methods": {**CONTENT["methods"], "buff": {"strategy": "fedbuff", "eval-every": [1]}}},
             "methods.buff.eval-every: has 1 values, for 2 labels upwards",
