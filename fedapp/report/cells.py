@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedapp.report.differences import described, descriptions, differing, values_of
-from fedapp.report.files import RUNNING
+from fedapp.report.files import FAILED, RUNNING
 from fedapp.report.recorded import AXES, RecordedRun
 from fedapp.report.series import Array, on_one_grid, spread_text
 from strategies.flower.higher_is_better import less_is_better
@@ -28,6 +28,7 @@ _NUMBER = re.compile(r"\d[\d.e+-]*")
 
 # The statuses of runs whose numbers are shown: runs that came to their end, or go on. Interrupted runs aren't shown.
 SHOWN = ("finished", RUNNING, "?")
+_LOST = frozenset({FAILED, "diverged"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,12 +189,15 @@ def equal_time(cells: Sequence[Cell]) -> float | None:
 
 
 def best_of(cells: Sequence[Cell], key: str, time: float | None = None) -> Cell | None:
-    """Return the cell with the best mean of a metric at a time, or at the end; None if none has one."""
+    """Return the cell with the best mean of a metric at a time, or at the end; None if none has one.
+
+    A cell with a run that failed or diverged comes after all others: its mean is over the runs that went well.
+    """
     sign = 1.0 if less_is_better(key) else -1.0
     scored = [
-        (sign * float(np.mean(cell.scores(key, time))), number)
+        (not _LOST.isdisjoint(cell.lacking), sign * float(np.mean(cell.scores(key, time))), number)
         for number, cell in enumerate(cells)
         if cell.runs
     ]
-    scored = [pair for pair in scored if math.isfinite(pair[0])]
-    return cells[min(scored)[1]] if scored else None
+    scored = [each for each in scored if math.isfinite(each[1])]
+    return cells[min(scored)[2]] if scored else None

@@ -86,7 +86,7 @@ def sweep(
         console = Console()
         outcome = make_sweep(plan, folder, engine=engine, jobs=jobs, console=console)
         paths = write_results(outcome)
-    except USER_ERRORS as error:
+    except (*USER_ERRORS, OSError) as error:  # such as a folder that can't be written
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)

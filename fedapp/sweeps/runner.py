@@ -93,7 +93,7 @@ def run_missing(
         raise ConfigError(f"--only {only}: no run has such a name; they are called like {planned[0].name}")
     folder.mkdir(parents=True, exist_ok=True)
     missing, failures = _missing(wanted, folder, have)
-    with _only_one(folder), _sigterm_as_interrupt(), _bar(console or Console(), len(wanted)) as advance:
+    with only_one(folder), _sigterm_as_interrupt(), _bar(console or Console(), len(wanted)) as advance:
         advance(len(wanted) - len(missing), "")
         end = time.monotonic() + 60 * minutes
         here = _made_here(missing, folder, engine, end)
@@ -330,7 +330,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
+def only_one(folder: Path) -> Iterator[None]:
     """Keep a second process from the folder: it would take the first one's runs for cut off."""
     with (folder / ".lock").open("w") as file:
         try:

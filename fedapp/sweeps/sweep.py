@@ -19,7 +19,7 @@ from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
 from fedapp.sweeps.point import FINISHED, LABEL, PlannedRun, folder_of, name_of
-from fedapp.sweeps.runner import run_missing
+from fedapp.sweeps.runner import only_one, run_missing
 from fedapp.sweeps.tuning import Pick, Setting, pick, setting_of
 
 RUNS, TUNING = "runs", "tuning"
@@ -136,22 +136,23 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
     planned = plan.runs()
     on_other_seeds = plan.runs(plan.seeds_to_tune_on) if plan.tune else []
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PLAN).write_text(tomli_w.dumps(_from_anywhere(plan)), "utf-8")
-    (folder / KEYS).write_text(json.dumps({RUNS: _keys(planned), TUNING: _keys(on_other_seeds)}), "utf-8")
-    failures: dict[str, str] = {}
-    picks: dict[Setting, Pick] = {}
-    by: str = plan.by
-    if plan.tune:
-        axes, seeds = ", ".join(plan.tune), ", ".join(map(str, plan.seeds_to_tune_on))
-        console.print(f"{axes} on seeds {seeds}", markup=False, highlight=False)
-        failures = run_missing(on_other_seeds, folder / TUNING, engine=engine, jobs=jobs, console=console)
-        by = by or _usual([RecordedRun(folder_of(each, folder / TUNING)) for each in on_other_seeds])
-        picks = pick(plan, on_other_seeds, folder / TUNING, by)
-        planned = [each for each in planned if _is_picked(plan, each, picks)]
-        if all(each.value is None for each in picks.values()):
-            _refuse_unknown_metric(plan, on_other_seeds, folder)
-    if planned:
-        failures |= run_missing(planned, folder / RUNS, engine=engine, jobs=jobs, console=console)
+    with only_one(folder):  # a plan that is refused mustn't take the place of one whose runs are being made
+        (folder / PLAN).write_text(tomli_w.dumps(_from_anywhere(plan)), "utf-8")
+        (folder / KEYS).write_text(json.dumps({RUNS: _keys(planned), TUNING: _keys(on_other_seeds)}), "utf-8")
+        failures: dict[str, str] = {}
+        picks: dict[Setting, Pick] = {}
+        by: str = plan.by
+        if plan.tune:
+            axes, seeds = ", ".join(plan.tune), ", ".join(map(str, plan.seeds_to_tune_on))
+            console.print(f"{axes} on seeds {seeds}", markup=False, highlight=False)
+            failures = run_missing(on_other_seeds, folder / TUNING, engine=engine, jobs=jobs, console=console)
+            by = by or _usual([RecordedRun(folder_of(each, folder / TUNING)) for each in on_other_seeds])
+            picks = pick(plan, on_other_seeds, folder / TUNING, by)
+            planned = [each for each in planned if _is_picked(plan, each, picks)]
+            if all(each.value is None for each in picks.values()):
+                _refuse_unknown_metric(plan, on_other_seeds, folder)
+        if planned:
+            failures |= run_missing(planned, folder / RUNS, engine=engine, jobs=jobs, console=console)
     by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
     return Outcome(folder, plan, planned, failures, by, picks, on_other_seeds)
 

@@ -24,9 +24,9 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.sweeps.command import plan_of
 from fedapp.sweeps.plan import SweepPlan, checked
 from fedapp.sweeps.point import PlannedRun
-from fedapp.sweeps.results import write_results
-from fedapp.sweeps.runner import _check_jobs
-from fedapp.sweeps.sweep import make_sweep, outcome_in
+from fedapp.sweeps.results import report, write_results
+from fedapp.sweeps.runner import _check_jobs, only_one
+from fedapp.sweeps.sweep import Outcome, make_sweep, outcome_in
 from fedapp.sweeps.tuning import pick
 from tests.runs import summary_of
 
@@ -218,6 +218,17 @@ def test_a_value_with_a_run_that_diverged_is_not_picked(tmp_path, by, best):
     assert found.at_edge == (["lr"] if best == 0.1 else [])
 
 
+def test_a_setting_with_a_run_that_diverged_is_not_the_best_in_the_table(tmp_path):
+    of_two = checked("x", {"grid": {"lr": [0.1, 0.3], "seed": [0, 1]}}, SweepPlan)
+    planned = of_two.runs()
+    for each in planned:
+        bad = each.config.lr == 0.3 and each.config.seed == 1
+        made_up(tmp_path / "runs", each, "diverged" if bad else "finished", accuracy=each.config.lr)
+    text = report(Outcome(tmp_path, of_two, planned, by="accuracy"), has_figure=False)
+    assert "| **0.1** | **2** |" in text
+    assert "| 0.3 | 1 of 2: 1 diverged |" in text
+
+
 def test_where_nothing_came_to_its_end_nothing_is_picked(tmp_path):
     tuned = plan()
     planned = tuned.runs(tuned.seeds_to_tune_on)
@@ -252,6 +263,20 @@ def test_what_is_not_possible_is_one_line_before_anything_runs(tmp_path, argumen
     assert done.exit_code == 1
     assert message in done.output
     assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_a_folder_that_can_not_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    done = sweep(place := tmp_path / "file" / "own", "lr=1,2")
+    assert (done.exit_code, done.output) == (1, f"error: [Errno 20] Not a directory: '{place}'\n")
+
+
+def test_a_sweep_leaves_the_plan_of_another_process_that_makes_runs_in_its_folder(tmp_path):
+    (tmp_path / "plan.toml").write_text("of the other")
+    with only_one(tmp_path):
+        done = sweep(tmp_path, "lr=1,2")
+    assert (done.exit_code, done.output) == (1, f"error: {tmp_path}: another process makes its runs\n")
+    assert (tmp_path / "plan.toml").read_text() == "of the other"
 
 
 def test_what_is_best_by_may_be_a_metric_of_clients(swept):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.config import ConfigError
 from fedapp.sweeps.point import is_finished
-from fedapp.sweeps.runner import _only_one, perform, run_missing
+from fedapp.sweeps.runner import only_one, perform, run_missing
 from studies.reproduce.plan import folder_of_plans
 from studies.reproduce.store import FILE
 
@@ -86,7 +86,7 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(plan, tmp_path):
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
-    with _only_one(tmp_path), pytest.raises(ConfigError, match="another process"), _only_one(tmp_path):
+    with only_one(tmp_path), pytest.raises(ConfigError, match="another process"), only_one(tmp_path):
         pass
 
 
