@@ -70,7 +70,7 @@ def map_command(
         if not curves:
             raise ConfigError(f"{plan_file}: no run came to its end")
         paths = write_report(plan, curves, versions, folder)
-    except USER_ERRORS as error:
+    except (*USER_ERRORS, OSError) as error:  # such as a folder that can't be written
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)

@@ -95,10 +95,22 @@ def read_curves(path: Path) -> tuple[dict[str, MapCurve], dict[str, str]]:
 
 
 def metric_in(path: Path) -> str | None:
-    """Return the metric of which a file has the curves; None if there is no file."""
+    """Return the metric of which a file has the curves; None if there is no file.
+
+    Raises
+    ------
+    ConfigError
+        If the file is another one than `write_curves` writes.
+    """
     if not path.exists():
         return None
-    kept: bytes = (parquet.read_schema(path).metadata or {}).get(_METRIC, USUAL.encode())
+    try:
+        schema = parquet.read_schema(path)
+    except pa.ArrowInvalid:
+        schema = pa.schema([])
+    if not {*_OWN} <= {*schema.names}:
+        raise ConfigError(f"{path}: holds no curves of a map; another folder, -o, or without that file")
+    kept: bytes = (schema.metadata or {}).get(_METRIC, USUAL.encode())
     return kept.decode()
 
 

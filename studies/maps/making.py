@@ -45,8 +45,9 @@ class MapRuns:
     ) -> None:
         self.plan, self.folder, self.engine, self.jobs, self.console = plan, folder, engine, jobs, console
         self.end = time.monotonic() + 60 * minutes
+        kept = metric_in(folder / FILE)
         self.curves, self.versions = read_curves(folder / FILE)
-        if self.curves and (kept := metric_in(folder / FILE)) != plan.metric:
+        if self.curves and kept != plan.metric:
             name = f"curves-{kept}.parquet"  # the runs that it is from may be gone
             self._say(
                 f"{FILE} has {kept}, not {plan.metric}: it is kept as {name}, and made anew from what {RUNS} holds"

@@ -1,7 +1,6 @@
 """The score of each method in each cell: the values found in tuning, and the measures on the judged seeds."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -72,8 +71,8 @@ def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
         return MapScore(method, is_complete=not tuning.wanted)
     runs = [curves.get(plan.run(spot, method, tuning.best, seed).key) for seed in plan.seeds]
     there = [run for run in runs if run is not None]
-    ends = Counter(run.status for run in there)
-    finished = [run for run in there if run.status == FINISHED]
+    # As in tuning, a run whose metric was never finite counts as one that diverged.
+    finished = [run for run in there if run.status == FINISHED and math.isfinite(mean_over(run, plan.budget))]
     problem, sign = plan.problems[spot.problem], sign_of(plan.metric)
     return MapScore(
         method,
@@ -81,7 +80,7 @@ def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
         tuning.is_open,
         tuple(time_to(run, problem.target, plan.budget, sign) for run in finished),
         tuple(mean_over(run, plan.budget) for run in finished),
-        sum(number for status, number in ends.items() if status != FINISHED),
+        len(there) - len(finished),
         len(there) == len(plan.seeds),
     )
 

@@ -205,6 +205,28 @@ def test_curves_of_another_metric_are_made_anew_from_the_runs(made, plan_file, t
     assert command(str(other), "--from-results", "-o", str(copy)).exit_code == 0
 
 
+@pytest.mark.parametrize("options", [("--from-results",), ("--engine", "sequential")])
+def test_curves_of_something_else_are_left_as_they_are(options, plan_file, tmp_path):
+    damaged, of_experiment = b"no parquet", SHIPPED.parent / "results" / "fedbuff-tuned" / FILE
+    for content in (damaged, of_experiment.read_bytes()):
+        (tmp_path / FILE).write_bytes(content)
+        done = command(str(plan_file), *options, "-o", str(tmp_path))
+        assert (done.exit_code, done.output) == (
+            1,
+            f"error: {tmp_path / FILE}: holds no curves of a map; another folder, -o, or without that file\n",
+        )
+        assert (tmp_path / FILE).read_bytes() == content
+
+
+def test_a_folder_that_can_not_be_made_is_one_line(plan_file, tmp_path):
+    (tmp_path / "file").touch()
+    done = command(str(plan_file), "-o", str(tmp_path / "file" / "own"))
+    assert (done.exit_code, done.output) == (
+        1,
+        f"error: [Errno 20] Not a directory: '{tmp_path / 'file' / 'own'}'\n",
+    )
+
+
 def stamps(folder: Path) -> dict[str, int]:
     return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
 

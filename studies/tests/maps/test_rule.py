@@ -191,6 +191,16 @@ def test_a_method_is_judged_with_what_does_best_on_the_tuning_seeds():
     assert (found.tuned, found.is_complete) == (None, False)
 
 
+def test_a_judged_run_whose_metric_is_never_finite_has_diverged():
+    one = plan()
+    curves = made(one, HEIGHTS)
+    key = one.run(SPOT, "avg", (("lr", 0.1),), 2).key
+    curves[key] = replace(curves[key], values=np.full(2, math.nan))
+    scores = scores_of(one, curves)[SPOT]
+    assert [(each.diverged, each.can_win) for each in scores] == [(1, False), (0, True), (0, True)]
+    assert win(one, scores, "mean").best == ("buff",)
+
+
 def test_the_target_may_be_reached_at_the_end_of_the_budget_and_no_later():
     assert time_to(curve({}, [0.1, 0.2, 0.8]), 0.8, 10.0, 1.0) == 10.0
     assert time_to(curve({}, [0.1, 0.2, 0.8]), 0.8, 9.99, 1.0) == math.inf
