@@ -35,10 +35,18 @@ def attacks_command(
 
     if data_path and not (Path(data_path) / "mnist.npz").is_file():
         raise SystemExit(f"error: --data-path {data_path!r}: has no mnist.npz")
-    out.mkdir(parents=True, exist_ok=True)
     seeds = tuple(first_seed + seed for seed in range(len(SEEDS)))
-    there = read(out / FILE)
-    missing = [cell for cell in cells(seeds) if cell not in there and fnmatchcase(cell.name, only)]
+    chosen = [cell for cell in cells(seeds) if fnmatchcase(cell.name, only)]
+    if not chosen:
+        raise SystemExit(
+            f"error: --only {only!r}: no run has such a name; they are called like {next(cells(seeds)).name}"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        there = read(out / FILE)
+    except OSError as error:
+        raise SystemExit(f"error: --out: {error}") from None
+    missing = [cell for cell in chosen if cell not in there]
     try:
         runs = track(made(missing, data_path, jobs), "runs", len(missing), transient=True)
         write(out / FILE, runs)

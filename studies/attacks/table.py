@@ -26,7 +26,7 @@ class Row:
     lowest : mapping of str to float
         Accuracy of the worst seed under the attack.
     seeds : int
-        Number of seeds.
+        Number of seeds that all means are over.
     """
 
     division: str
@@ -53,8 +53,11 @@ class Row:
 
 
 def rows_of(runs: Mapping[Cell, float]) -> list[Row]:
-    """Return the rows of all runs, in their order; an attack without its honest runs has none."""
-    values: dict[tuple[object, ...], list[float]] = {}
+    """Return the rows of all runs, in their order; an attack without its honest runs has none.
+
+    Every mean of a row is over the same seeds: those that all of its runs have.
+    """
+    values: dict[tuple[object, ...], dict[int, float]] = {}
     for cell, accuracy in runs.items():
         key = (
             cell.division,
@@ -65,19 +68,21 @@ def rows_of(runs: Mapping[Cell, float]) -> list[Row]:
             cell.statistics,
             cell.mode,
         )
-        values.setdefault(key, []).append(100 * accuracy)
+        values.setdefault(key, {})[cell.seed] = 100 * accuracy
     rows = []
     for start in dict.fromkeys(key[:-1] for key in values):
         division, clients, hostile, method, attack, statistics = start
-        there = [mode for mode in MODES if (*start, mode) in values]
-        honest = {
-            mode: fmean(found)
-            for mode in MODES
-            if (found := values.get((*start[:-2], HONEST, statistics, mode)))
+        of_attack = {mode: found for mode in MODES if (found := values.get((*start, mode)))}
+        of_honest = {
+            mode: found for mode in MODES if (found := values.get((*start[:-2], HONEST, statistics, mode)))
         }
-        if OFF not in honest or ON not in there:
+        seeds = set.intersection(*(set(found) for found in (*of_attack.values(), *of_honest.values())))
+        if OFF not in of_honest or ON not in of_attack or not seeds:
             continue
-        attacked = {mode: values[(*start, mode)] for mode in there}
+        honest, attacked = (
+            {mode: [found[seed] for seed in sorted(seeds)] for mode, found in each.items()}
+            for each in (of_honest, of_attack)
+        )
         rows.append(
             Row(
                 str(division),
@@ -86,10 +91,10 @@ def rows_of(runs: Mapping[Cell, float]) -> list[Row]:
                 str(method),
                 str(attack),
                 bool(statistics),
-                honest,
+                {mode: fmean(found) for mode, found in honest.items()},
                 {mode: fmean(found) for mode, found in attacked.items()},
                 {mode: min(found) for mode, found in attacked.items()},
-                len(attacked[ON]),
+                len(seeds),
             )
         )
     return rows

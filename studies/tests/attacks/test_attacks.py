@@ -96,6 +96,41 @@ def test_the_command_runs_what_is_missing_and_writes_table_and_figure(tmp_path):
     assert (tmp_path / runs.FILE).read_text() == written
 
 
+def test_means_of_a_row_are_over_the_same_seeds():
+    def of(mode: str, attack: str, *accuracies: float) -> dict[Cell, float]:
+        return {
+            Cell(IID, 5, 1, "fedavg", mode, attack, statistics=False, seed=seed): accuracy
+            for seed, accuracy in enumerate(accuracies)
+        }
+
+    honest = of(OFF, HONEST, 0.9, 0.5, 0.7) | of(ON, HONEST, 0.9, 0.5)
+    only, attacked = table.rows_of(honest | of(ON, "drift", 0.8))
+    assert (only.seeds, only.lost(ON)) == (2, 0.0)
+    assert (attacked.seeds, attacked.lost(ON)) == (1, pytest.approx(10.0))
+    assert (
+        table.rows_of(of(OFF, HONEST, 0.9) | of(ON, HONEST, 0.9) | dict([of(ON, "drift", 1, 1).popitem()]))[
+            1:
+        ]
+        == []
+    )
+
+
+def test_what_the_command_can_not_do_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "own"
+    for arguments, said in (
+        (
+            ["--only", "fedavg"],
+            "--only 'fedavg': no run has such a name; they are called like iid/5/1/fedavg/",
+        ),
+        (["--out", str(place)], f"--out: [Errno 20] Not a directory: '{place}'"),
+    ):
+        done = CliRunner().invoke(app, ["--out", str(tmp_path / "own"), *arguments])
+        assert done.exit_code == 1
+        assert done.output.startswith(f"error: {said}")
+    assert not (tmp_path / "own").exists()
+
+
 @pytest.mark.parametrize(
     ("method", "attack"),
     [("scaffold", "reversed-10"), ("scaffold", "sizes"), ("feddyn", "reversed-10"), ("fedavg", "sizes")],
