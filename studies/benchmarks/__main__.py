@@ -98,13 +98,18 @@ def main(
             data = Data(Path(folder), data_path)
             rows, problems = measured_rows(compared, chosen, data, timeout)
             scaling, more = measured_rows(scales, chosen, data, timeout)
-    except (ContenderError, DataError) as error:
+    except DataError as error:
         sys.exit(f"error: {error}")
     problems += more
+    if not rows and not scaling:
+        sys.exit("error: " + "\n".join(problems))
     whole = report(rows, scaling, problems, data_path.name if data_path else "generated images")
     _show(whole, out)
     if results:
-        fill_pages(whole)
+        try:
+            fill_pages(whole)
+        except ValueError as error:
+            sys.exit("error: " + "\n".join([*problems, f"--write-results: nothing is put in: {error}"]))
         write_results(whole, HERE / "RESULTS.md")
         shutil.copy(out, MEASURED)
     if problems:
@@ -130,11 +135,18 @@ def _named(names: list[str], most: int) -> tuple[list[Workload], list[Workload]]
 def measured_rows(
     workloads: list[Workload], contenders: list[str], data: Data, timeout: float
 ) -> tuple[list[JsonObject], list[str]]:
-    """Measure workloads; return their rows, and what is wrong with the accuracies."""
+    """Measure workloads; return their rows, and what is wrong with the accuracies.
+
+    A workload of which a contender fails has no rows; those of the others, which may have taken hours, are kept.
+    """
     rows: list[JsonObject] = []
     problems: list[str] = []
     for workload in workloads:
-        found = rows_of(workload, interleaved(workload, contenders, data, timeout))
+        try:
+            found = rows_of(workload, interleaved(workload, contenders, data, timeout))
+        except ContenderError as error:
+            problems.append(f"{workload.name}: {error}")
+            continue
         rows += found
         problems += differences(found)
     return rows, problems

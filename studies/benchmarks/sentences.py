@@ -52,8 +52,9 @@ def filled(text: str, report: JsonObject, prefix: str = "") -> str:
 
 def fill_pages(report: JsonObject, prefix: str = "") -> None:
     """Write the figures into `PAGES`."""
-    for path in PAGES:
-        path.write_text(filled(path.read_text("utf-8"), report, prefix), "utf-8")
+    texts = {path: filled(path.read_text("utf-8"), report, prefix) for path in PAGES}
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
 
 
 def _ratios(report: JsonObject, workload: str, faster: str, slower: str) -> Iterator[float]:

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
+from typer.testing import CliRunner
 
 from fedapp.data import DataError
+from studies.benchmarks.__main__ import app as benchmarks
 from studies.benchmarks.job import Job, Log, load_rows
 from studies.benchmarks.measure import ContenderError, Measurement, descendants, measure, resident, summarise
 from studies.benchmarks.report import draw, markdown, tables, write_results
 from studies.benchmarks.results import REFERENCES, differences, report, rows_of
+from studies.benchmarks.sentences import PAGES
 from studies.benchmarks.workloads import CONTENDERS, WORKLOADS, Data, digits, images, letters, scaled
 
 
@@ -126,6 +129,31 @@ def test_a_contender_that_fails_says_why(tmp_path: Path) -> None:
     job = WORKLOADS["W1"].job("bare-1", tmp_path / "missing.npz")
     with pytest.raises(ContenderError, match=r"bare failed within .*(.|\n)*missing\.npz"):
         measure("bare", job, warmup=1, timeout=60)
+
+
+def test_what_was_measured_before_a_contender_failed_is_kept(image_file, monkeypatch, tmp_path: Path) -> None:
+    def fails_at_w2(kind: str, job: Job, warmup: int, timeout: float) -> Measurement:
+        if job.model == "mlp" and kind == "stock":
+            raise ContenderError("stock failed")
+        return Measurement(1.0, 1.0, 2**20, {job.rounds: 0.9})
+
+    monkeypatch.setattr("studies.benchmarks.measure.measure", fails_at_w2)
+    out = tmp_path / "own.json"
+    arguments = ["--data-path", str(image_file), "--out", str(out), "--contenders", "stock,vectorized"]
+    done = CliRunner().invoke(benchmarks, [*arguments, "--workloads", "W1,W2,W3"])
+    assert done.exit_code == 1
+    assert "error: W2: stock failed" in done.output
+    whole = json.loads(out.read_text("utf-8"))
+    assert [row["workload"] for row in whole["rows"]] == ["W1", "W1", "W3", "W3"]
+    assert whole["problems"] == ["W2: stock failed"]
+    out.unlink()
+    assert CliRunner().invoke(benchmarks, [*arguments, "--workloads", "W2"]).exit_code == 1
+    assert not out.exists()
+    # A page has figures of W2, too: none is written.
+    pages = {path: path.read_bytes() for path in PAGES}
+    done = CliRunner().invoke(benchmarks, [*arguments, "--workloads", "W1,W2", "--write-results"])
+    assert done.exit_code == 1
+    assert {path: path.read_bytes() for path in PAGES} == pages
 
 
 def test_a_contender_that_takes_too_long_is_ended(image_file: Path) -> None:
