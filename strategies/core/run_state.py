@@ -18,7 +18,15 @@ from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousConfig
-from strategies.flower.arrays import NOT_FINITE, OVERFLOWS, ArraysMismatchError, Layout, Vector, flat
+from strategies.flower.arrays import (
+    NOT_FINITE,
+    OVERFLOWS,
+    TOO_LARGE,
+    ArraysMismatchError,
+    Layout,
+    Vector,
+    flat,
+)
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
 from strategies.flower.frozen import FrozenArrays, FrozenGrid
@@ -343,11 +351,10 @@ class RunState:
         try:
             return self.layout.to_vector(arrays)
         except ArraysMismatchError as error:
-            of_values = NOT_FINITE in str(error) or OVERFLOWS in str(error)
-            faults = self.layout.faults(arrays) if of_values else []
             why = str(error)
-            if faults:  # such as a mask of −∞
-                why = f"{'; '.join(faults)}; arrays that never change may hold any values if trained names the others"
+            if any(fault in why for fault in (NOT_FINITE, OVERFLOWS, TOO_LARGE)):  # such as a mask of −∞
+                why = "; ".join(self.layout.faults(arrays)) or why
+                why += "; arrays that never change may hold any values if trained names the others"
             raise ArraysMismatchError(f"the initial arrays are no model to train: {why}") from None
 
     def in_real_time(self) -> bool:

@@ -25,6 +25,7 @@ Vector = NDArray[np.float64]
 
 # Parts of error messages about invalid arrays.
 NOT_FINITE, OVERFLOWS = "aren't finite", "overflows float32"
+TOO_LARGE = "holds whole numbers beyond ±2^53, which averages, in float64, would change"
 
 REAL = "fiub"  # allowed kinds of dtypes: floats, signed and unsigned integers, booleans
 HALF = np.dtype(np.float16)
@@ -32,6 +33,7 @@ HALF = np.dtype(np.float16)
 BLOCK = 8192  # values of a vector that are worked on at once: 64 KiB in float64, which a core's cache holds
 HEADER = 4096  # upper bound of the bytes of an array's header
 LARGEST_SQUARE = float(np.finfo(np.float32).max)  # upper bound of the square of a model's norm
+LARGEST_WHOLE = 2**53  # whole numbers up to this are the same in float64
 
 
 class ArraysMismatchError(ValueError):
@@ -119,8 +121,8 @@ class Layout:
         Raises
         ------
         ArraysMismatchError
-            If the record has other names, shapes or dtypes, or holds a value that isn't finite, or values such as
-            1e30, whose squared norm overflows float32.
+            If the record has other names, shapes or dtypes, or holds a value that isn't finite, values such as 1e30,
+            whose squared norm overflows float32, or whole numbers beyond ±2^53, which float64 doesn't hold.
         """
         vector, square = np.empty(self.size), 0.0
         for values, span in zip(self.flat(record), self.spans, strict=True):
@@ -135,7 +137,8 @@ class Layout:
         Raises
         ------
         ArraysMismatchError
-            If the record has other names, shapes or dtypes; values aren't checked.
+            If the record has other names, shapes or dtypes, or whole numbers beyond ±2^53; other values aren't
+            checked.
         """
         if tuple(record) != self.names and set(record) != set(self.names):
             raise ArraysMismatchError(
@@ -152,6 +155,8 @@ class Layout:
                 raise ArraysMismatchError(
                     f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
                 )
+            if dtype.itemsize == 8 and dtype.kind in "iu" and not _held_by_float64(values):
+                raise ArraysMismatchError(f"array {name!r} {TOO_LARGE}")
             arrays.append(values.ravel())
         return arrays
 
@@ -304,6 +309,11 @@ def _decode(name: str, array: Array) -> np.ndarray:
     if not isinstance(values, np.ndarray):  # an npz archive
         raise ArraysMismatchError(f"array {name!r} can't be read: its bytes are no single array")
     return values
+
+
+def _held_by_float64(values: np.ndarray) -> bool:
+    """Return True if all whole numbers are the same in float64."""
+    return int(values.min(initial=0)) >= -LARGEST_WHOLE and int(values.max(initial=0)) <= LARGEST_WHOLE
 
 
 def _brief(names: Iterable[str]) -> str:

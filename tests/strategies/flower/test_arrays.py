@@ -61,6 +61,19 @@ def test_values_of_integer_arrays_are_rounded_to_the_nearest():
     assert record["n"].dtype == "int64"
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(2**53 + 1, "i8"), (-(2**63), "i8"), (2**63 - 1, "i8"), (2**64 - 1, "u8")]
+)
+def test_whole_numbers_that_float64_does_not_hold_are_refused(value, dtype):
+    # The mean of equal values would be another value: of 2^63 − 1 it would be −2^63.
+    held, beyond = (ArrayRecord({"n": Array(np.array(each, dtype))}) for each in (2**53, value))
+    layout = Layout.of(held)
+    assert layout.to_record(layout.to_vector(held))["n"].numpy() == 2**53
+    for read in (layout.flat, layout.to_vector):
+        with pytest.raises(ArraysMismatchError, match=r"^array 'n' holds whole numbers beyond ±2\^53, which"):
+            read(beyond)
+
+
 def test_float32_values_are_the_nearest_ones():
     layout = Layout(("w",), ((1,),), (np.dtype(np.float32),))
     assert layout.to_record(np.array([0.1]))["w"].numpy()[0] == np.float32(0.1)
