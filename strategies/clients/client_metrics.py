@@ -16,8 +16,8 @@ from flwr.app import Message, MetricRecord, RecordDict
 from strategies.flower import messages
 from strategies.flower.higher_is_better import less_is_better
 
-# A function of the contents of the valid replies and of the key of their weights, as in Flower.
-MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
+# A function of the contents of the valid replies and of the key of their weights, as in Flower; None is no metric.
+MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord | None]
 
 Values = dict[str, float | list[float]]
 
@@ -86,7 +86,7 @@ class MetricsMean:
     def result(self) -> Values:
         """Return the aggregated metrics, by name: of numbers and lists what most clients report."""
         if self.function is not None:
-            return dict(self.function(self.contents, self.key)) if self.contents else {}  # type: ignore[arg-type]
+            return dict((self.contents and self.function(self.contents, self.key)) or {})  # type: ignore[arg-type]
         most: dict[str, int] = {}
         for name, length in self._sums:
             at_first = most.setdefault(name, length)

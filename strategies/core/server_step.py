@@ -2,14 +2,16 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
-from strategies.flower.arrays import LARGEST_SQUARE, Vector
+from strategies.flower.arrays import LARGEST_SQUARE, ArraysMismatchError, Layout, Vector
 from strategies.flower.errors import DivergedError
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, ServerOptimizer
 
@@ -102,6 +104,26 @@ class ServerStep:
                 "the steps are too large (lr, server_lr), or the noise is"
             )
         return moved
+
+    def as_the_model(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return the arrays of a user-defined ``aggregate_train`` in the model's dtypes; NumPy's means are float64.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If they aren't the model's but for their dtypes, or not finite.
+        DivergedError
+            If the model can't be trained on.
+        """
+        run = self._run
+        try:
+            dtypes = dict(zip(arrays, Layout.of(arrays).dtypes, strict=True))
+            names = zip(run.layout.names, run.layout.dtypes, strict=True)
+            made = replace(run.layout, dtypes=tuple(dtypes.get(name, dtype) for name, dtype in names))
+            vector = made.to_vector(arrays)
+        except ArraysMismatchError as error:
+            raise ArraysMismatchError(f"{run.name}.aggregate_train made no model to train: {error}") from None
+        return run.layout.to_record(self.sound(vector))
 
 
 def check_extrapolation(name: str, capabilities: Capabilities, config: StrategyConfig) -> None:

@@ -321,9 +321,9 @@ class SynchronousStrategy(FederatedStrategy):
             return self._conclude(current, weights, total, Untrained(self.run.buffers))
         replies = self.closing.replies(current, grid, asked)
         if "aggregate_train" in self.capabilities.round_hooks:
-            return self.aggregate_train(
-                server_round, list(replies)
-            )  # a user-defined ``aggregate_train`` gets a list, as from Flower's loop
+            # A user-defined ``aggregate_train`` gets a list, as from Flower's loop.
+            arrays, metrics = self.aggregate_train(server_round, list(replies))
+            return None if arrays is None else self.server_step.as_the_model(arrays), metrics
         aggregation = RoundAggregation(self.aggregator, current)
         for reply in replies:
             aggregation.take(reply)

@@ -134,6 +134,47 @@ def own_loop(kind: type[FedAvg]) -> type[FedAvg]:
     return type("Logging", (kind,), {"start": Strategy.start})
 
 
+class Averaging(FedAvg):
+    """Averages models by NumPy, whose means of float32 by a list of weights are float64."""
+
+    factor = 1.0
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        found = [each.content for each in replies]
+        sizes = [float(each["metrics"]["num-examples"]) for each in found]
+        means = {
+            name: np.average([each["arrays"][name].numpy() for each in found], axis=0, weights=sizes)
+            for name in found[0]["arrays"]
+        }
+        return ArrayRecord({name: Array(self.factor * mean) for name, mean in means.items()}), None
+
+
+def test_means_of_float64_by_a_hook_keep_the_models_dtype(federation, model, values_of):
+    expected = FedAvg().start(federation(), model(1.0, dtype="float32"), num_rounds=3)
+    result = Averaging().start(federation(), model(1.0, dtype="float32"), num_rounds=3)
+    assert result.arrays["w"].dtype == "float32"
+    assert values_of(result.arrays) == pytest.approx(values_of(expected.arrays), rel=1e-6)
+
+
+def test_a_model_of_a_hook_that_is_none_ends_the_run_in_its_own_round(federation, model):
+    strategy = type("Own", (Averaging,), {"factor": np.nan})()
+    with pytest.raises(
+        ValueError, match=r"^Own\.aggregate_train made no model to train: its arrays hold values"
+    ):
+        strategy.start(federation(), model(1.0, dtype="float32"), num_rounds=1)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_functions_of_metrics_may_return_none_as_in_flower(federation, model, kind):
+    def nothing(contents: list[RecordDict], key: str) -> Any:
+        return None
+
+    strategy = kind(train_metrics_aggr_fn=nothing, evaluate_metrics_aggr_fn=nothing)
+    result = strategy.start(federation(), model(1.0), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["failures"] == 0
+    assert result.evaluate_metrics_clientapp[1] == {}
+
+
 def test_a_start_of_its_own_is_not_called_a_wrapper(federation, model, caplog):
     kind = own_loop(FedAvg)
     assert kind.capabilities.own_start
