@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from strategies.clients.accounts import Accounts, Timeline
 from strategies.clients.member import Member
 from strategies.clients.roster import Client
+from strategies.clock import RESOLUTION
 from strategies.core.requests import TrainingRequests
 from strategies.core.run_state import RunState
 from strategies.events.tasks import COMPANION, Retry, Task, TaskLedger, Turn
@@ -241,7 +242,9 @@ class Dispatcher:
         self._accounts[index].tasks += 1
         due = pace.due(member, task.sent, self._run.timeout, lost=task.lost)
         self._ledger.open(task, due)
-        self._timeline.begin(index, task.sent, parts=pace.parts(member.client))
+        # The task of a resumed run whose work was held back, and that is worked on again, ended when it first did.
+        ended = due if due < pace.now() - RESOLUTION else None
+        self._timeline.begin(index, task.sent, ended, parts=pace.parts(member.client))
 
     # ---- Without messages -----------------------------------------------------------------------------------
 
@@ -287,6 +290,7 @@ class Dispatcher:
         bases = dict(zip(state["versions"], state["bases"], strict=True))
         for version, tasks in again.items():
             self._send(tasks, version, np.array(bases[version]))
+        run.take_frozen_bytes()  # which were counted when the tasks were sent first
         for due, index in state["retries"]:
             if index in present:
                 ledger.queue.push(due, index, Retry(members[index]))

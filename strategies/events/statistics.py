@@ -45,6 +45,11 @@ class Tally:
         }
         self.contents.append(RecordDict(small))
 
+    def count_bytes(self, down: int, up: int) -> None:
+        """Count bytes that went to clients, and that came from them, beside the models."""
+        self.bytes_down += down
+        self.bytes_up += up
+
     def discard(self, contribution: Contribution) -> None:
         """Count work that doesn't count."""
         self.discarded += 1

@@ -800,6 +800,7 @@ class AsynchronousStrategy(FederatedStrategy):
             owners += self._leave_out(group.missed)
         if not done:
             self.dispatcher.dispatch(owners)
+        ledger.since.count_bytes(*run.take_frozen_bytes())
         if done or self._is_due():
             self._report_evaluation(last=done or run.stopped())
         else:
@@ -814,8 +815,7 @@ class AsynchronousStrategy(FederatedStrategy):
         group = secure.sum(self._mail.grid, self.run.aggregations + 1, members, weights)
         if self.run.stopped():  # of no use: a run that goes on has these tasks worked on again
             return None
-        since.bytes_down += group.bytes_down
-        since.bytes_up += group.bytes_up
+        since.count_bytes(group.bytes_down, group.bytes_up)
         since.clipped += group.clipped
         for name, (mean, number) in group.metrics.items():
             since.values.setdefault(name, []).extend([mean] * round(number))
@@ -905,11 +905,10 @@ class AsynchronousStrategy(FederatedStrategy):
         In real time the clients' evaluation of this model is waited for only if it is the ``last``.
         """
         run, since = self.run, self.ledger.since
-        sent, received = self.run.take_frozen_bytes()
-        since.bytes_down, since.bytes_up = since.bytes_down + sent, since.bytes_up + received
+        since.count_bytes(*run.take_frozen_bytes())
         metrics, of_training = since.metrics(), since.metrics_of_clients()
         if (function := run.flower.train_metrics_aggr_fn) is not None and since.contents:
-            of_training |= dict(function(since.contents, run.flower.weighted_by_key))
+            of_training |= dict(function(since.contents, run.flower.weighted_by_key) or {})
         self.ledger.since = Tally()
         if self.robust is None:
             metrics["weights-distance"] = self.contribution_weights.distance()

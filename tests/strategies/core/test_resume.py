@@ -466,6 +466,14 @@ def test_a_state_holds_each_model_under_way_once(go):
     assert state["bases"].dtype == np.float32
 
 
+def test_work_that_is_held_back_counts_its_seconds_once(go):
+    # Safeguards hold back the first three replies. Each makes a model; after a stop the others are worked on again.
+    options = {"server_lr": 0.1, "safeguards": "on"}
+    whole, part = go("async-fedavg", **options), go("async-fedavg", cut=1, **options)
+    rest = go("async-fedavg", state=part.states[1], **options)
+    assert part.reports + rest.reports == whole.reports
+
+
 # ---- Real time ---------------------------------------------------------------------------------------------------
 
 

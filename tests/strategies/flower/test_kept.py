@@ -261,6 +261,16 @@ def test_a_resumed_run_has_the_frozen_arrays_of_its_state_and_does_not_send_them
         run(third, grid, model(), 4)
 
 
+def test_bytes_of_frozen_arrays_of_before_a_resumption_count():
+    grid, states = grid_of(stock(mods=())), []  # without the mod, whole models go both ways
+    strategy = FedBuff(trained="head*", eval_every=3)
+    strategy.observer = lambda progress: states.append(pickle.dumps(strategy.state()))
+    expected = run(strategy, grid, model(), 4).train_metrics_clientapp
+    other = FedBuff(trained="head*", eval_every=3)
+    other.restore(pickle.loads(states[2]))
+    assert run(other, grid, model(), 4).train_metrics_clientapp == expected
+
+
 def test_the_best_model_and_what_the_server_evaluates_are_whole():
     initial, seen = model(), []
 
