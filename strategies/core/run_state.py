@@ -148,6 +148,7 @@ class RunState:
         By default it follows from where a run is: real time on devices, virtual time in any simulation.
     """
 
+    clients: list[Client]
     layout: Layout
     model: Vector
     result: Result
@@ -174,7 +175,6 @@ class RunState:
         self.frozen: FrozenArrays | None = None
         self.kept: KeptArrays | None = None
         self.timeout = 3600.0
-        self.clients: list[Client] = []
         self.own_loop = False
         self.beside_bytes = 0
         self.aggregations = self.evaluated = 0
@@ -261,8 +261,8 @@ class RunState:
         return self.stopped()
 
     def reset(self) -> None:
-        """Drop the method's memory of an earlier run."""
-        self.memory = Memory()
+        """Drop the clients of an earlier run, and the method's memory."""
+        self.memory, self.clients = Memory(), []
         self.run_id = int(streams.unpredictable().integers(2**62))
 
     def state(self) -> State:

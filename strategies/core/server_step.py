@@ -12,7 +12,7 @@ from strategies.core.capabilities import Capabilities
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
 from strategies.flower.arrays import LARGEST_SQUARE, ArraysMismatchError, Layout, Vector
-from strategies.flower.errors import DivergedError
+from strategies.flower.errors import DivergedError, RunError
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, ServerOptimizer
 
 log = logging.getLogger("flwr.strategies")
@@ -97,7 +97,14 @@ class ServerStep:
         ------
         DivergedError
             If the model can't be trained on.
+        RunError
+            If it is no model.
         """
+        if np.shape(moved) != self._run.model.shape:
+            raise RunError(
+                f"{self._run.name}.aggregate returns an array {np.shape(moved)}: must be the model, "
+                f"{self._run.model.shape}"
+            )
         if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE or self._run.layout.overflows(moved):
             raise DivergedError(
                 f"aggregation {self._run.aggregations + 1} made a model that isn't finite, or too large to train on: "

@@ -194,7 +194,8 @@ class Dispatcher:
             fields = requests.fields(member.client, version + 1, member.tasks, self._config)
             if steps:
                 fields[messages.STEPS] = steps
-                run.pace.loads.ask(member.client.index, steps / self._timed_steps)
+                if self._timed_steps:
+                    run.pace.loads.ask(member.client.index, steps / self._timed_steps)
             written.append(requests.request(member.client, fields, arrays, beside))
             size += messages.total_bytes(written[-1]) - messages.num_bytes(arrays)
             requests.note_sent(member.client, written[-1], run.pace.loads.part_of(member.client.index))

@@ -413,3 +413,21 @@ def test_a_weight_of_ones_own_is_a_number_for_each_client(go, base, hook, given,
 
     with pytest.raises(RunError, match=f"^Mine.{said}$"):
         go(type("Mine", (base,), {hook: own}), 2)
+
+
+@pytest.mark.parametrize("base", [FedAvg, FedBuff])
+@pytest.mark.parametrize(
+    ("made", "shape"), [(0.5, r"\(\)"), (np.zeros(2), r"\(2,\)"), (np.zeros((1, 1)), r"\(1, 1\)")]
+)
+def test_what_aggregate_makes_is_a_model(go, base, made, shape):
+    own = type("Mine", (base,), {"aggregate": lambda *_: made})
+    with pytest.raises(
+        RunError, match=rf"^Mine\.aggregate returns an array {shape}: must be the model, \(1,\)$"
+    ):
+        go(own, 2)
+
+
+def test_a_number_of_local_steps_needs_no_usual_one(federation, model):
+    grid = federation()
+    type("Mine", (FedBuff,), {"task_steps": lambda *_: 7})().start(grid, model(1.0), num_rounds=1)
+    assert {each.content["config"][messages.STEPS] for each in grid.requests()} == {7}

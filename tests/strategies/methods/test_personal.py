@@ -148,6 +148,14 @@ def test_fedamp_sends_each_its_own_mean_and_takes_what_comes_as_its_model():
     assert scored[-C:] == pytest.approx(w[on.asked("evaluate")[-C:]], abs=1e-6)
 
 
+def test_a_second_run_begins_without_the_clients_of_the_first():
+    seen: list[dict[str, float]] = []
+    strategy = FedAMP(observer=lambda progress: seen.append(dict(progress.metrics)))
+    for _ in range(2):
+        start(strategy, grid(), rounds=1)
+    assert seen[:2] == seen[2:]
+
+
 def test_of_those_that_take_part_alone_models_change():
     on, strategy = grid(), FedAMP(participation="fixed:0,2", fedamp_alpha=0.0, proximal_mu=0.0)
     start(strategy, on, rounds=1)
