@@ -483,10 +483,16 @@ class FederatedStrategy(Strategy):
         Raises
         ------
         ValueError
-            If the state is another strategy's.
+            If the state is another strategy's, or lacks what these settings go on from.
         """
-        for part in self.parts():
-            part.restore(state)
+        try:
+            for part in self.parts():
+                part.restore(state)
+        except KeyError as error:
+            self.run.resumed()  # the next run begins anew
+            raise ValueError(
+                f"the state has no {error}, which a run with these settings goes on from"
+            ) from None
 
     def reset(self) -> None:
         """Drop the state of an earlier run: a new run begins."""

@@ -404,7 +404,10 @@ STRATEGIES = ("fedavg", "async-fedavg")
     ("change", "says"),
     [
         (drop("strategy", "began"), "its checkpoint has no 'began'"),
-        (drop("strategy", "norms-of"), "its checkpoint has no 'norms-of'"),
+        (
+            drop("strategy", "norms-of"),
+            "the state has no 'norms-of', which a run with these settings goes on from",
+        ),
         (drop("observers", "totals"), "its checkpoint has no 'totals'"),
         (drop("observers", "metrics-size"), "its checkpoint has no 'metrics-size'"),
         (put("strategy", "aggregations", "two"), ""),

@@ -466,6 +466,22 @@ def test_a_state_holds_each_model_under_way_once(go):
     assert state["bases"].dtype == np.float32
 
 
+@pytest.mark.parametrize(
+    ("needs", "options"),
+    [
+        ("velocity", {"server_optimizer": "momentum"}),
+        ("graph-messages", {"client_weights": "adjacency"}),
+        ("clipping-norm", {"client_weights": "uniform", "dp": "central"}),
+    ],
+)
+def test_a_state_without_what_other_settings_need_is_refused(go, federation, model, needs, options):
+    state, strategy = go("fedavg").states[3], REGISTRY["fedavg"](**options)
+    with pytest.raises(ValueError, match=f"^the state has no '{needs}', which a run with these settings"):
+        strategy.restore(state)
+    result = strategy.start(federation(CENTRES, SIZES), model(0.1, 0.2, 0.7), num_rounds=1)
+    assert list(result.train_metrics_clientapp) == [1]  # the run begins anew
+
+
 def test_work_that_is_held_back_counts_its_seconds_once(go):
     # Safeguards hold back the first three replies. Each makes a model; after a stop the others are worked on again.
     options = {"server_lr": 0.1, "safeguards": "on"}
