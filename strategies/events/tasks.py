@@ -20,6 +20,7 @@ from strategies.flower.arrays import Vector
 from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
 from strategies.timing.event_queue import EventQueue
+from strategies.updates.buffers import Buffers
 from strategies.updates.chain import Contribution, Local
 
 log = logging.getLogger("flwr.strategies")
@@ -387,9 +388,8 @@ class TaskLedger:
                 if not self.members[index].dropped:
                     self.members[index].drop(aggregations)
                 log.warning("client %d of the run so far isn't there: the others share its weight", index)
-        for contribution in _restored(
-            state, {index: member.client for index, member in self.members.items()}
-        ):
+        clients = {index: member.client for index, member in self.members.items()}
+        for contribution in _restored(state, clients, self._run.buffers):
             self.keep(contribution)
         for due in state.get("wakes", ()):
             self.wake(due)
@@ -410,7 +410,9 @@ def _waiting(buffer: Sequence[Contribution]) -> dict[str, Any]:
     }
 
 
-def _restored(state: Mapping[str, Any], clients: Mapping[int, Client]) -> list[Contribution]:
+def _restored(
+    state: Mapping[str, Any], clients: Mapping[int, Client], buffers: Buffers
+) -> list[Contribution]:
     """Return the contributions of a state that waited."""
     if "waiting" not in state:
         return []
@@ -427,6 +429,7 @@ def _restored(state: Mapping[str, Any], clients: Mapping[int, Client]) -> list[C
             {},
             num_bytes,
             None if untrained is None else np.array(untrained[place]),
+            buffers.counted_from(bases[version]),
         )
         for place, (index, version, staleness, num_bytes, metrics) in enumerate(state["waiting"])
     ]

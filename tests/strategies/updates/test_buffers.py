@@ -1,6 +1,7 @@
 """Arrays that aren't trained, such as BatchNorm's statistics: averaged, whatever a method does with the others."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from strategies import (
     FedAU,
     FedAvg,
     FedBuff,
+    FedCompass,
     FedDyn,
     FedNova,
     FedStale,
@@ -210,3 +212,19 @@ def test_an_average_lies_between_what_goes_into_it(said, share, before):
     values = [before, *(value for weight, value in said if weight > 0)]
     assert model[0] == 7.0
     assert min(values) - 1e-9 <= model[1] <= max(values) + 1e-9
+
+
+def test_counters_of_work_that_waits_go_on_as_changes_in_a_resumed_run():
+    # Safeguards compare by how much clients raise a counter, which has been high since long before.
+    options = {"safeguards": "on", "group_slack": 1.5, "time_scenario": "exponential"}
+    states: list[dict[str, Any]] = []
+    strategy = FedCompass(fraction_evaluate=0.0, **options)
+    strategy.observer = lambda progress: states.append(deepcopy(strategy.state()))
+    whole = strategy.start(grid(), record(batches=5000), num_rounds=12, timeout=5.0)
+    waiting = [state for state in states if "waiting" in state]
+    assert waiting
+    for state in waiting:
+        other = FedCompass(fraction_evaluate=0.0, **options)
+        other.restore(state)
+        arrays = other.start(grid(), record(batches=5000), num_rounds=12, timeout=5.0).arrays
+        assert [array.data for array in arrays.values()] == [array.data for array in whole.arrays.values()]
