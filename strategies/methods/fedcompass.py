@@ -105,6 +105,9 @@ class FedCompass(AsynchronousStrategy):
     def choose(self, free: Sequence[Member]) -> Iterable[Member]:
         """Assign the clients that don't wait for their group, the fastest first, and return them."""
         free = list(super().choose(free)) if self.concurrency else free
+        if not (free or self.ledger.tasks):  # all wait, too late for their groups: they found the next one
+            late = [m for m in self.ledger.counting if m.there and m.client.index in self.groups.general]
+            free = late[: self.concurrency]
         chosen = [m for m in free if not (self.groups.waits(m.client.index) or self.ledger.busy(m))]
         now, speeds = self.pace.now(), self.groups.speeds
         for member in sorted(chosen, key=lambda m: (speeds.get(m.client.index, 0.0), m.client.index)):

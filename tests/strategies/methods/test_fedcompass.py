@@ -277,6 +277,13 @@ def test_few_places_and_tasks_that_are_lost(go, options):
     assert models[-1] == pytest.approx(P @ CENTRES, abs=2.0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_with_few_places_a_run_goes_on_where_all_work_came_too_late_for_its_group(federation, model, seed):
+    options = {"time_scenario": "exponential", "group_slack": 1.0, "concurrency": 2}
+    result = FedCompass(seed=seed, **options).start(federation(), model(1.0), num_rounds=12)
+    assert max(result.train_metrics_clientapp) == 12
+
+
 def test_in_real_time_by_observed_speeds(go, federation):
     grid = federation(CENTRES, SIZES)
     for client in range(C):
