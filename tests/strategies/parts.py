@@ -18,6 +18,7 @@ from strategies.core.run_state import RunState
 from strategies.flower.internals import give_id
 from strategies.timing.scheduler import Scheduler
 from strategies.timing.virtual_scheduler import VirtualScheduler
+from strategies.updates.buffers import Buffers
 from strategies.updates.chain import Clip, Contribution
 from strategies.updates.safeguards import Bounds, Safeguards
 
@@ -39,6 +40,7 @@ def run_of(clients: Sequence[Client] = (), **values: Any) -> Any:
         "evaluation_fields": lambda client: {},
         "stopped": lambda: False,
         "model": np.zeros(2),
+        "buffers": Buffers(np.empty(0, np.intp), np.empty(0, bool), np.empty(0, bool)),
     }
     return SimpleNamespace(**known | values)
 
