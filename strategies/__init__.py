@@ -144,11 +144,19 @@ from strategies.methods.fedfix import FedFix
 from strategies.methods.fednova import FedNova
 from strategies.methods.fedprox import FedProx
 from strategies.methods.fedstale import FedStale
-from strategies.methods.flower_names.adaptive import FedAdagrad, FedAdam, FedYogi
-from strategies.methods.flower_names.fedavgm import FedAvgM
-from strategies.methods.flower_names.qfedavg import QFedAvg
-from strategies.methods.flower_names.robust import Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum
+from strategies.methods.flower_names import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+)
 from strategies.methods.mifa import Mifa
+from strategies.methods.qfedavg import QFedAvg
 from strategies.methods.rennala import Rennala
 from strategies.methods.ringleader import Ringleader
 from strategies.methods.ringmaster import Ringmaster

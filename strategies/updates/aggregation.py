@@ -1,8 +1,9 @@
 """The aggregation of a round's updates Δ_i: the weighted sum, or one of Flower's robust rules.
 
 A robust rule tolerates f faulty clients, which may send anything. ``aggregation_rule`` needs uniform weights, as it
-gives all clients equal ones; the rules under Flower's names (strategies/methods/flower_names) have Flower's weights.
-Rules here get updates instead of models: the result is the same, and differences of updates lose fewer digits.
+gives all clients equal ones; the rules under Flower's names (strategies/methods/flower_names.py) have Flower's
+weights. Rules here get updates instead of models: the result is the same, and differences of updates lose fewer
+digits.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -26,23 +26,13 @@ from strategies.updates.chain import Contribution
 
 @dataclass(frozen=True)
 class QFedAvgConfig(SynchronousConfig):
-    """Parameters of QFedAvg.
-
-    Parameters
-    ----------
-    client_learning_rate : float
-        γ, the clients' learning rate, which has to be given
-    q : float
-        how much more a client with a larger loss counts; 0: all count alike
-    train_loss_key : str
-        the metric of replies to training that holds the loss F_i
-    """
+    """Parameters of QFedAvg."""
 
     positional: ClassVar[tuple[str, ...]] = ("client_learning_rate", "q", "train_loss_key", *FLOWERS_ORDER)
 
-    client_learning_rate: float = parameter(0.0, ge=0)
-    q: float = parameter(0.1, ge=0)
-    train_loss_key: str = "train_loss"
+    client_learning_rate: float = parameter(0.0, "γ, the clients' learning rate, which has to be given", ge=0)
+    q: float = parameter(0.1, "how much more a client with a larger loss counts; 0: all count alike", ge=0)
+    train_loss_key: str = parameter("train_loss", "the metric of replies to training that holds the loss F_i")
 
 
 class QFedAvg(SynchronousStrategy):
@@ -51,9 +41,7 @@ class QFedAvg(SynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = QFedAvgConfig
     config: QFedAvgConfig
 
-    client_learning_rate = FlowerAttribute()
-    q = FlowerAttribute()
-    train_loss_key = FlowerAttribute()
+    client_learning_rate, q, train_loss_key = FlowerAttribute(), FlowerAttribute(), FlowerAttribute()
 
     def adapted(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config; refuse one without the clients' learning rate."""
@@ -66,23 +54,26 @@ class QFedAvg(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Return the next model; raise RunError if a client reports no loss, or one below 0."""
-        config, lipschitz = self.config, 1.0 / self.config.client_learning_rate
+        q, lipschitz = self.config.q, 1.0 / self.config.client_learning_rate
         total, h = np.zeros(len(model)), 0.0
         for contribution in contributions:
-            loss = contribution.metrics.get(config.train_loss_key)
-            if not isinstance(loss, int | float):
-                raise RunError(
-                    f"train_loss_key = {config.train_loss_key!r}: the reply of client {contribution.client.located} "
-                    "has no such number among its metrics"
-                )
-            if not loss >= 0:
-                raise RunError(
-                    f"train_loss_key = {config.train_loss_key!r}: the reply of client {contribution.client.located} "
-                    f"has {loss:g}; QFedAvg takes losses to the power q, so that they must be >= 0"
-                )
+            loss = self._loss(contribution)
             update = self.server_step.looked_at(contribution.update)
-            powered = (loss + 1e-10) ** config.q
+            powered = loss**q
             total += powered * lipschitz * update
             square = lipschitz**2 * float(np.einsum("i,i->", update, update))
-            h += config.q * (loss + 1e-10) ** (config.q - 1) * square + lipschitz * powered
+            h += q * loss ** (q - 1) * square + lipschitz * powered
         return self.server_step.moved(model, total / h)
+
+    def _loss(self, contribution: Contribution) -> float:
+        """Return F_i of a client's reply."""
+        key = self.config.train_loss_key
+        loss, reply = contribution.metrics.get(key), f"the reply of client {contribution.client.located}"
+        if not isinstance(loss, int | float):
+            raise RunError(f"train_loss_key = {key!r}: {reply} has no such number among its metrics")
+        if not loss >= 0:  # also NaN
+            raise RunError(
+                f"train_loss_key = {key!r}: {reply} has {loss:g}; QFedAvg takes losses to the power q, so that they "
+                "must be >= 0"
+            )
+        return loss + 1e-10
