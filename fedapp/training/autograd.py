@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import repeat
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from fedapp.training.memory import keep_freed
 from fedapp.training.optimizer import Move
 from fedapp.training.parts import inputs_of
 from fedapp.training.precision import passed
-from fedapp.training.replay import has_replay, replayed
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, Tensors, step
 from fedapp.training.task import LocalTask
 from fedapp.training.trainee import (
@@ -33,8 +32,6 @@ from fedapp.training.trainee import (
     global_stream,
     takes_by_channel,
 )
-
-T = TypeVar("T", bound=Tensors)
 
 # Which images of a batch are mirrored (B,), and where they are cut out (B, 2).
 Change = tuple[Tensor, Tensor]
@@ -107,8 +104,6 @@ def train(
     constant: Parameters | None = None,
     move: Move | None = None,
     changes: Iterable[Change] | None = None,
-    buffers: Parameters | None = None,
-    replay: bool = False,
 ) -> tuple[Parameters, Tensor]:
     """Train a model on one client's data; ``start`` is left as it is.
 
@@ -134,10 +129,6 @@ def train(
         An optimizer's, in place of w ← w − γ v.
     changes : iterable of Change, optional
         The augmentation of each step's images; none by default.
-    buffers : dict of str to Tensor, optional
-        What ``loss`` keeps up to date beside the parameters.
-    replay : bool
-        Whether steps are replayed, on a GPU (``fedapp.training.replay``).
 
     Returns
     -------
@@ -147,60 +138,40 @@ def train(
     w = Tensors({name: value.clone() for name, value in start.items()})
     fixed = (start if anchor is None else anchor, neighbours, constant)
     anchors = Anchors(*(None if one is None else Tensors(one) for one in fixed))
-    state = _State[Tensors](buffers or {}, x.new_zeros((), dtype=torch.float32), keep=replay)
-
-    def take(rows: Tensor | slice, mask: Tensor | None, *change: Tensor) -> None:
+    velocity: Tensors | None = None
+    losses = _Losses(x.new_zeros((), dtype=torch.float32))
+    for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
         # A step that is all padding must not move the model by momentum, λ, α or h either.
         active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
         batch = partial(_gradient, loss, _changed(x, rows, change), y[rows], mask)
-        state.after(*step(rule, w, anchors, batch, lr * active, state.velocity, move), active)
-
-    with replayed(take) if replay else nullcontext(take) as each:
-        for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
-            each(rows, mask, *change)
-    return w.named, state.loss
+        velocity, value = step(rule, w, anchors, batch, lr * active, velocity, move)
+        losses.add(value, active)
+    return w.named, losses.mean
 
 
-class _State(Generic[T]):
-    """What steps pass on beside the model: the direction, buffers, and the losses so far.
+class _Losses:
+    """The losses of a task's steps.
 
     Parameters
     ----------
-    buffers : dict of str to Tensor
-        What the forward pass keeps up to date; it may put other tensors in their place.
     zero : Tensor
         A loss of 0, a scalar, or of each client, (G,).
-    keep : bool
-        Whether all stays in the memory where it is after the first step, as a replay needs it.
     """
 
-    def __init__(self, buffers: Parameters, zero: Tensor, *, keep: bool) -> None:
-        self.velocity: T | None = None
-        self._total, self._count = zero, zero.clone()
-        self._buffers, self._memory, self._keep = buffers, dict(buffers), keep
+    def __init__(self, zero: Tensor) -> None:
+        self._total, self._count = zero, zero
 
-    def after(self, velocity: T | None, losses: Tensor, active: float | Tensor) -> None:
-        """Note what a step came to; ``active``: 0 for clients that took none, else 1.
+    def add(self, losses: Tensor, active: float | Tensor) -> None:
+        """Add the losses of a step; ``active``: 0 for clients that took none, else 1.
 
         A step of whose positions none counts has no loss.
         """
         unknown = losses.isnan()
-        self._total = self._held(self._total, self._total + (losses * active).masked_fill(unknown, 0))
-        self._count = self._held(self._count, self._count + active * ~unknown)
-        if self.velocity is None or velocity is None:
-            self.velocity = velocity
-        else:
-            self.velocity.named.update(
-                {name: self._held(value, velocity.named[name]) for name, value in self.velocity.named.items()}
-            )
-        for name, value in self._memory.items():
-            self._buffers[name] = self._held(value, self._buffers[name])
-
-    def _held(self, memory: Tensor, value: Tensor) -> Tensor:
-        return memory.copy_(value) if self._keep and value is not memory else value
+        self._total = self._total + (losses * active).masked_fill(unknown, 0)
+        self._count = self._count + active * ~unknown
 
     @property
-    def loss(self) -> Tensor:
+    def mean(self) -> Tensor:
         """The losses averaged over the steps that have one; NaN if none has."""
         return self._total / self._count
 
@@ -241,8 +212,6 @@ def train_single(task: LocalTask) -> tuple[Parameters, Tensor]:
                 constant=task.constant,
                 move=move,
                 changes=_changes(task),
-                buffers=fixed,
-                replay=x.is_cuda and has_replay(task),
             )
     return w | fixed, loss
 
@@ -310,29 +279,26 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     anchors = Anchors(sent, stacked("neighbours"), stacked("constant"))
     fixed = Stack.of([dict(task.fixed) for task in tasks]).named
     move = first.optimizer.begin()
-    replay = first.x.is_cuda and has_replay(first)
-    state = _State[Stack](fixed, torch.zeros(len(tasks), device=device), keep=replay)
+    velocity: Stack | None = None
+    losses = _Losses(torch.zeros(len(tasks), device=device))
     with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
 
         def loss_of(own: Parameters, fixed: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return batch_loss(trainee, first.loss, fixed)(own, x, y, mask)
 
-        def take(rows: Tensor, mask: Tensor, *change: Tensor) -> None:
+        for step_rows, step_mask, *change in zip(
+            rows.unbind(1), mask.unbind(1), *(each.unbind(1) for each in changed), strict=True
+        ):
             # A client whose step is all padding doesn't move by momentum, λ, α or h either.
-            active = (mask.sum(1) > 0).to(lr.dtype)
-            x = first.x[rows]
+            active = (step_mask.sum(1) > 0).to(lr.dtype)
+            x = first.x[step_rows]
             if change:
                 images = augmented(x.flatten(0, 1), *(each.flatten(0, 1) for each in change))
                 x = images.reshape(x.shape).contiguous()  # as a model that uses ``view`` wants them
-            batch = partial(_gradients, loss_of, fixed, x, first.y[rows], mask)
-            state.after(*step(first.rule, w, anchors, batch, lr * active, state.velocity, move), active)
-
-        with replayed(take) if replay else nullcontext(take) as each:
-            for inputs in zip(
-                rows.unbind(1), mask.unbind(1), *(drawn.unbind(1) for drawn in changed), strict=True
-            ):
-                each(*inputs)
-    return {**w.named, **fixed}, state.loss
+            batch = partial(_gradients, loss_of, fixed, x, first.y[step_rows], step_mask)
+            velocity, value = step(first.rule, w, anchors, batch, lr * active, velocity, move)
+            losses.add(value, active)
+    return {**w.named, **fixed}, losses.mean
 
 
 def _gradients(

@@ -10,7 +10,6 @@ A client's result doesn't depend on the others in its stack, but for the roundin
 
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass
 from operator import methodcaller
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from fedapp.training.layers import Layer, backward, dense_layers, forward
 from fedapp.training.losses import ErrorsAt, columns
-from fedapp.training.replay import has_replay, replayed
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack, step
 from fedapp.training.task import TaskStack
 
@@ -39,34 +37,22 @@ def train_dense(stack: TaskStack) -> tuple[Parameters, Tensor]:
     x, rule, layers = like.x.flatten(1), like.rule, dense_layers(like.model)
     move = like.optimizer.begin()
     assert like.loss.errors is not None
-    errors, replay = like.loss.errors, x.is_cuda and has_replay(like)
     total = torch.zeros(len(stack), device=x.device)
     fused = FusedSteps(rule, w, anchors, lr) if move is None and has_fused(rule) else None
     velocity: Stack | None = None
     gather = _Gather(x)
-
-    def take(rows: Tensor, targets: Tensor, share: Tensor | float) -> None:
-        nonlocal velocity
-        count = len(rows)
-        gradient = _Gradient(layers, gather(rows).mT, targets, share, errors)
+    for batch in _steps(stack):
+        count = len(batch.rows)
+        gradient = _Gradient(layers, gather(batch.rows).mT, batch.targets, batch.share, like.loss.errors)
         if fused is not None:
             loss = fused.first(count).step(gradient)
         else:
-            own, around, before = w, anchors, velocity
+            own, around = w, anchors
             if count < len(stack):
                 own, around = w.first(count), anchors.each(methodcaller("first", count))
-                before = None if velocity is None else velocity.first(count)
-            direction, loss = step(rule, own, around, gradient, lr[:count], before, move)
-            if not replay or before is None or direction is None:
-                velocity = direction
-            else:  # a replay reads the same memory
-                for name, value in before.named.items():
-                    value.copy_(direction.named[name])
+                velocity = None if velocity is None else velocity.first(count)
+            velocity, loss = step(rule, own, around, gradient, lr[:count], velocity, move)
         total[:count].add_(loss)
-
-    with replayed(take) if replay else nullcontext(take) as each:
-        for batch in _steps(stack):
-            each(*batch)
     counts = torch.from_numpy(stack.steps).to(x.device)
     return w.named, total / counts.clamp(min=1)
 

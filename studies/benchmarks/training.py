@@ -11,7 +11,6 @@ client trains once, on data that are already on the device; trained models come 
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ import torch
 import torch.nn.functional as F
 
 from fedapp.models import build_model
-from fedapp.training import replay
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.gpu import gpu
 from fedapp.training.rule import LocalRule
@@ -110,15 +108,6 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
     return median(taken[1:])
 
 
-def without_replays(work: Callable[[], object], repeats: int, device: torch.device) -> float:
-    """Return the median duration of some work whose kernels a GPU is given one by one."""
-    before, replay.BEFORE = replay.BEFORE, sys.maxsize
-    try:
-        return seconds(work, repeats, device)
-    finally:
-        replay.BEFORE = before
-
-
 def main() -> None:
     """Print a line of JSON for each workload and number of clients."""
     parser = argparse.ArgumentParser(
@@ -139,10 +128,6 @@ def main() -> None:
             ours = seconds(
                 lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
             )
-            if device.type == "cuda":
-                each_by_each = without_replays(
-                    lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
-                )
             trainer.close()
             few = tasks[: options.bare_clients]
             bare = seconds(lambda few=few: bare_loop(few), 1, device) * len(tasks) / len(few)
@@ -156,7 +141,6 @@ def main() -> None:
                 "times as fast": round(bare / ours, 2),
             }
             if device.type == "cuda":
-                figures["without replays, seconds"] = round(each_by_each, 4)
                 figures["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
             print(json.dumps(figures), flush=True)
 
