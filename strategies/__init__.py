@@ -121,7 +121,7 @@ from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
-from strategies.flower.kept import keeps_frozen
+from strategies.flower.frozen import cache_frozen_parameters
 from strategies.flower.namesakes import warn_of_namesakes
 from strategies.flower.packing import reads_packed
 from strategies.methods.ace import ACE
@@ -256,8 +256,8 @@ __all__ = [
     "Vector",
     "VirtualClock",
     "WallClock",
+    "cache_frozen_parameters",
     "compresses",
-    "keeps_frozen",
     "make_availability",
     "messages",
     "parameter",

@@ -2,13 +2,13 @@
 
 import logging
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Message
 
 from fedapp import federation
-from fedapp.client.kept import keep_frozen, kept_frozen
+from fedapp.client.kept import keep_frozen_file, kept_frozen_file
 from fedapp.client.request import record_of
 from strategies.flower import messages
-from strategies.flower.arrays import unpack
+from strategies.flower.frozen import needs_frozen
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -19,8 +19,7 @@ def take_sent(message: Message, context: Context) -> bool:
     if arrays is None:
         return False
     digest = str(record_of(message)[messages.FROZEN])
-    data = unpack(next(iter(arrays.values()))).tobytes()
-    keep_frozen(context, digest, arrays, data)
+    data = keep_frozen_file(context, digest, arrays)
     federation.offer(digest, lambda: data)
     return True
 
@@ -28,7 +27,7 @@ def take_sent(message: Message, context: Context) -> bool:
 def take_kept(message: Message, context: Context) -> bool:
     """Take the frozen arrays that this client has kept; return False if it has none of the request's digest."""
     digest = str(record_of(message)[messages.FROZEN])
-    if (data := kept_frozen(context, digest)) is None:
+    if (data := kept_frozen_file(context, digest)) is None:
         return False
     federation.offer(digest, lambda: data)
     return True
@@ -37,4 +36,4 @@ def take_kept(message: Message, context: Context) -> bool:
 def asking(message: Message, error: federation.FrozenMissingError) -> Message:
     """Return the reply that asks for the frozen arrays."""
     log.info("%s: they are asked for, once", error)
-    return Message(Error(messages.NEEDS_FROZEN, str(error)), reply_to=message)
+    return needs_frozen(message, str(error))

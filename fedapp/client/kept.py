@@ -16,11 +16,12 @@ from fedapp.data import DataError
 from strategies.flower import internals as flower_internals
 from strategies.flower import messages
 from strategies.flower.arrays import unpack
+from strategies.flower.frozen import keep_frozen, kept_frozen
 
 log = logging.getLogger("flwr.fedapp")
 
 # Records of ``context.state``.
-RECORD, FROZEN_RECORD = "strategies.personal", messages.FROZEN
+RECORD = "strategies.personal"
 RECORD_OF = "strategies.personal-of"  # the run's number
 
 STATE_PATH = "state-path"  # in the node's config
@@ -80,27 +81,37 @@ def keep_model(context: Context, record: ConfigRecord, arrays: ArrayRecord) -> N
     _write(path, flower_internals.context_to_bytes(alone), "this client's own model")
 
 
-def kept_frozen(context: Context, digest: str) -> bytes | None:
+def kept_frozen_file(context: Context, digest: str) -> bytes | None:
     """Return the safetensors file with a digest's frozen arrays that this client keeps; None if it keeps none."""
-    kept = context.state.get(FROZEN_RECORD)
-    if isinstance(kept, ArrayRecord) and digest in kept:
-        return unpack(kept[digest]).tobytes()
+    if (kept := kept_frozen(context, digest)) is not None:
+        return _file_of(kept)
     path = _frozen_path(context, digest)
     return path.read_bytes() if path is not None and path.is_file() else None
 
 
-def keep_frozen(context: Context, digest: str, arrays: ArrayRecord, data: bytes) -> None:
+def keep_frozen_file(context: Context, digest: str, arrays: ArrayRecord) -> bytes:
     """Keep frozen arrays in the device's folder; without a folder, in the context's state, where they replace others.
+
+    Returns
+    -------
+    bytes
+        The arrays as a safetensors file.
 
     Raises
     ------
     DataError
         If the folder can't be written to.
     """
+    data = _file_of(arrays)
     if (path := _frozen_path(context, digest)) is not None:
         _write(path, data, "the model's frozen arrays")
     else:
-        context.state[FROZEN_RECORD] = ArrayRecord({digest: next(iter(arrays.values()))})
+        keep_frozen(context, digest, arrays)
+    return data
+
+
+def _file_of(arrays: ArrayRecord) -> bytes:
+    return unpack(next(iter(arrays.values()))).tobytes()
 
 
 def _write(path: Path, content: bytes, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Frozen arrays in a process: a model's own where they are the server's, else those that were offered here."""
+"""Frozen parameters by digest: the local model's if equal, otherwise the server's."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection

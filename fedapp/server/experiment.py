@@ -70,7 +70,7 @@ from strategies.core.best_model import BestModel
 from strategies.core.config import PrivateConfig, RobustConfig, SecureConfig
 from strategies.flower import messages
 from strategies.flower.arrays import pack
-from strategies.flower.frozen import FrozenArrays
+from strategies.flower.frozen import FrozenParametersOfConfig
 from strategies.timing.availability import ALWAYS
 from strategies.timing.time_scenario import is_profile
 
@@ -461,7 +461,7 @@ def task_config(experiment: Experiment) -> ConfigRecord:
     )
 
 
-def frozen_arrays(experiment: Experiment) -> FrozenArrays | None:
+def frozen_arrays(experiment: Experiment) -> FrozenParametersOfConfig | None:
     """Return the arrays of a run's model that aren't sent with each message; None if all are."""
     model, sent = experiment.model, experiment.travelling
     if not set(names_of(model).fixed).difference(sent):
@@ -470,7 +470,7 @@ def frozen_arrays(experiment: Experiment) -> FrozenArrays | None:
     def record() -> ArrayRecord:
         return ArrayRecord({messages.FROZEN: pack(np.frombuffer(frozen_bytes(model, sent), np.uint8))})
 
-    return FrozenArrays(digest_of(model, sent), record)
+    return FrozenParametersOfConfig(digest_of(model, sent), record)
 
 
 def _server_device(config: RunConfig) -> torch.device:

@@ -12,7 +12,7 @@ from strategies.clients.client_metrics import MetricsAggregation
 from strategies.clients.graph import FLOOR
 from strategies.core.parameters import check_parameters, parameter, parameters_of
 from strategies.flower import messages
-from strategies.flower.kept import Trained
+from strategies.flower.frozen import Trained
 from strategies.timing import availability, time_scenario
 from strategies.timing.availability import ALWAYS
 from strategies.updates import compressors
@@ -387,7 +387,7 @@ class FlowerOptions:
     trained : str, or sequence of str, or callable, optional
         Patterns of the names of the arrays that are trained, or a function that returns True for such a name. Only
         these travel, and buffers whose name matches ``untrained``; each client is sent the others once, and keeps
-        them by the mod ``keeps_frozen``. By default all arrays are trained.
+        them by the mod ``cache_frozen_parameters``. By default all arrays are trained.
     """
 
     min_available_nodes: int = 0

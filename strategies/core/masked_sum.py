@@ -15,6 +15,7 @@ from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.errors import RunError
+from strategies.flower.frozen import FrozenParameterCache
 from strategies.flower.grids import innermost
 from strategies.flower.internals import NOBODY_ANSWERED
 from strategies.secure.client import KEYS, MASKED, SHARES, UNMASK, PublicKeys, SealedShares
@@ -417,7 +418,7 @@ def look(grid: Grid, run: RunState, receiver: Receiver) -> None:
             f"secure_sums = True: engine {getattr(inner, 'engine', 'of this grid')!r} trains clients past the "
             "mods of their app, which mask updates; allowed are sequential, ray and devices"
         )
-    if run.kept is not None:
+    if isinstance(run.frozen, FrozenParameterCache):
         raise RunError(
             "secure_sums = True: trained names some of the model's arrays, and clients mask whole models; "
             "allowed is trained = None"

@@ -92,7 +92,7 @@ class Receiver:
         reader = None if compressed is None else compressed.reader(run.layout)
         masked = 4 * run.layout.size if self._masked else 0  # of arrays of half precision that is more
         model = max(run.layout.most_bytes, masked, 0 if reader is None else reader.num_bytes)
-        frozen = 0 if run.kept is None else run.kept.most_bytes  # a client may send the whole model
+        frozen = 0 if run.frozen is None else run.frozen.max_reply_bytes  # a client may send the whole model
         return model + frozen + run.beside_bytes + self._replies_beside + messages.MOST_BESIDE
 
     def _trained_on_more(self, client: Client, said: float) -> None:

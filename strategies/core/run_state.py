@@ -29,9 +29,8 @@ from strategies.flower.arrays import (
 )
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
-from strategies.flower.frozen import FrozenArrays, FrozenGrid
+from strategies.flower.frozen import FrozenGrid, FrozenParameterCache, FrozenParameters, split_initial
 from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
-from strategies.flower.kept import KeptArrays, kept_parts
 from strategies.timing.scheduler import Scheduler
 from strategies.updates.buffers import Buffers
 from strategies.updates.server_optimizer import ServerOptimizer
@@ -93,10 +92,8 @@ class RunState:
         The keywords of Flower's strategies.
     grid : Grid, optional
         Where the clients are, once the run has begun.
-    frozen : FrozenArrays, optional
-        The arrays of clients' models that are none of this model's, as they never change; clients build them.
-    kept : KeptArrays, optional
-        The same, where ``trained`` says what is trained; clients are sent them once.
+    frozen : FrozenParameters, optional
+        The arrays of clients' models that never change, and so aren't in this model.
     stopped : callable
         Asked at every poll; True ends the run with the last complete aggregation.
     timeout : float
@@ -172,8 +169,7 @@ class RunState:
         self.evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
         self._resumed: State | None = None
         self.grid: Grid | None = None
-        self.frozen: FrozenArrays | None = None
-        self.kept: KeptArrays | None = None
+        self.frozen: FrozenParameters | None = None
         self.timeout = 3600.0
         self.own_loop = False
         self.beside_bytes = 0
@@ -213,13 +209,11 @@ class RunState:
 
     def sending(self, grid: Grid) -> Grid:
         """Return a Grid that sends frozen arrays to clients that need them; ``grid`` itself without frozen arrays."""
-        frozen = self.kept or self.frozen
-        return grid if frozen is None else FrozenGrid(grid, frozen)
+        return grid if self.frozen is None else FrozenGrid(grid, self.frozen)
 
     def take_frozen_bytes(self) -> tuple[int, int]:
         """Return the bytes of frozen arrays that were sent and received since the last call."""
-        frozen = self.kept or self.frozen
-        return (0, 0) if frozen is None else frozen.take_bytes()
+        return (0, 0) if self.frozen is None else self.frozen.take_bytes()
 
     def travelling(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """Return the initial arrays of the run's model: all, or those that travel where ``trained`` names some.
@@ -231,24 +225,26 @@ class RunState:
         RunError
             If the state to resume has other frozen arrays.
         """
-        self.kept, flower = None, self.flower
+        flower = self.flower
         if flower.trained is None:
             return initial_arrays
-        parts, nodes = kept_parts(initial_arrays, flower.trained, flower.untrained, self._resumed)
-        if not parts.frozen:
+        self.frozen = None
+        split, nodes = split_initial(initial_arrays, flower.trained, flower.untrained, self._resumed)
+        if not split.frozen:
             log.info("trained: names all arrays of the model, so that all of them travel")
             return initial_arrays
-        self.kept = KeptArrays(parts, flower.keys, self.warn_once, nodes)
+        self.frozen = FrozenParameterCache(split, flower.keys, self.warn_once, nodes)
         log.info(
-            "trained: %d of %d arrays travel; the others are sent once to each client with the mod keeps_frozen",
-            len(parts.travels),
-            len(parts.arrays),
+            "trained: %d of %d arrays travel; the others are sent once to each client with the mod "
+            "cache_frozen_parameters",
+            len(split.sent),
+            len(split.arrays),
         )
-        return ArrayRecord({name: initial_arrays[name] for name in parts.travels})
+        return ArrayRecord({name: initial_arrays[name] for name in split.sent})
 
     def whole(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the whole model of its arrays that travel."""
-        return arrays if self.kept is None else self.kept.whole(arrays)
+        return arrays if self.frozen is None else self.frozen.full_model(arrays)
 
     def central_noise(self, number: int) -> np.random.Generator:
         """Return the generator of an aggregation's central noise: unpredictable, unless the run is to be repeated."""
@@ -276,7 +272,7 @@ class RunState:
             "layout": _named_shapes(self.layout),
             **self.pace.state(),
             **self.memory.state(),
-            **({} if self.kept is None else self.kept.state()),
+            **({} if self.frozen is None else self.frozen.state()),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

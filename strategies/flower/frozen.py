@@ -1,95 +1,399 @@
-"""Frozen arrays: what of a model never changes, and is sent to a client only where the client doesn't have it.
+"""Frozen parameters: the arrays of a model that never change, sent to a client only if the client lacks them.
 
-A request to train or to evaluate has the arrays that change, and in its fields a digest of those that don't
-(``messages.FROZEN``). A client that doesn't have arrays of this digest answers with an error
-(``messages.NEEDS_FROZEN``), and the request is sent once more, with them. Strategies see the reply to the second
-request as that to the first.
+A request to train or to evaluate has the arrays that change, and in its fields the digest of the frozen ones
+(``messages.FROZEN``). A client uses its own frozen arrays if they have this digest, otherwise those of the server,
+which it is sent once and keeps. A client that has neither answers with an error (``messages.NEEDS_FROZEN``), and the
+request is sent once more, with the frozen arrays. Strategies see the second reply as the reply to the first request.
 
-Clients may be able to build the frozen arrays (``FrozenArrays``), or be sent them (``strategies/flower/kept.py``).
+Clients that build the model by themselves, as ``fedapp``'s do, are sent the frozen arrays only if they ask
+(``FrozenParametersOfConfig``). Clients of any other Flower app build none (``FrozenParameterCache``): with
+``trained = ["head.*"]`` a strategy splits the initial arrays. The arrays that a pattern names, and buffers that match
+``untrained``, are the model of the run; the others are frozen. The first request to a node has the full model, with
+the names of the arrays that are sent from then on (``messages.TRAVELS``). A ClientApp keeps the frozen arrays by a
+mod, after ``reads_packed`` and ``compresses`` and before all other mods::
+
+    app = ClientApp(mods=[reads_packed, compresses, cache_frozen_parameters])
+
+The mod keeps the frozen arrays in the client's ``context.state``, gives the full model to the app's handlers, takes
+the frozen arrays out of the reply, and names in the reply the digest of the arrays that it keeps. A client without
+the mod is sent the full model each time.
+
+Records of the model's layout beside the model, such as control variates, are split and completed alike: records that
+are models by the frozen arrays, and others, which are differences of models or gradients, by zeros.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Protocol
+from hashlib import sha256
+from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from strategies.flower import messages
+from strategies.flower.arrays import HEADER, pack, unpack
+from strategies.flower.errors import RunError
 from strategies.flower.grids import GridAround
-from strategies.flower.internals import as_reply_to
+from strategies.flower.internals import as_reply_to, with_content
+
+log = logging.getLogger("flwr.strategies")
+
+Trained = Sequence[str] | Callable[[str], bool]
+
+_PLACE = "strategies.place"  # serialisation type of the placeholder of an array that is sent
+_CHANGED = "changed"  # in the record of a reply: a frozen array that its client changed
+_MODELS = (messages.NEIGHBOURS, messages.PERSONAL_MODEL)  # records beside the model that are models
+_STATE = "frozen:"  # prefix of the arrays' names in a checkpoint
 
 
-class Frozen(Protocol):
-    """Frozen arrays, and how they come to clients."""
-
-    def outgoing(self, message: Message) -> Message:
-        """Return the message to send in place of one with a model, and note the bytes that were added to it."""
-        ...
-
-    def again(self, request: Message) -> RecordDict:
-        """Return the content of a request that is sent once more, with the frozen arrays."""
-        ...
-
-    def incoming(self, reply: Message) -> Message:
-        """Return the reply as strategies see it."""
-        ...
-
-    def note_sent(self, num_bytes: int) -> None:
-        """Note the bytes of a request that was sent once more."""
-        ...
+# ---- A model in two parts ----------------------------------------------------------------------------------
 
 
-@dataclass
-class FrozenArrays:
-    """The frozen arrays of a model that clients build by themselves, and ask for where they build another.
+def sent_names(names: Iterable[str], trained: Trained, untrained: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the arrays that are sent: those that are trained, and buffers that match a pattern.
+
+    Parameters
+    ----------
+    trained : sequence of str, or callable
+        Patterns of names, or a function that returns True for a name.
+    untrained : sequence of str
+        Patterns of the names of buffers.
+
+    Raises
+    ------
+    ValueError
+        If a pattern, or the function, names no array.
+    """
+    names = tuple(names)
+    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    if callable(trained):
+        found = set(filter(trained, names))
+        if not found:
+            raise ValueError(f"trained: the function returns True for no array; the model's are {listed}")
+    else:
+        matching = {pattern: _matching(names, pattern) for pattern in trained}
+        for pattern, matched in matching.items():
+            if not matched:
+                raise ValueError(
+                    f"trained = {pattern!r}: no array of the model is called so; its arrays are {listed}"
+                )
+        found = set[str]().union(*matching.values())
+    found.update(*(_matching(names, pattern) for pattern in untrained))
+    return tuple(name for name in names if name in found)
+
+
+def _matching(names: Sequence[str], pattern: str) -> set[str]:
+    return {name for name in names if fnmatchcase(name, pattern)}
+
+
+@dataclass(frozen=True)
+class SplitModel:
+    """The frozen arrays of a model, and the places of the arrays that are sent.
 
     Attributes
     ----------
+    arrays : ArrayRecord
+        The full model's names in order, with empty arrays in the place of those that are sent.
+    """
+
+    arrays: ArrayRecord
+
+    @classmethod
+    def of(cls, full_model: ArrayRecord, sent: Iterable[str]) -> "SplitModel":
+        """Take the frozen arrays of a full model, given the names of the arrays that are sent."""
+        place, sent = Array("uint8", (0,), _PLACE, b""), set(sent)
+        return cls(ArrayRecord({name: place if name in sent else each for name, each in full_model.items()}))
+
+    @cached_property
+    def sent(self) -> tuple[str, ...]:
+        """The names of the arrays that are sent."""
+        return tuple(name for name, array in self.arrays.items() if array.stype == _PLACE)
+
+    @cached_property
+    def frozen(self) -> dict[str, Array]:
+        """The frozen arrays, by name."""
+        return {name: array for name, array in self.arrays.items() if array.stype != _PLACE}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the names of all arrays, and of the types, shapes and bytes of the frozen ones."""
+        found = sha256()
+        for name, array in self.arrays.items():
+            head = f"{name}\0{array.dtype}\0{tuple(array.shape)}\0{array.stype}\0{len(array.data)}\0"
+            found.update(head.encode())
+            found.update(array.data)
+        return found.hexdigest()
+
+    def full_model(self, record: ArrayRecord, *, zeros: bool = False) -> ArrayRecord:
+        """Return a record of the arrays that are sent with the frozen arrays, or with zeros in their places."""
+        frozen = {name: _zeros(array) for name, array in self.frozen.items()} if zeros else self.frozen
+        return ArrayRecord({name: frozen[name] if name in frozen else record[name] for name in self.arrays})
+
+    def completed(self, content: RecordDict, key: str) -> RecordDict:
+        """Return a request's content with records of all arrays in place of records of those that are sent."""
+        names = set(self.sent)
+        found = {
+            name: self.full_model(record, zeros=name not in (key, *_MODELS))
+            for name, record in content.items()
+            if isinstance(record, ArrayRecord) and set(record) == names
+        }
+        return RecordDict({**content, **found})
+
+    def changed(self, record: ArrayRecord) -> str:
+        """Return the name of a frozen array that differs in a record of all arrays; "" if none differs."""
+        differing = (
+            name
+            for name, array in self.frozen.items()
+            if record[name].data != array.data and not _same(record[name], array)
+        )
+        return next(differing, "")
+
+    def split_reply(self, reply: Message, key: str) -> str:
+        """Take the frozen arrays out of a reply's records; return the name of one that differs, or ""."""
+        names, changed = set(self.arrays), ""
+        model = messages.model_of(reply, key)
+        for name, record in list(reply.content.items()):
+            if isinstance(record, ArrayRecord) and set(record) == names:
+                changed = changed or (self.changed(record) if record is model else "")
+                reply.content[name] = ArrayRecord({each: record[each] for each in self.sent})
+        return changed
+
+
+def _same(one: Array, other: Array) -> bool:
+    """Return True if two arrays have the same values, to the last bit, whatever wrote them."""
+    try:
+        a, b = unpack(one), unpack(other)
+    except Exception:  # whatever NumPy raises on a client's bytes
+        return False
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):  # an npz archive
+        return False
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _zeros(array: Array) -> Array:
+    zeros = pack(np.zeros_like(unpack(array)))
+    return Array(array.dtype, tuple(array.shape), array.stype, zeros.data)
+
+
+# ---- The server's side -------------------------------------------------------------------------------------
+
+
+class FrozenParameters(ABC):
+    """The frozen arrays of a run's model, and how they come to clients.
+
+    Parameters
+    ----------
     digest : str
         Digest of the arrays' names, types, shapes and values.
+    config_key : str
+        Name of a message's record of fields.
+
+    Attributes
+    ----------
+    bytes_sent, bytes_received : int
+        Bytes that went beside the arrays that are sent, since they were last counted.
+    """
+
+    def __init__(self, digest: str, config_key: str) -> None:
+        self.digest, self._config_key = digest, config_key
+        self._fields: dict[str, str | list[str]] = {messages.FROZEN: digest}
+        self.bytes_sent = self.bytes_received = 0
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """The most bytes by which a reply is longer than one with the arrays that are sent."""
+        return 0
+
+    def full_model(self, record: ArrayRecord) -> ArrayRecord:
+        """Return the model that is evaluated and returned, given the arrays that are sent."""
+        return record
+
+    def outgoing(self, message: Message) -> Message:
+        """Return the message to send, which names the frozen arrays, and count the bytes that were added to it."""
+        _add_fields(message.content, self._config_key, self._fields)
+        return message
+
+    @abstractmethod
+    def again(self, request: Message) -> RecordDict:
+        """Return the content of a request that is sent once more, with the frozen arrays."""
+
+    def incoming(self, reply: Message) -> Message:
+        """Return the reply as strategies see it."""
+        return reply
+
+    def take_bytes(self) -> tuple[int, int]:
+        """Return the bytes that were sent and received beside the arrays that are sent, since the last call."""
+        sizes, self.bytes_sent, self.bytes_received = (self.bytes_sent, self.bytes_received), 0, 0
+        return sizes
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {}
+
+
+class FrozenParametersOfConfig(FrozenParameters):
+    """Frozen arrays that clients build by themselves from the run's config, and ask for if they build others.
+
+    Parameters
+    ----------
     make : callable
         Returns the record of the arrays, which is sent as ``messages.FROZEN`` beside the model; called once, and only
         if a client needs the arrays.
-    config_key : str
-        Name of the record of fields.
-    bytes_sent : int
-        Bytes of the requests that were sent once more, since they were last counted.
     """
 
-    digest: str
-    make: Callable[[], ArrayRecord]
-    config_key: str = messages.CONFIG
-    bytes_sent: int = 0
+    def __init__(
+        self, digest: str, make: Callable[[], ArrayRecord], config_key: str = messages.CONFIG
+    ) -> None:
+        super().__init__(digest, config_key)
+        self._make = make
 
     @cached_property
     def record(self) -> ArrayRecord:
-        """The record in which they are sent."""
-        return self.make()
-
-    def outgoing(self, message: Message) -> Message:
-        """Name the frozen arrays in a message's fields."""
-        name_in(message.content, self.config_key, {messages.FROZEN: self.digest})
-        return message
+        """The record in which the arrays are sent."""
+        return self._make()
 
     def again(self, request: Message) -> RecordDict:
         """Return a request's content with the frozen arrays beside the model."""
         return RecordDict({**request.content, messages.FROZEN: self.record})
 
+
+class FrozenParameterCache(FrozenParameters):
+    """The frozen arrays of a run whose clients are sent them once, and the nodes that keep them.
+
+    Parameters
+    ----------
+    split : SplitModel
+        The run's frozen arrays.
+    keys : tuple of str
+        Names of a message's records of arrays and of fields.
+    warn_once : callable
+        Logs a warning once in a run.
+    nodes : iterable of int
+        Ids of the nodes that keep the arrays already, in a resumed run.
+    """
+
+    def __init__(
+        self,
+        split: SplitModel,
+        keys: tuple[str, str],
+        warn_once: Callable[..., None],
+        nodes: Iterable[int] = (),
+    ) -> None:
+        self._key, config_key = keys
+        super().__init__(split.digest, config_key)
+        self.split, self._warn_once, self._nodes = split, warn_once, set(nodes)
+        if self._key != messages.ARRAYS:
+            self._fields[messages.MODEL] = self._key
+        self._last: tuple[ArrayRecord, ArrayRecord] | None = (
+            None  # arrays that are sent, and their full model
+        )
+
+    @property
+    def max_reply_bytes(self) -> int:
+        """The bytes of the frozen arrays: a client may send the full model."""
+        return sum(len(array.data) + HEADER for array in self.split.frozen.values())
+
+    def full_model(self, record: ArrayRecord) -> ArrayRecord:
+        """Return the full model; many nodes are sent the same model, which is made once."""
+        if self._last is None or self._last[0] is not record:
+            self._last = record, self.split.full_model(record)
+        return self._last[1]
+
+    def outgoing(self, message: Message) -> Message:
+        """Name the frozen arrays; return the message with the full model for a node that doesn't keep them."""
+        super().outgoing(message)
+        if message.metadata.dst_node_id in self._nodes:
+            return message
+        made = with_content(message, self.again(message))
+        if (
+            message.metadata.message_type == messages.TRAIN
+        ):  # as with models, those of evaluations aren't counted
+            self.bytes_sent += messages.total_bytes(made) - messages.total_bytes(message)
+        return made
+
+    def again(self, request: Message) -> RecordDict:
+        """Return a request's content with the full model."""
+        self._nodes.discard(request.metadata.dst_node_id)
+        content = RecordDict(dict(request.content))
+        model = content.get(self._key)
+        if isinstance(model, ArrayRecord):
+            content[self._key] = self.full_model(model)
+        content = self.split.completed(content, self._key)
+        _add_fields(content, self._config_key, {**self._fields, messages.TRAVELS: list(self.split.sent)})
+        return content
+
     def incoming(self, reply: Message) -> Message:
-        """Return the reply."""
+        """Return a reply with the arrays that are sent alone, and note whether its node keeps the frozen arrays."""
+        if reply.has_error():
+            return reply
+        node, record = reply.metadata.src_node_id, reply.content.get(messages.FROZEN)
+        fields = record if isinstance(record, ConfigRecord) else ConfigRecord()
+        if fields:
+            del reply.content[messages.FROZEN]
+        if fields.get(messages.FROZEN) == self.digest:
+            self._nodes.add(node)
+        else:
+            self._nodes.discard(node)
+            self._warn_once(
+                "trained: node %d doesn't keep the arrays that aren't trained, so that it is sent the whole model "
+                "each time; an app keeps them by the mod `cache_frozen_parameters`",
+                node,
+            )
+        before = messages.total_bytes(reply)
+        changed = self.split.split_reply(reply, self._key) or str(fields.get(_CHANGED, ""))
+        self.bytes_received += before - messages.total_bytes(reply)
+        if changed:
+            self._warn_once(
+                "trained: the reply of node %d has another %r than it was sent, which doesn't travel: what isn't "
+                "named in trained keeps its first values (also where a mod adds noise to it)",
+                node,
+                messages.clean(changed, messages.LONGEST_NAME),
+            )
         return reply
 
-    def note_sent(self, num_bytes: int) -> None:
-        """Note the bytes of a request that was sent once more."""
-        self.bytes_sent += num_bytes
+    def state(self) -> dict[str, Any]:
+        """Return the frozen arrays and the nodes that keep them, for a checkpoint."""
+        arrays = self.split.arrays
+        heads = [[name, each.dtype, list(each.shape), each.stype] for name, each in arrays.items()]
+        data = {f"{_STATE}{name}": np.frombuffer(each.data, np.uint8) for name, each in arrays.items()}
+        return {"frozen-arrays": heads, "frozen-nodes": sorted(self._nodes), **data}
 
-    def take_bytes(self) -> tuple[int, int]:
-        """Return the bytes that were sent and received beside the travelling arrays since the last call."""
-        size, self.bytes_sent = self.bytes_sent, 0
-        return size, 0
+
+def split_initial(
+    initial_arrays: ArrayRecord,
+    trained: Trained,
+    untrained: Sequence[str],
+    state: Mapping[str, Any] | None,
+) -> tuple[SplitModel, list[int]]:
+    """Return the frozen arrays of a run and the nodes that keep them: those of the state that the run resumes.
+
+    Raises
+    ------
+    ValueError
+        If ``trained`` names no array.
+    RunError
+        If the state has other frozen arrays.
+    """
+    sent = sent_names(initial_arrays, trained, untrained)
+    if state is None:
+        return SplitModel.of(initial_arrays, sent), []
+    arrays = {
+        name: Array(dtype, tuple(shape), stype, np.asarray(state[f"{_STATE}{name}"], np.uint8).tobytes())
+        for name, dtype, shape, stype in state.get("frozen-arrays", [])
+    }
+    found = SplitModel(ArrayRecord(arrays))
+    if found.sent != sent or list(arrays) != list(initial_arrays):
+        raise RunError(
+            f"trained: the state is that of a model of which {', '.join(found.sent) or 'all arrays'} travel, of "
+            f"this one {', '.join(sent)}"
+        )
+    return found, list(state.get("frozen-nodes", []))
 
 
 class FrozenGrid(GridAround):
@@ -99,11 +403,11 @@ class FrozenGrid(GridAround):
     ----------
     grid : Grid
         The Grid that sends the messages to the nodes.
-    frozen : Frozen
+    frozen : FrozenParameters
         The run's.
     """
 
-    def __init__(self, grid: Grid, frozen: Frozen) -> None:
+    def __init__(self, grid: Grid, frozen: FrozenParameters) -> None:
         self.grid, self.frozen = grid, frozen
         self._sent: dict[str, Message] = {}  # requests that haven't been answered, by id
         self._again: dict[str, str] = {}  # by the id of a request, that of the one in its place
@@ -140,11 +444,11 @@ class FrozenGrid(GridAround):
         if not list(self.grid.push_messages([again])):
             return False
         self._again[name], self._sent[name] = again.metadata.message_id, request
-        self.frozen.note_sent(messages.total_bytes(again))
+        self.frozen.bytes_sent += messages.total_bytes(again)
         return True
 
 
-def name_in(content: RecordDict, config_key: str, fields: dict[str, str | list[str]]) -> None:
+def _add_fields(content: RecordDict, config_key: str, fields: Mapping[str, str | list[str]]) -> None:
     """Add fields to a message's record of fields."""
     known = content.get(config_key)
     content[config_key] = ConfigRecord({**(known if isinstance(known, ConfigRecord) else {}), **fields})
@@ -160,3 +464,75 @@ def _needs_frozen(reply: Message) -> bool:
 
 def _expiry(message: Message) -> float:
     return message.metadata.created_at + message.metadata.ttl
+
+
+# ---- The client's side -------------------------------------------------------------------------------------
+
+
+def keep_frozen(context: Context, digest: str, arrays: ArrayRecord) -> None:
+    """Keep frozen arrays of a digest in a client's state, in place of others."""
+    context.state[messages.FROZEN] = arrays
+    context.state[messages.TRAVELS] = ConfigRecord({messages.FROZEN: digest})
+
+
+def kept_frozen(context: Context, digest: str) -> ArrayRecord | None:
+    """Return the frozen arrays of a digest that a client's state has; None if it has none."""
+    arrays, of = context.state.get(messages.FROZEN), context.state.get(messages.TRAVELS)
+    if isinstance(arrays, ArrayRecord) and isinstance(of, ConfigRecord) and of.get(messages.FROZEN) == digest:
+        return arrays
+    return None
+
+
+def needs_frozen(request: Message, reason: str) -> Message:
+    """Return the reply that asks for the frozen arrays."""
+    return Message(Error(messages.NEEDS_FROZEN, reason), reply_to=request)
+
+
+def cache_frozen_parameters(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Keep the arrays of a model that aren't trained, which then aren't sent any more; a mod for Flower."""
+    records = message.content.items() if message.has_content() else ()
+    named = {
+        name: each for name, each in records if isinstance(each, ConfigRecord) and messages.FROZEN in each
+    }
+    if not named:
+        return call_next(message, context)
+    name, fields = next(iter(named.items()))
+    digest, key = str(fields[messages.FROZEN]), str(fields.get(messages.MODEL, messages.ARRAYS))
+    model = messages.arrays_of(message, key)
+    if model is not None and messages.TRAVELS in fields:
+        split = SplitModel.of(model, fields[messages.TRAVELS])  # type: ignore[arg-type]
+        keep_frozen(context, digest, split.arrays)
+    else:
+        arrays = kept_frozen(context, digest)
+        split = SplitModel(ArrayRecord() if arrays is None else arrays)
+        if arrays is None or model is None or set(model) != set(split.sent):
+            return needs_frozen(message, "this client doesn't have the arrays that aren't trained")
+        message = with_content(message, split.completed(message.content, key))
+        # Mods after this one see a full model, and so the names of the arrays that are sent.
+        message.content[name] = ConfigRecord({**fields, messages.TRAVELS: list(split.sent)})
+    reply = call_next(message, context)
+    if reply.has_content():
+        changed = split.split_reply(reply, key)
+        reply.content[messages.FROZEN] = _note(changed, reply, digest)
+    return reply
+
+
+def split_as_asked(request_fields: ConfigRecord, sent: ArrayRecord, reply: Message, key: str) -> None:
+    """Take the frozen arrays out of a reply to a request with a full model, for a mod before the cache's."""
+    split = SplitModel.of(sent, request_fields[messages.TRAVELS])  # type: ignore[arg-type]
+    if changed := split.split_reply(reply, key):
+        reply.content[messages.FROZEN] = _note(changed, reply)
+
+
+def _note(changed: str, reply: Message, digest: str = "") -> ConfigRecord:
+    """Return the record of a reply: the digest of the frozen arrays that a client keeps, and one that it changed."""
+    before = reply.content.get(messages.FROZEN)
+    added = {_CHANGED: changed, messages.FROZEN: digest}
+    return ConfigRecord(
+        {
+            **(before if isinstance(before, ConfigRecord) else {}),
+            **{key: value for key, value in added.items() if value},
+        }
+    )

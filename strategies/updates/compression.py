@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, pack, unpack
-from strategies.flower.kept import split_as_asked
+from strategies.flower.frozen import split_as_asked
 from strategies.updates.buffers import UNTRAINED, untrained_names, untrained_positions
 from strategies.updates.compression_residual import keep_residual, residual_before
 from strategies.updates.compressors import NONE, Code, Sizes, code_of

@@ -11,7 +11,6 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedapp import client_app, federation
-from fedapp.client.kept import FROZEN_RECORD
 from fedapp.own import register
 from fedapp.server import Experiment, prepare, task_config
 from fedapp.server.experiment import frozen_arrays
@@ -92,7 +91,7 @@ def test_arrays_of_another_run_take_their_place(elsewhere, make):
         assert asked(messages.TRAIN, experiment, context, brings=True).has_content()
     assert asked(messages.TRAIN, other, context).has_content()
     assert needs(asked(messages.TRAIN, elsewhere, context))
-    assert len(context.state[FROZEN_RECORD]) == 1
+    assert len(context.state[messages.FROZEN]) == 1
 
 
 def test_a_device_has_them_in_its_folder_after_a_restart(elsewhere, tmp_path):

@@ -12,14 +12,23 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 
-from strategies import REGISTRY, FedAvg, FedBuff, RunError, Scaffold, compresses, keeps_frozen, reads_packed
+from strategies import (
+    REGISTRY,
+    FedAvg,
+    FedBuff,
+    RunError,
+    Scaffold,
+    cache_frozen_parameters,
+    compresses,
+    reads_packed,
+)
 from strategies.flower import messages
+from strategies.flower.frozen import SplitModel
 from strategies.flower.grids import DEPLOYMENT
-from strategies.flower.kept import Parts
 from strategies.testing import MemoryGrid
 
 CLIENTS = 4
-MODS = (reads_packed, compresses, keeps_frozen)
+MODS = (reads_packed, compresses, cache_frozen_parameters)
 TRAVELS = ("body.norm.running_mean", "head.weight", "head.bias")
 Spoil = Callable[[dict[str, np.ndarray]], None]
 
@@ -190,7 +199,7 @@ def test_an_app_without_the_mod_is_sent_whole_models_and_one_line_says_so(kind, 
 
 
 @pytest.mark.parametrize(
-    "mods", [MODS, (keeps_frozen, compresses), (compresses,)], ids=["after", "before", "alone"]
+    "mods", [MODS, (cache_frozen_parameters, compresses), (compresses,)], ids=["after", "before", "alone"]
 )
 @pytest.mark.parametrize("compression", ["int8", "topk:0.2"])
 def test_updates_are_compressed_as_those_of_a_model_of_what_travels(mods, compression):
@@ -325,7 +334,7 @@ def test_all_arrays_may_be_trained_and_wrappers_are_refused(caplog):
 
 def test_frozen_arrays_that_are_no_array_are_others():
     model = ArrayRecord({"w": Array(np.ones(2)), "frozen": Array(np.ones(3))})
-    parts = Parts.of(model, ["w"])
-    assert parts.changed(model) == ""
+    split = SplitModel.of(model, ["w"])
+    assert split.changed(model) == ""
     empty_zip = Array("float64", (3,), "numpy.ndarray", b"PK\5\6" + bytes(18))
-    assert parts.changed(ArrayRecord({**model, "frozen": empty_zip})) == "frozen"
+    assert split.changed(ArrayRecord({**model, "frozen": empty_zip})) == "frozen"
