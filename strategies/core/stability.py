@@ -8,7 +8,7 @@ are clients (a round), and, where the loss is known, at the loss:
     swings    the last 8 movements turn back, cos(s_k, s_{k−1}) or cos(s_k, s_{k−2}) below −1/2 in most, don't get
               shorter, and each is at least a quarter as long as the way from the initial model
     loss      of the last 8 evaluations the loss rose in 3 or more by half of all that had been learnt, and the lowest
-              loss fell by less than a tenth of that; or the loss was above 1.5 times the first in the last 3
+              loss fell by less than a tenth of that
 
 Noise at a plateau does none of it: its movements turn back, too, but are short beside the way that the model has
 come. Nor does a run on non-IID data with few clients, whose loss swings at first with every client's turn, as long as
@@ -32,7 +32,7 @@ log = logging.getLogger("flwr.strategies")
 ENTRIES = 4096  # the largest number of values of the model that are watched
 WINDOW, SHORT = 8, 3  # numbers of movements, or of losses, in the long and the short window
 GROWTH, TURN, WAY = 8.0, -0.5, 0.25
-LOST, ABOVE, LEARNT, GAINED = 0.5, 1.5, 0.1, 0.1
+LOST, LEARNT, GAINED = 0.5, 0.1, 0.1
 
 
 def keys_that_help(config: StrategyConfig, *, has_rounds: bool) -> str:
@@ -59,7 +59,7 @@ class StabilityMonitor:
     Attributes
     ----------
     warning : str
-        What was logged; "" as long as the run is stable.
+        What was logged; "" as long as the run is stable. After a warning nothing is watched.
     """
 
     def __init__(self, cure: Callable[[], str]) -> None:
@@ -73,46 +73,38 @@ class StabilityMonitor:
         self._last: NDArray[np.float64] | None = None  # the model at the end of the last sweep
         self._part = 0.0  # the part of the sweep under way that is done
         self._moves: deque[NDArray[np.float64]] = deque(maxlen=WINDOW)
-        self._lengths: list[float] = []  # of the last 3 movements
         self._at_first = 0.0  # the median length of the first 3 movements
+        self._first_loss = math.nan
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._lowest: deque[float] = deque(maxlen=WINDOW)  # loss until each of these evaluations
-        self._first_loss = self._best_loss = math.nan
 
     def state(self) -> dict[str, Any]:
-        """Return the warning, after which nothing is watched, or else what the next movements are compared with."""
+        """Return the warning, or else what the next movements and losses are compared with."""
         if self.warning:
             return {"unstable": self.warning}
         state: dict[str, Any] = {}
         if self._first is not None:
             state |= {"began-at": self._first, "last-sweep-at": self._last, "part-of-sweep": self._part}
         if self._moves:
-            state |= {
-                "moves": np.stack(self._moves),
-                "lengths-of-moves": self._lengths,
-                "moved-at-first": self._at_first,
-            }
+            state |= {"moves": np.stack(self._moves), "moved-at-first": self._at_first}
         if self._losses:
             state |= {
-                "losses-before": [self._first_loss, self._best_loss],
+                "losses-before": [self._first_loss, self._lowest[-1]],
                 "last-losses": [*self._losses],
                 "lowest-losses": [*self._lowest],
             }
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; one of an earlier version lacks the last movements and losses."""
+        """Restore a state; a run that hasn't moved or been evaluated lacks movements or losses."""
         self.reset()
         self.warning = str(state.get("unstable", ""))
-        self._at_first = float(state.get("moved-at-first", 0.0))
-        self._first_loss, self._best_loss = state.get("losses-before", (math.nan, math.nan))
-        self._first, self._last = (
-            None if (model := state.get(name)) is None else np.array(model)
-            for name in ("began-at", "last-sweep-at")
-        )
-        self._part = float(state.get("part-of-sweep", 0.0))
+        if "began-at" in state:
+            self._first, self._last = np.array(state["began-at"]), np.array(state["last-sweep-at"])
+            self._part = float(state["part-of-sweep"])
         self._moves.extend(np.array(move) for move in state.get("moves", ()))
-        self._lengths = list(state.get("lengths-of-moves", ()))
+        self._at_first = float(state.get("moved-at-first", 0.0))
+        self._first_loss, _ = state.get("losses-before", (math.nan, math.nan))
         self._losses.extend(state.get("last-losses", ()))
         self._lowest.extend(state.get("lowest-losses", ()))
 
@@ -124,71 +116,51 @@ class StabilityMonitor:
         part : float
             The aggregation's part of a sweep: its contributions over the number of clients, 1 for a round.
         """
-        if self.warning:
-            return
         self._part += part
-        if self._last is not None and self._part < 1 - 1e-9:
+        if self.warning or (self._last is not None and self._part < 1 - 1e-9):
             return
         self._part = 0.0
         some = np.array(model[:: max(-(-len(model) // ENTRIES), 1)], dtype=np.float64)
-        if self._first is None:
-            self._first = some
-        if self._last is None:
-            self._last = some
+        if self._first is None or self._last is None:
+            self._first = self._last = some
             return
         move, self._last = some - self._last, some
-        length, way = float(np.linalg.norm(move)), float(np.linalg.norm(some - self._first))
-        if length == 0:
+        if np.linalg.norm(move) == 0:
             return
         self._moves.append(move)
-        self._lengths = [*self._lengths[1 - SHORT :], length]
-        if len(self._lengths) == SHORT:
-            usual = float(np.median(self._lengths))
-            self._at_first = self._at_first or usual
-            if usual > GROWTH * self._at_first:
-                self._warn(
-                    f"the model's movement has grown to {usual / self._at_first:.0f} times what it was at first"
-                )
-        if len(self._moves) == WINDOW and self._swings(way):
+        lengths = [float(np.linalg.norm(each)) for each in self._moves]
+        usual = float(np.median(lengths[-SHORT:])) if len(lengths) >= SHORT else 0.0
+        self._at_first = self._at_first or usual
+        if usual > GROWTH * self._at_first:
+            times = usual / self._at_first
+            self._warn(f"the model's movement has grown to {times:.0f} times what it was at first")
+        elif self._swings(lengths, float(np.linalg.norm(some - self._first))):
             self._warn("the model swings: its movements turn back and don't get shorter")
 
-    def _swings(self, way: float) -> bool:
-        lengths = [float(np.linalg.norm(move)) for move in self._moves]
-        if min(lengths) < WAY * way or min(lengths) == 0 or sum(lengths[4:]) < 0.9 * sum(lengths[:4]):
+    def _swings(self, lengths: list[float], way: float) -> bool:
+        """Return True if the movements turn back, given their lengths and that of the way from the initial model."""
+        if len(lengths) < WINDOW or min(lengths) < WAY * way or sum(lengths[4:]) < 0.9 * sum(lengths[:4]):
             return False
         units = [move / length for move, length in zip(self._moves, lengths, strict=True)]
-        turns = [
-            float(min(units[k] @ units[k - 1], units[k] @ units[k - 2])) < TURN for k in range(2, WINDOW)
-        ]
+        turns = [min(units[k] @ units[k - 1], units[k] @ units[k - 2]) < TURN for k in range(2, WINDOW)]
         return sum(turns) > len(turns) / 2
 
     def evaluated(self, loss: float) -> None:
         """Take note of the global model's loss at an evaluation."""
         if self.warning:
             return
-        self._losses.append(loss)
         if math.isnan(self._first_loss):
-            self._first_loss = self._best_loss = loss
-            self._lowest.append(loss)
-            return
-        recent = list(self._losses)[-SHORT:]
-        if (
-            self._first_loss > 0
-            and len(recent) == SHORT
-            and all(not each <= ABOVE * self._first_loss for each in recent)
-        ):
-            self._warn(f"the loss has come to {loss:.4g} from {self._first_loss:.4g}")
-        self._best_loss = min(self._best_loss, loss)
-        self._lowest.append(self._best_loss)
-        learnt = self._first_loss - self._best_loss
-        gained = self._lowest[0] - self._best_loss
+            self._first_loss = lowest = loss
+        else:
+            lowest = min(self._lowest[-1], loss)
+        self._losses.append(loss)
+        self._lowest.append(lowest)
+        learnt, gained = self._first_loss - lowest, self._lowest[0] - lowest
         if learnt > LEARNT * abs(self._first_loss) and gained < GAINED * learnt:
-            losses = list(self._losses)
-            rises = [after - before > LOST * learnt for before, after in pairwise(losses)]
+            rises = [after - before > LOST * learnt for before, after in pairwise(self._losses)]
             if sum(rises) >= SHORT:
                 self._warn("the loss swings by more than half of what the model had learnt")
 
     def _warn(self, what: str) -> None:
-        if not self.warning:
-            self.warning = f"{what}: the steps are too large; {self._cure()}"
-            log.warning("%s", self.warning)
+        self.warning = f"{what}: the steps are too large; {self._cure()}"
+        log.warning("%s", self.warning)
