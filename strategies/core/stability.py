@@ -143,7 +143,7 @@ class StabilityMonitor:
             return False
         units = [move / length for move, length in zip(self._moves, lengths, strict=True)]
         turns = [min(units[k] @ units[k - 1], units[k] @ units[k - 2]) < TURN for k in range(2, WINDOW)]
-        return sum(turns) > len(turns) / 2
+        return bool(sum(turns) > len(turns) / 2)
 
     def evaluated(self, loss: float) -> None:
         """Take note of the global model's loss at an evaluation."""
