@@ -23,11 +23,11 @@ reports it.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -89,8 +89,14 @@ class Client:
     described: bool = False  # whether its description reports its number of examples
 
 
-# Partition, node id, number of examples, all metrics of the description, and the device's name.
-_Described = tuple[int | None, int, float | None, Description, str]
+class _Described(NamedTuple):
+    """A node's description, with the partition that it may claim and the name that it reports."""
+
+    partition: int | None
+    node_id: int
+    num_examples: float | None
+    metrics: Description
+    name: str
 
 
 class Roster:
@@ -196,14 +202,7 @@ class Roster:
         engine = engine_of(grid)
         self.devices = engine == DEPLOYMENT
         if starting:
-            # Other Grids have all their nodes from the start.
-            may_come = engine in (DEPLOYMENT, RAY, MEMORY)
-            if not may_come and (number := len(list(grid.get_node_ids()))) < self.min_clients:
-                raise RunError(
-                    f"{self.min_clients} clients are needed (min_available_nodes, min_train_nodes, "
-                    f"min_evaluate_nodes), and the simulation has {number}"
-                )
-            wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
+            self._wait_for_first(grid, engine)
         self._see(grid)
         if not starting and len(self._present) < self.min_nodes:
             log.warning(
@@ -231,6 +230,16 @@ class Roster:
             raise RunError("no client can take part; the log names the reason for each")
         return self.clients
 
+    def _wait_for_first(self, grid: Grid, engine: str) -> None:
+        """Wait for ``min_clients`` nodes, unless the Grid has all its nodes from the start, and these are fewer."""
+        may_come = engine in (DEPLOYMENT, RAY, MEMORY)
+        if not may_come and (number := len(list(grid.get_node_ids()))) < self.min_clients:
+            raise RunError(
+                f"{self.min_clients} clients are needed (min_available_nodes, min_train_nodes, min_evaluate_nodes), "
+                f"and the simulation has {number}"
+            )
+        wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
+
     def _nobody(self, grid: Grid) -> bool:
         """Look up the connected nodes; return True if none of them may take part."""
         self._see(grid)
@@ -244,27 +253,34 @@ class Roster:
         now = self._clock.now()
         asked = {node_id for node_id, _ in self._asked.values()}
         new = sorted(self._present - self._by_node.keys() - self._refused - asked)
-        if new and not self.devices and nobody_handles(grid, messages.DESCRIBE):
-            self._place_unasked(grid, new)
-            self._clients, new = None, []
-        requests = [self._request(node_id, config) for node_id in new]
-        pushed = set(grid.push_messages(requests)) if requests else set()
-        for request in requests:
-            if request.metadata.message_id in pushed:
-                self._asked[request.metadata.message_id] = request.metadata.dst_node_id, now + self.timeout
-        replies: dict[int, Message] = {}
-        for reply in grid.pull_messages(list(self._asked)) if self._asked else []:
-            node_id, _ = self._asked.pop(reply.metadata.reply_to_message_id, (0, 0.0))
-            if node_id:
-                replies[node_id] = reply
+        if new:
+            self._ask(grid, new, config, now + self.timeout)
+        replies = self._pull_asked(grid)
         late = {message_id: node_id for message_id, (node_id, due) in self._asked.items() if due <= now}
         for message_id in late:
             del self._asked[message_id]
         if done := sorted([*replies, *late.values()]):
             self._take(done, replies)
-            self._clients = None
             self._refused |= set(done) - self._by_node.keys()
         return self.clients
+
+    def _ask(self, grid: Grid, node_ids: Sequence[int], config: ConfigRecord, due: float) -> None:
+        """Ask nodes to describe themselves, without waiting for replies; a simulation's app may have no handler."""
+        if not self.devices and nobody_handles(grid, messages.DESCRIBE):
+            self._place_unasked(grid, node_ids)
+            return
+        requests = [self._request(node_id, config) for node_id in node_ids]
+        pushed = set(grid.push_messages(requests))
+        sent = {each.metadata.message_id: (each.metadata.dst_node_id, due) for each in requests}
+        self._asked |= {name: sent[name] for name in sent if name in pushed}
+
+    def _pull_asked(self, grid: Grid) -> dict[int, Message]:
+        """Return the replies that have come of nodes that were asked, by node id."""
+        replies = {}
+        for reply in grid.pull_messages(list(self._asked)) if self._asked else ():
+            if (asked := self._asked.pop(reply.metadata.reply_to_message_id, None)) is not None:
+                replies[asked[0]] = reply
+        return replies
 
     def _see(self, grid: Grid) -> bool:
         """Look up the connected nodes; return True if they have changed."""
@@ -284,60 +300,69 @@ class Roster:
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
         if isinstance(grid, DescribingGrid):
             told = grid.descriptions(node_ids, config)
-            self._place([self._described(node_id, said, "") for node_id, said in told.items()])
-            self._clients = None
-            if not (node_ids := [node_id for node_id in node_ids if node_id not in told]):
-                return
+            self._place([self._described(node_id, metrics, "") for node_id, metrics in told.items()])
+            node_ids = [node_id for node_id in node_ids if node_id not in told]
+        if not node_ids:
+            return
         if not self.devices and nobody_handles(grid, messages.DESCRIBE):
             self._place_unasked(grid, node_ids)
-            self._clients = None
             return
         # In a simulation all nodes run the same app: if the first has no handler, the others aren't asked, because
         # each of them would log a traceback.
         asked = node_ids if self.devices or self._by_node else node_ids[:1]
-        replies = exchange(grid, [self._request(n, config) for n in asked], self.timeout, self.stopped)
-        if len(asked) < len(node_ids) and not any(_has_no_handler(reply) for reply in replies.values()):
-            others = [self._request(n, config) for n in node_ids[1:]]
-            replies |= exchange(grid, others, self.timeout, self.stopped)
+        replies = self._exchange(grid, asked, config)
+        if len(asked) < len(node_ids) and not any(map(_has_no_handler, replies.values())):
+            replies |= self._exchange(grid, node_ids[1:], config)
             asked = node_ids
         if not self.stopped():
-            self._take(node_ids, replies, set(node_ids) - set(asked))
-            self._clients = None
+            self._take(asked, replies, set(node_ids) - set(asked))
+
+    def _exchange(self, grid: Grid, node_ids: Sequence[int], config: ConfigRecord) -> dict[int, Message]:
+        """Ask nodes to describe themselves; return the replies, by node id."""
+        requests = [self._request(node_id, config) for node_id in node_ids]
+        return exchange(grid, requests, self.timeout, self.stopped)
 
     def _request(self, node_id: int, config: ConfigRecord) -> Message:
         keys = messages.ARRAYS, self.config_key
         return messages.request(messages.DESCRIBE, node_id, config, ttl=self.timeout, keys=keys)
 
     def _take(
-        self, node_ids: list[int], replies: Mapping[int, Message], unasked: Collection[int] = ()
+        self, node_ids: Iterable[int], replies: Mapping[int, Message], unasked: Collection[int] = ()
     ) -> None:
-        """Make clients of the nodes with a valid description; log a warning for each other node."""
+        """Make clients of the nodes with a valid description, or that can't give one; log why others take no part.
+
+        Parameters
+        ----------
+        node_ids, unasked : collection of int
+            The nodes that were asked for a description, and those that weren't.
+        replies : mapping of int to Message
+            The replies, by node id.
+        """
         silent: dict[int, str] = {}  # reason, by node id, why a node sent no description
         described: list[_Described] = []
         for node_id in node_ids:
             reply = replies.get(node_id)
-            if node_id in unasked:
-                continue
-            if reply is None or (reply.has_error() and reply.error.code not in APP_FAILED):
-                reason = "no answer" if reply is None else messages.reason_of(reply)
-                self._refuse(node_id, reason)
-                continue
-            if reply.has_error():
+            if reply is None:
+                self._refuse(node_id, "no answer")
+            elif not reply.has_error():
+                try:
+                    described.append(
+                        self._described(node_id, messages.metrics_of(reply), messages.name_of(reply))
+                    )
+                except ValueError as error:
+                    self._refuse(node_id, str(error))
+            elif reply.error.code not in APP_FAILED:
+                self._refuse(node_id, messages.reason_of(reply))
+            else:
                 silent[node_id] = NO_HANDLER if _has_no_handler(reply) else messages.reason_of(reply)
                 if FINDS_NO_ARRAYS in silent[node_id]:
                     self.without_evaluation[node_id] = silent[node_id].rstrip(".")
-                continue
-            metrics = messages.metrics_of(reply)
-            try:
-                described.append(self._described(node_id, metrics, messages.name_of(reply)))
-            except ValueError as error:
-                self._refuse(node_id, str(error))
         self._place(described)
         self._place_silent(silent | dict.fromkeys(unasked, NOT_ASKED))
 
     def _described(self, node_id: int, metrics: Description, name: str) -> _Described:
         num_examples = messages.weight_of(metrics, self.weight_key)
-        return self._partition_of(metrics), node_id, num_examples, metrics, name
+        return _Described(self._partition_of(metrics), node_id, num_examples, metrics, name)
 
     def _place_unasked(self, grid: Grid, node_ids: Sequence[int]) -> None:
         """Make clients of the nodes of a simulation whose app has no handler of the request."""
@@ -349,50 +374,56 @@ class Roster:
         """Make clients of nodes without a description: their indices follow the others', by node id."""
         if not reasons:
             return
+        expected = not self.devices and {*reasons.values()} <= {NO_HANDLER, NOT_ASKED}
         log.log(
-            logging.INFO
-            if not self.devices and {*reasons.values()} <= {NO_HANDLER, NOT_ASKED}
-            else logging.WARNING,
+            logging.INFO if expected else logging.WARNING,
             "%s: no answer to query.describe (%s): ordered by node id, which is random, and weighed by their replies",
             f"{len(reasons)} clients" if len(reasons) > 1 else f"node {next(iter(reasons))}",
             next(iter(reasons.values())),
         )
         for node_id in sorted(reasons):
             known = self.record.nodes.get(node_id)
-            if known is None or known.partition is None:
-                index = self._places.setdefault(node_id, self._free_index())
-            else:
-                index = known.partition
+            index = self._place_of(node_id, None if known is None else known.partition)
             name = self._name(index, node_id, "")
-            self._by_node[node_id] = Client(node_id, index, self._told.get(node_id), MetricRecord(), name)
-            self.refused.pop(node_id, None)
+            self._add(Client(node_id, index, self._told.get(node_id), MetricRecord(), name))
+
+    def _place_of(self, node_id: int, partition: int | None) -> int:
+        """Return a node's index: its partition, or else the place that it has, or a new one."""
+        return self._places.setdefault(node_id, self._free_index()) if partition is None else partition
+
+    def _add(self, client: Client) -> None:
+        """Make a node a client."""
+        self._by_node[client.node_id] = client
+        self._clients = None
+        self.refused.pop(client.node_id, None)
 
     def _place(self, described: list[_Described]) -> None:
         """Make clients of nodes with a description, each at the index of its partition."""
         if self.devices:
-            described = list(self._within_bounds(described))
+            described = self._within_bounds(described)
             rivals = self._refuse_rivals(described)
-            described = [entry for entry in described if entry[1] not in rivals]
+            described = [entry for entry in described if entry.node_id not in rivals]
         taken = {client.index: client.node_id for client in self.clients}
         # Nodes without a partition id come last, so that they don't take the index of a partition.
-        order = sorted(described, key=lambda entry: (entry[0] is None, entry[0] or 0, entry[1]))
+        order = sorted(
+            described, key=lambda entry: (entry.partition is None, entry.partition or 0, entry.node_id)
+        )
         for partition, node_id, num_examples, metrics, name in order:
-            index = self._places.setdefault(node_id, self._free_index()) if partition is None else partition
+            index = self._place_of(node_id, partition)
             if index in taken:
-                todo = (
+                hint = (
                     ": start the run with registered_nodes, which keeps a place for it"
                     if self.devices
                     else ""
                 )
-                self._refuse(node_id, f"client {index} is node {taken[index]} already{todo}")
+                self._refuse(node_id, f"client {index} is node {taken[index]} already{hint}")
                 self._rivals.setdefault(index, {taken[index]}).add(node_id)
                 continue
             taken[index] = node_id
-            shown, described_size = self._name(index, node_id, name), num_examples is not None
-            size = num_examples if described_size else self._told.get(node_id)
-            client = Client(node_id, index, size, metrics, shown, described=described_size)
-            self._by_node[node_id] = client
-            self.refused.pop(node_id, None)
+            size = self._told.get(node_id) if num_examples is None else num_examples
+            shown = self._name(index, node_id, name)
+            client = Client(node_id, index, size, metrics, shown, described=num_examples is not None)
+            self._add(client)
             if client.name:
                 log.info("client %s takes part", client.located, extra=client.fields)
 
@@ -401,18 +432,16 @@ class Roster:
 
         ``described``: nodes that aren't clients yet.
         """
-        claims = {
-            i: {node_id for node_id in rivals if node_id not in self._places}
-            for i, rivals in self._rivals.items()
-        }
-        known = [
-            (client.index, node_id)
-            for node_id, client in self._by_node.items()
-            if node_id not in self._places
-        ]
-        for partition, node_id in [*known, *(entry[:2] for entry in described)]:
-            if partition is not None:
-                claims.setdefault(partition, set()).add(node_id)
+        known = [(partition, node_id) for partition, nodes in self._rivals.items() for node_id in nodes]
+        known += [(client.index, node_id) for node_id, client in self._by_node.items()]
+        # The index of a node that reports no partition is no claim.
+        known = [(partition, node_id) for partition, node_id in known if node_id not in self._places]
+        claims: defaultdict[int, set[int]] = defaultdict(set)
+        for partition, node_id in known:
+            claims[partition].add(node_id)
+        for entry in described:
+            if entry.partition is not None:
+                claims[entry.partition].add(entry.node_id)
         refused: set[int] = set()
         for partition, nodes in claims.items():
             here = sorted(nodes & self._present)
@@ -428,10 +457,8 @@ class Roster:
                 )
                 refused.add(node_id)
         if refused:
-            self.former |= {
-                node_id: self._by_node[node_id].index for node_id in refused & self._by_node.keys()
-            }
-            self._by_node = {node_id: c for node_id, c in self._by_node.items() if node_id not in refused}
+            for node_id in refused & self._by_node.keys():
+                self.former[node_id] = self._by_node.pop(node_id).index
             self._refused |= refused
             self._clients = None
         return refused
@@ -486,24 +513,23 @@ class Roster:
             raise ValueError(f"partition-id = {partition}: must be 0 to {most - 1}")
         return partition
 
-    def _within_bounds(self, described: Iterable[_Described]) -> Iterator[_Described]:
-        """Yield nodes whose partition is below the number of partitions that most nodes report; refuse the others."""
-        entries = list(described)
-        descriptions = [client.description for client in self.clients] + [entry[3] for entry in entries]
-        most = min(_partitions_by_most(descriptions), MOST_PARTITIONS)
-        self._partitions = most
-        for entry in entries:
-            partition, node_id = entry[:2]
+    def _within_bounds(self, described: Sequence[_Described]) -> list[_Described]:
+        """Return the nodes whose partition is below the number that most nodes report; refuse the others."""
+        descriptions = [client.description for client in self.clients] + [each.metrics for each in described]
+        most = self._partitions = min(_partitions_by_most(descriptions), MOST_PARTITIONS)
+        within = []
+        for entry in described:
+            partition, node_id = entry.partition, entry.node_id
             try:
                 self.record.check(node_id, partition)
             except ValueError as error:
                 self._refuse(node_id, str(error))
                 continue
-            on_record = partition is not None and self.record.settles(node_id, partition)
-            if partition is not None and partition >= most and not on_record:
+            if partition is None or partition < most or self.record.settles(node_id, partition):
+                within.append(entry)
+            else:
                 self._refuse(node_id, f"partition-id = {partition}: must be 0 to {most - 1}")
-                continue
-            yield entry
+        return within
 
     def _free_index(self) -> int:
         indices = [*(client.index for client in self._by_node.values()), *self._places.values()]
