@@ -72,7 +72,6 @@ _ELSEWHERE = {
 # Keys that go with another one, whose row names the strategies of both.
 GOES_WITH = {
     "drop-stragglers": "stragglers",
-    "late": "over-select",
     "neighbour-memory": "graph-source",
     "secure-neighbours": "secure-sums",
     "secure-threshold": "secure-sums",

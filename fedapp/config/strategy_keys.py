@@ -102,10 +102,6 @@ READ_BY: dict[str, Readers] = {
     ),
     "stragglers": if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
     "drop_stragglers": if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
-    "late": if_(
-        "round-deadline or over-select > 0",
-        lambda setting: bool(setting.config.round_deadline or setting.config.over_select),
-    ),
     "server_optimizer": if_(
         "all; for fadas sgd stands for amsgrad",
         lambda setting: setting.strategy.config.server_optimizer == setting.config.server_optimizer,

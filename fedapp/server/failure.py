@@ -43,7 +43,7 @@ Evaluations = Sequence[Mapping[str, object]]
 
 
 class RoundsWithoutReply(Observer):
-    """Counts the last rounds in a row without a valid reply; rounds in which all clients still work don't count."""
+    """Counts the last rounds in a row without a valid reply; rounds in which all clients are at work don't count."""
 
     def __init__(self, strategy: FederatedStrategy) -> None:
         self.strategy = strategy
@@ -61,7 +61,7 @@ class RoundsWithoutReply(Observer):
         if participants:
             self.rounds = 0
         elif told.get(messages.FAILURES) or told.get(messages.DROPPED_UPDATES):
-            self.rounds += 1  # else all clients are at work on updates that count in a later round
+            self.rounds += 1  # else all clients are at work on tasks of earlier rounds
 
     def state(self) -> dict[str, Any]:
         """Return the count."""

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -39,12 +39,15 @@ class PlannedRun:
         Its value on each axis.
     made_as : str
         The key by which the run was made, if it is on record; empty: the key by the present sources.
+    removed : mapping
+        Keys that the run config no longer has: a run with such a key can be found, and not made.
     """
 
     labels: Mapping[str, Value]
     config: RunConfig
     num_clients: int
     made_as: str = ""
+    removed: Mapping[str, Value] = field(default_factory=dict)
 
     @classmethod
     def of(cls, labels: Mapping[str, Value], values: Mapping[str, Value]) -> "PlannedRun":
@@ -74,7 +77,7 @@ class PlannedRun:
             for key, value in self.config.flat().items()
             if key not in PLACES and value not in (defaults().get(key), _RESOLVED.get(key))
         }
-        content |= self._own_parts()
+        content |= {**self._own_parts(), **self.removed}
         text = json.dumps({**content, NUM_CLIENTS: self.num_clients}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -30,7 +30,7 @@ _TAKEN = {
     # metrics.jsonl
     *("loss", "train-loss", "aggregation", "time", "clock", "evaluation", "clients", "losses"),
     *("participants", "contributions", "failures", "lost-tasks", "clipped-updates", "discarded-updates"),
-    *("late-updates", "dropped-updates", "earlier-updates", "tasks-late", "tasks-dropped"),
+    *("late-updates", "dropped-updates", "tasks-late", "tasks-dropped"),
     *("device-seconds", "wasted-seconds", "joules", "weights-distance", "divergence", "drift"),
     # runs.csv of a sweep, and summary.json
     *("run", "seed", "picked"),

@@ -61,8 +61,6 @@ class Capabilities:
         Whether it puts something of its own into a training request.
     sets_steps : bool
         Without rounds: whether it sets the number of local steps of each task (``task_steps``).
-    sends_beside_model : bool
-        Whether vectors or records go beside the model.
     round_hooks : tuple of str
         Flower's hooks of a round that it fills in: ``configure_train``, ``aggregate_train``.
     own_start : bool
@@ -101,8 +99,6 @@ class Capabilities:
         What a client gets of others' models as they came, past a robust rule and central noise; "" if it gets none.
     unequal : str
         How contributions weigh where they never count as equals, as a robust rule takes them; "" if they may.
-    of_one_round : str
-        Why an update of an earlier round can't count, for ``late = "next"``; "" if it can.
     counts_again : bool
         Whether a client's last update counts in every round, whoever is in time.
     every_arrival : bool
@@ -124,7 +120,6 @@ class Capabilities:
     steps_by_plain_sum: bool
     writes_requests: bool
     sets_steps: bool
-    sends_beside_model: bool
     round_hooks: tuple[str, ...]
     own_start: bool
     chooses_clients: bool
@@ -143,7 +138,6 @@ class Capabilities:
     past_the_sum: str = ""
     past_protection: str = ""
     unequal: str = ""
-    of_one_round: str = ""
     counts_again: bool = False
     every_arrival: bool = False
     works_on: bool = False
@@ -168,7 +162,6 @@ class Capabilities:
             and not _fills_in(kind, "direction"),
             writes_requests=beside or _fills_in(kind, "task_fields", "task_steps"),
             sets_steps=_fills_in(kind, "task_steps"),
-            sends_beside_model=beside,
             round_hooks=tuple(
                 name for name in ("configure_train", "aggregate_train") if _fills_in(kind, name)
             ),

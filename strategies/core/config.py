@@ -254,8 +254,6 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
         time on the run's clock after which a round closes; 0: none
     over_select : float
         o: 1 + o times as many clients are drawn for the same number of replies
-    late : str
-        a late reply is dropped, or counts in the next round
     dp_mechanism : str
         noise of each round (gaussian), of sums over rounds without a draw (tree, DP-FTRL), or of the clients, in
         their masked updates (distributed)
@@ -272,7 +270,6 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     drop_stragglers: bool = False
     round_deadline: float = parameter(0.0, ge=0, unit="seconds")
     over_select: float = parameter(0.0, ge=0, le=100)
-    late: Literal["drop", "next"] = "drop"
     dp_mechanism: Literal["gaussian", "tree", "distributed"] = parameter("gaussian", topic="protection")
     dp_restart: int = parameter(0, ge=0, topic="protection")
     dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")

@@ -199,8 +199,3 @@ class Population:
                 mean = sum(sizes) / sum(size > 0 for size in sizes)
                 sizes = [size or mean for size in sizes]
         return importances(self.kind, sizes)
-
-    @property
-    def sizes_are_known(self) -> bool:
-        """Whether p_i are known before clients reply."""
-        return self.kind != "samples" or all(client.described for client in self._run.clients)

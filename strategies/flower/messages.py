@@ -108,7 +108,6 @@ DISCARDED: Final = "discarded-updates"
 LOST_TASKS: Final = "lost-tasks"  # of the failures, those whose clients went away while they worked
 LATE_UPDATES: Final = "late-updates"  # of a round that closes early: those that weren't there when it did
 DROPPED_UPDATES: Final = "dropped-updates"  # late updates that never count
-EARLIER_UPDATES: Final = "earlier-updates"  # late ones of earlier rounds that count in this one
 DEVICE_SECONDS: Final = "device-seconds"  # seconds of the run's clock that the clients' ended tasks took
 WASTED_SECONDS: Final = "wasted-seconds"  # device-seconds of tasks whose updates were not accepted
 JOULES: Final = "joules"  # energy of the ended tasks, where a device profile has watts
@@ -119,7 +118,7 @@ EVALUATED: Final = "client-evaluation"  # the aggregation that metrics `client-â
 # prefix.
 OUR_PREFIXES: Final = ("client-", "federated-loss", "surrogate-loss", "staleness-", "dp-", "bytes-")
 OURS: Final = frozenset(
-    {PARTICIPANTS, FAILURES, CLIPPED, DISCARDED, LOST_TASKS, LATE_UPDATES, DROPPED_UPDATES, EARLIER_UPDATES}
+    {PARTICIPANTS, FAILURES, CLIPPED, DISCARDED, LOST_TASKS, LATE_UPDATES, DROPPED_UPDATES}
     | {DEVICE_SECONDS, WASTED_SECONDS, JOULES, "contributions", "weights-distance"}
     | {"aggregation", "time", "clock", "clients", "evaluation", "losses"}
 )

@@ -104,5 +104,5 @@ class FedAU(SynchronousStrategy):
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) over the clients that ever take part; None if it can't be known who does."""
-        q = self.closing.expected(p, self.selection.expected(p))
+        q = None if self.closing.early else self.selection.drawn(p)
         return None if q is None else among(list(self.minimised().values()), q > 0)

@@ -98,7 +98,7 @@ class FedStale(SynchronousStrategy):
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return (1 − β) q_i + β p_i (n,) over the clients that ever take part; None if q_i can't be known."""
-        beta, q = self.config.stale_weight, self.closing.expected(p, self.selection.expected(p))
+        beta, q = self.config.stale_weight, self.selection.expected(p)
         if q is None:
             return None
         return (1 - beta) * q + beta * among(list(self.minimised().values()), q > 0)

@@ -53,7 +53,6 @@ class Scaffold(SynchronousStrategy):
     by_weights: ClassVar[bool] = True
     corrects_participation: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "clients are sent a mean of all clients' gradients"
-    of_one_round: ClassVar[str] = "SCAFFOLD notes of an update by the corrections that its own round sent"
     _common: Vector
 
     def local_rule(self) -> dict[str, float]:

@@ -185,7 +185,7 @@ class RoundAggregation:
         elif self._looks_first:
             for place, client in enumerate(current.clients):
                 with suppress(ArraysMismatchError):
-                    local = self._check(client, self._waiting.get(place), current.base_of(client)[0])
+                    local = self._check(client, self._waiting.get(place), current.base_of(client))
                     aggregator.safeguards.see(local)
         while self._next < len(current.clients):
             self._aggregate_next()
@@ -209,9 +209,8 @@ class RoundAggregation:
         client, weight = current.clients[self._next], self.weights[self._next]
         reply = self._waiting.pop(self._next, None)
         self._next += 1
-        base, sent_in = current.base_of(client)
         try:
-            local = self._check(client, reply, base)
+            local = self._check(client, reply, current.base_of(client))
         except ArraysMismatchError as error:
             self._leave_out(client, error, reply)
             if client.index not in current.lost:
@@ -222,9 +221,7 @@ class RoundAggregation:
             aggregator.wrapper.look(local, aggregator.run.buffers_at, reply)
         self._links(local)
         asked = [*current.companions, *aggregator.selection.asks(client)]
-        contribution = aggregator.receiver.contribution(
-            local, reply, sent_in - 1, current.number - sent_in, asked
-        )
+        contribution = aggregator.receiver.contribution(local, reply, current.number - 1, 0, asked)
         if aggregator.capabilities.needs_all_updates:
             current.contributions.append(contribution)
         else:

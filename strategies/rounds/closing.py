@@ -3,28 +3,16 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.clients.accounts import Timeline
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.core.wrapper import OuterLoop
 from strategies.flower import messages
-from strategies.flower.arrays import Vector
 from strategies.rounds.round import Chosen, Round
-
-
-class Objective(Protocol):
-    """The interface between a closing and ``strategies.rounds.objective``, which imports closings."""
-
-    def shares(self) -> Weights | None:
-        """Return the clients' shares (n,); None if they can't be known."""
-
-    def reset(self) -> None:
-        """Forget an earlier run."""
 
 
 class Closing(Protocol):
@@ -40,16 +28,10 @@ class Closing(Protocol):
 
     @property
     def waits_for_late_work(self) -> bool:
-        """Whether work of earlier rounds is under way, or has arrived and isn't counted yet."""
+        """Whether clients are at work on tasks of earlier rounds."""
 
     def begin(self) -> None:
         """Begin or resume a run."""
-
-    def log_objective(self) -> None:
-        """Log once which objective the run minimises."""
-
-    def end(self) -> None:
-        """End a run: log the observed weights of the clients, where they couldn't be known before."""
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if this number of clients is too small."""
@@ -69,11 +51,11 @@ class Closing(Protocol):
     def number_to_draw(self) -> int | None:
         """Return the number of participants to draw; None: the participation scheme's number."""
 
-    def open(self, current: Round, config: ConfigRecord) -> None:
-        """Open a round, before its requests are made; ``config``: the fields that the loop adds to each request."""
+    def open(self, current: Round) -> None:
+        """Open a round, before its requests are made."""
 
-    def sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
-        """Note a client's request, and the vectors (D,) beside the model."""
+    def sent(self, client: Client, request: Message) -> None:
+        """Note a client's request."""
 
     def ready(self, current: Round) -> None:
         """Note that all requests of a round are made."""
@@ -85,16 +67,13 @@ class Closing(Protocol):
         """Return the replies that count, of all replies that a user-defined loop has waited for."""
 
     def settle(self, current: Round) -> Mapping[str, int | float]:
-        """Enter late work in the accounts, and return the round's metrics of late work."""
+        """Enter late tasks in the accounts, and return the round's metrics of late tasks."""
 
     def cut_off(self) -> bool:
         """Return True if the round is given up: the run is stopped, or the round would exceed the time budget."""
 
     def duration(self, current: Round | None, server_round: int) -> float:
         """Return the duration of a round, seconds of the run's clock."""
-
-    def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return each client's expected share (n,) of the objective, from its share under full replies."""
 
     def may_evaluate(self) -> list[Client]:
         """Return the clients that can be asked to evaluate a model."""
@@ -119,8 +98,6 @@ class WaitForAll:
     ----------
     suffices : callable
         Returns True if a round can be drawn among some of the connected clients; otherwise all can be asked.
-    objective : Objective, optional
-        The clients' shares where tasks fail: the others of a round share the weight of those that fail.
     """
 
     early = False
@@ -132,20 +109,12 @@ class WaitForAll:
         pending: PendingReplies,
         timeline: Timeline,
         suffices: Callable[[Sequence[Client]], bool] = bool,
-        objective: Objective | None = None,
     ) -> None:
         self._run, self._pending, self._timeline, self._suffices = run, pending, timeline, suffices
-        self._objective = objective
         self._bytes: dict[int, int] = {}  # of the requests of a round in real time, by client index
 
     def begin(self) -> None:
         """Do nothing: nothing is late."""
-
-    def log_objective(self) -> None:
-        """Do nothing: the participation scheme logs the objective."""
-
-    def end(self) -> None:
-        """Do nothing: all weights were known before."""
 
     def check(self, num_clients: int) -> None:
         """Do nothing: any number of clients works."""
@@ -172,11 +141,11 @@ class WaitForAll:
         """Return None."""
         return None
 
-    def open(self, current: Round, config: ConfigRecord) -> None:
+    def open(self, current: Round) -> None:
         """Forget the requests of the last round."""
         self._bytes = {}
 
-    def sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
+    def sent(self, client: Client, request: Message) -> None:
         """Note the bytes of a client's request."""
         if self._run.pace.real_time:
             self._bytes[client.index] = messages.total_bytes(request)
@@ -220,13 +189,6 @@ class WaitForAll:
         """Return the task time of the slowest participant, seconds."""
         return 0.0 if current is None else self._run.pace.round_time(current.clients, server_round)
 
-    def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return each client's share under full replies, or, where tasks fail, in rounds played beforehand."""
-        if self._objective is None or expected is None:
-            return expected
-        foreseen = self._objective.shares()
-        return foreseen if foreseen is not None and len(foreseen) == len(p) else None
-
     def may_evaluate(self) -> list[Client]:
         """Return the clients that aren't at work on earlier rounds."""
         run = self._run
@@ -242,6 +204,4 @@ class WaitForAll:
         """Do nothing."""
 
     def reset(self) -> None:
-        """Forget the shares of an earlier run."""
-        if self._objective is not None:
-            self._objective.reset()
+        """Do nothing."""

@@ -1,10 +1,10 @@
-"""When a round closes, and whose work is late: first replies, a deadline, and what of earlier rounds arrives by then.
+"""When a round closes, and which clients are late: first replies, and a deadline.
 
 A round that needs L clients asks ⌈(1 + o) L⌉ of them (``over_select`` = o) and closes with the L-th valid reply, or
 ``round_deadline`` seconds after it began, whichever is earlier; with all replies, if they are there before (K.
-Bonawitz et al., "Towards federated learning at scale: system design", MLSys 2019). What comes later is late. Its
-client is at work until then, and isn't drawn. Late work is dropped, or counts in the round in which it
-arrives (``late`` = drop, next). A round for which nobody is free closes when the first client is, or at the deadline.
+Bonawitz et al., "Towards federated learning at scale: system design", MLSys 2019). A later reply is late,
+and dropped. Its client is at work until then, and isn't drawn. A round for which nobody is free closes when the first
+client is, or at the deadline.
 
 Replies within 1e-9 s of each other come in the order of the clients, and one that comes just at the deadline is in
 time.
@@ -20,8 +20,6 @@ from strategies.clock import RESOLUTION
 from strategies.core.run_state import RunState
 from strategies.rounds.participation import Participation
 from strategies.timing.event_queue import EventQueue
-
-NEXT = "next"
 
 
 class ClosingTime(NamedTuple):

@@ -1,13 +1,11 @@
-"""Rounds that may close before all replies are there: whom they ask, which replies count, and late work.
+"""Rounds that may close before all replies are there: which clients they ask, and which replies count.
 
-See strategies/rounds/deadline.py for when a round closes. A round counts the clients whose replies are in time and,
-with ``late = next``, the late work of earlier rounds that has arrived when the round closes. Each client counts with
-the weight d_i with which it was drawn; the weights are then scaled to the sum of all d_i drawn for the round, as
-where clients are lost. A round draws among the free clients alone, so its d_i are first multiplied by the free
-clients' share of the connected clients' Σ p_i. Late work is an update of the model that its client was sent.
+See strategies/rounds/deadline.py for when a round closes. A round counts the clients whose replies are in time. Each
+client counts with the weight d_i with which it was drawn; the weights are then scaled to the sum of all d_i drawn for
+the round, as where clients are lost. A late reply is dropped, and its client is at work until its task is done.
 
-In virtual time the task times tell beforehand which clients are in time. A late task is computed in the round in
-which it counts, and never if it is dropped. In real time the replies themselves tell who is in time.
+In virtual time the task times tell beforehand which clients are in time, and a late task is never computed. In real
+time the replies themselves tell who is in time.
 """
 
 import logging
@@ -17,36 +15,51 @@ from itertools import chain
 from math import inf
 from typing import Any
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message, Metadata
 from flwr.serverapp import Grid
 
-from strategies.clients.accounts import ACCEPTED, Accounts, Timeline
+from strategies.clients.accounts import Accounts, Timeline
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights
+from strategies.clock import RESOLUTION
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
 from strategies.core.population import Population
 from strategies.core.receiver import Receiver
-from strategies.core.requests import PendingReplies, TrainingRequests
+from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.core.wrapper import OuterLoop
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Vector
+from strategies.flower.arrays import ArraysMismatchError
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import looks
-from strategies.rounds.deadline import NEXT, ClosingTime, RoundSize, closing, shared
-from strategies.rounds.late_work import LateTask, LateWork
-from strategies.rounds.objective import RoundObjective
+from strategies.rounds.deadline import ClosingTime, RoundSize, closing, shared
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import Selection
-from strategies.updates.server_optimizer import FEDEXP
 
 log = logging.getLogger("flwr.strategies")
+
+AT_WORK = "late-tasks"  # in a checkpoint: client index and end of each late task
 
 
 def bytes_of(reply: Message | None) -> int:
     """Return the size in bytes of a reply's arrays; 0 if there are none."""
     return messages.total_bytes(reply) if reply is not None and reply.has_content() else 0
+
+
+@dataclass
+class LateTask:
+    """A client's task that wasn't done when its round closed.
+
+    Attributes
+    ----------
+    due : float
+        Clock seconds at which the task ends; in real time, at which it is given up.
+    request : Metadata, optional
+        In real time, metadata of the request.
+    """
+
+    due: float
+    request: Metadata | None = None
 
 
 @dataclass
@@ -65,20 +78,16 @@ class Early:
         In virtual time, clock seconds at which each reply comes.
     bytes : dict of int to int
         Bytes of each client's request.
-    beside : dict of int to mapping
-        The vectors beside the model in each client's request.
     share : float
         Σ p_i of the free clients over Σ p_i of the connected clients.
     closed : ClosingTime, optional
         How the round closed.
     late : dict of int to LateTask
         Tasks of this round that weren't done when it closed.
-    earlier : dict of int to LateTask
-        Tasks of earlier rounds that count in this one.
-    gone : set of int
-        Clients whose tasks of earlier rounds never count, and are no longer worked on.
-    lost : set of int
-        Those of ``gone`` that went away while they worked.
+    answered : set of int
+        In real time, the clients that were late for this round and have answered since.
+    done : set of int
+        Clients that are no longer at work on tasks of earlier rounds.
     wasted : int
         Bytes of replies that came too late.
     """
@@ -88,13 +97,11 @@ class Early:
     worth: dict[int, int]
     due: dict[int, float]
     bytes: dict[int, int]
-    beside: dict[int, Mapping[str, Vector]]
     share: float = 1.0
     closed: ClosingTime | None = None
     late: dict[int, LateTask] = field(default_factory=dict)
-    earlier: dict[int, LateTask] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
-    lost: set[int] = field(default_factory=set)
+    answered: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
     wasted: int = 0
 
 
@@ -103,10 +110,8 @@ class EarlyClosing:
 
     Parameters
     ----------
-    requests, receiver : TrainingRequests, Receiver
-        They make the requests for late work, and check whether a reply is valid.
-    objective : RoundObjective
-        The objective that rounds with an early closing minimise.
+    receiver : Receiver
+        Checks whether a reply is valid.
     """
 
     early = True
@@ -118,8 +123,6 @@ class EarlyClosing:
         population: Population,
         selection: Selection,
         size: RoundSize,
-        objective: RoundObjective,
-        requests: TrainingRequests,
         receiver: Receiver,
         pending: PendingReplies,
         accounts: Accounts,
@@ -127,12 +130,11 @@ class EarlyClosing:
         capabilities: Capabilities,
     ) -> None:
         self._config, self._run, self._population = config, run, population
-        self._selection, self._size, self._objective = selection, size, objective
-        self._requests, self._receiver, self._pending = requests, receiver, pending
+        self._selection, self._size = selection, size
+        self._receiver, self._pending = receiver, pending
         self._accounts, self._timeline, self._capabilities = accounts, timeline, capabilities
         self._out_of_time = False
-        self.late_work = LateWork()
-        self._fields = ConfigRecord()  # what the loop adds to every request
+        self._late: dict[int, LateTask] = {}  # tasks of earlier rounds that are under way, by client index
         self._bytes_late = 0  # of replies that came when their rounds were over, and aren't reported yet
         self._current: Early | None = None
 
@@ -153,56 +155,62 @@ class EarlyClosing:
 
     @property
     def waits_for_late_work(self) -> bool:
-        """Whether work of earlier rounds is under way, or has arrived and isn't counted yet."""
-        return bool(self.late_work.tasks)
+        """Whether clients are at work on tasks of earlier rounds."""
+        return bool(self._late)
 
     def busy(self) -> list[int]:
         """Return the indices of the clients that are at work on late tasks."""
-        return [task.client for task in list(self.late_work.tasks.values()) if task.reply is None]
+        return list(self._late)
 
     def free(self, grid: Grid) -> list[Client]:
         """Return the connected clients that aren't at work on late tasks."""
-        tasks, pace = self.late_work.tasks, self._run.pace
-        if not tasks:
+        if not self._late:
             return self._run.clients
+        pace = self._run.pace
         if pace.real_time:
-            ids = {task.request.message_id: i for i, task in tasks.items() if task.request and not task.reply}
-            for index, reply in next(looks(grid, ids, 0.0, self._run.stopped), []):
-                tasks[index].reply = reply
-        if self._config.late != NEXT:
-            over = {task.client for task in self.late_work.due_by(pace.now())}
-            self._bytes_late += sum(bytes_of(task.reply) for task in tasks.values())
-            self.late_work.done(over | {i for i, task in tasks.items() if task.reply})
-        return [client for client in self._run.clients if client.index not in tasks]
+            for index, reply in next(looks(grid, self._awaited(), 0.0, self._run.stopped), []):
+                self._bytes_late += bytes_of(reply)
+                del self._late[index]
+        self._forget(self._due_by(pace.now()))
+        return [client for client in self._run.clients if client.index not in self._late]
+
+    def _awaited(self) -> dict[str, int]:
+        """Return the clients whose late replies may still come, by message id."""
+        return {task.request.message_id: index for index, task in self._late.items() if task.request}
+
+    def _due_by(self, now: float) -> set[int]:
+        """Return the clients whose late tasks end by a clock time."""
+        return {index for index, task in self._late.items() if task.due <= now + RESOLUTION}
+
+    def _forget(self, clients: Iterable[int]) -> None:
+        """Forget the late tasks of clients that are done, or gone."""
+        for index in clients:
+            self._late.pop(index, None)
 
     def nobody(self, free: Sequence[Client]) -> Chosen | None:
         """Return an empty draw if all clients that the scheme could draw are at work; None otherwise."""
-        fixed, late = set(self._selection.scheme.fixed), self.late_work.tasks.keys()
+        fixed, late = set(self._selection.scheme.fixed), self._late.keys()
         by_scheme = not self._capabilities.chooses_clients
         if free and not (by_scheme and fixed & late and not fixed & {client.index for client in free}):
             return None
-        by_replies = any(task.weight is None for task in self.late_work.tasks.values())
-        return [], None if by_replies else []
+        return [], []
 
-    def open(self, current: Round, config: ConfigRecord) -> None:
+    def open(self, current: Round) -> None:
         """Work out how many valid replies close the round."""
         indices, there = [client.index for client in current.clients], self._size.there()
         worth = self._size.worth(current.weights or [1.0] * len(indices), there)
-        self._fields = config
         self._current = Early(
             self._run.pace.now(),
             self._size.needed(there),
             dict(zip(indices, worth, strict=True)),
             due={},
             bytes={},
-            beside={},
             share=self._free_share(),
         )
 
-    def sent(self, client: Client, request: Message, beside: Mapping[str, Vector]) -> None:
-        """Note a client's request, and the vectors (D,) beside the model."""
-        early = self._early
-        early.bytes[client.index], early.beside[client.index] = messages.total_bytes(request), beside
+    def sent(self, client: Client, request: Message) -> None:
+        """Note the bytes of a client's request."""
+        self._early.bytes[client.index] = messages.total_bytes(request)
 
     def ready(self, current: Round) -> None:
         """Compute when each reply is due, or its client goes away; the bytes of all requests are known now."""
@@ -216,7 +224,7 @@ class EarlyClosing:
 
     def _free_share(self) -> float:
         """Return the free clients' share of Σ p_i over the connected ones: the d_i were computed among the free."""
-        late = self.late_work.tasks
+        late = self._late
         if not late:
             return 1.0
         here = [c for c in self._run.clients if c.index in late or self._run.pace.there(c)]
@@ -250,12 +258,12 @@ class EarlyClosing:
             needed=early.needed,
             worth=early.worth,
             failed=failed,
-            busy=[task.due for task in self.late_work.tasks.values()] if self._run.own_loop else (),
+            busy=[task.due for task in self._late.values()] if self._run.own_loop else (),
         )
 
     def _as_foretold(self, current: Round, grid: Grid, asked: dict[int, Message]) -> Iterator[Message]:
-        """Send the tasks that are done in time, and the late tasks of earlier rounds that are done by now."""
-        early, run, replies = self._early, self._run, list[Message]()
+        """Send the tasks that are done in time."""
+        early, replies = self._early, list[Message]()
         failed = early.due.keys() - asked.keys()
         plan = self._plan(failed)
         while early.needed < inf and (new := [i for i in plan.in_time if i in asked]):
@@ -263,32 +271,19 @@ class EarlyClosing:
             replies += self._sent(grid, requests)
             failed |= self._invalid(current, new, replies)
             plan = self._plan(failed)
-        early.late = {
-            index: LateTask(
-                index, current.number, early.began, early.due[index], parts=self._timeline.parts(index)
-            )
-            for index in plan.late
-        }
-        self._out_of_time = run.pace.over(plan.at)
-        present = {client.index for client in run.clients}
-        arrived = {task.client: task for task in self.late_work.due_by(plan.at)}
-        early.lost = {c.index for c in run.clients if c.index in arrived and self._loses(c, arrived[c.index])}
-        early.gone = {i for i, t in arrived.items() if t.base is None or i not in present} | early.lost
-        early.earlier = {i: task for i, task in arrived.items() if i not in early.gone}
-        again = self._requested_again(early.earlier.values())
+        early.late = {index: LateTask(early.due[index]) for index in plan.late}
+        self._out_of_time = self._run.pace.over(plan.at)
+        early.done = self._due_by(plan.at)
         self._close(current, plan)
         # What comes too late is worked on only where that is seen later; replies to no request are passed over.
-        unseen = plan.late if self._config.late != NEXT and self._clients_keep_something else []
+        unseen = plan.late if self._clients_keep_something else []
         rest = [asked[index] for index in [*plan.in_time, *unseen] if index in asked]
-        return chain(replies, self._sent(grid, [*rest, *again]))
+        return chain(replies, self._sent(grid, rest))
 
     @property
     def _clients_keep_something(self) -> bool:
         """Whether clients keep a state from task to task, which dropped work changes, too."""
         return self._capabilities.clients_keep_models or self._config.compression != "none"
-
-    def _loses(self, client: Client, task: LateTask) -> bool:
-        return self._run.pace.loses(client, task.number, task.began)
 
     def _sent(self, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
         if not requests:
@@ -297,38 +292,26 @@ class EarlyClosing:
             grid, requests, lambda index: self._timeline.arrived(index, self._run.pace.now())
         )
 
-    def _requested_again(self, tasks: Iterable[LateTask]) -> list[Message]:
-        """Return requests for late tasks: their clients work on them in the round in which they count."""
-        by_index, requests = {client.index: client for client in self._run.clients}, list[Message]()
-        arrays = {}
-        for task in tasks:
-            client = by_index[task.client]
-            assert task.base is not None
-            if id(task.base) not in arrays:
-                arrays[id(task.base)] = self._run.layout.to_record(task.base.astype("float64"))
-            own = self._requests.fields(client, task.number, task.number, self._fields)
-            requests.append(self._requests.request(client, own, arrays[id(task.base)], task.beside))
-            task.request = requests[-1].metadata
-        return requests
-
     def _as_they_come(self, current: Round, grid: Grid, asked: dict[int, Message]) -> list[Message]:
         """Send all requests, and wait until the round closes; late replies to earlier rounds may come, too."""
         early, run, replies = self._early, self._run, list[Message]()
-        tasks, by_index = self.late_work.tasks, {c.index: c for c in current.clients}
+        by_index = {c.index: c for c in current.clients}
         self._pending.expect({by_index[index].node_id: index for index in asked})
         pushed = set(grid.push_messages(list(asked.values())))
         ids = {request.metadata.message_id: index for index, request in asked.items()}
-        earlier = {t.request.message_id: i for i, t in tasks.items() if t.request and not t.reply}
+        earlier = self._awaited()
         waiting = {name: index for name, index in ids.items() if name in pushed}
         open_, got, late = set(waiting.values()), 0, dict[int, Message]()
         deadline = self._config.round_deadline or inf
-        waits = {**earlier, **waiting}
-        seen = any(task.reply for task in tasks.values())
-        ended = not (open_ if asked else tasks and not seen)
-        for look in () if ended else looks(grid, waits, min(deadline, run.timeout), run.stopped):
+        seen, ended = False, not (open_ if asked else self._late)
+        for look in (
+            () if ended else looks(grid, {**earlier, **waiting}, min(deadline, run.timeout), run.stopped)
+        ):
             for index, reply in sorted(look, key=lambda pair: pair[0]):
                 if reply.metadata.reply_to_message_id in earlier:
-                    tasks[index].reply, seen = reply, True
+                    del self._late[index]
+                    self._bytes_late += bytes_of(reply)
+                    seen = True
                     continue
                 self._timeline.arrived(index, run.pace.now())
                 self._pending.answered(by_index[index].node_id)
@@ -344,26 +327,23 @@ class EarlyClosing:
         self._pending.expect({})
         in_time = got >= early.needed or deadline <= run.timeout
         self._settle_real_time(current, {i: late.get(i) for i in [*late, *(open_ if in_time else ())]})
-        replies += [task.reply for task in early.earlier.values() if task.reply is not None]
         return replies
 
     def _settle_real_time(self, current: Round, late: Mapping[int, Message | None]) -> None:
-        """Note the late tasks of this round, and those of earlier rounds that have arrived or never will."""
+        """Note the late tasks of this round, and those of earlier rounds that are over or never will be."""
         early, run = self._early, self._run
         metadata = dict(zip((c.index for c in current.clients), current.requests, strict=True))
         nodes = {client.index: client.node_id for client in run.clients}
-        now, tasks = run.pace.now(), self.late_work.tasks
+        now = run.pace.now()
         for index, reply in late.items():
-            until, sent = early.began + run.timeout, metadata[index]
-            task = LateTask(index, current.number, early.began, until, request=sent, reply=reply)
-            early.late[index] = task
-        for index, task in tasks.items():
+            early.late[index] = LateTask(early.began + run.timeout, metadata[index])
+            early.wasted += bytes_of(reply)
+            if reply is not None:
+                early.answered.add(index)
+        for index, task in self._late.items():
             same = task.request is not None and nodes.get(index) == task.request.dst_node_id
-            if task.base is not None and task.reply is not None and index in nodes:
-                early.earlier[index] = task
-            elif task.reply is not None or task.due <= now or not same:
-                early.gone.add(index)
-                early.wasted += bytes_of(task.reply)
+            if task.due <= now or not same:
+                early.done.add(index)
         in_time = [client.index for client in current.clients if client.index not in late]
         self._close(current, ClosingTime(now, in_time, sorted(late)))
 
@@ -375,39 +355,24 @@ class EarlyClosing:
         for index in clients:
             client, metadata = asked[index]
             try:
-                check(client, by_id.get(metadata.message_id), current.base_of(client)[0])
+                check(client, by_id.get(metadata.message_id), current.base_of(client))
             except ArraysMismatchError:
                 wrong.add(index)
         return wrong
 
     def _close(self, current: Round, plan: ClosingTime) -> None:
-        """Replace the participants by the clients whose work counts: in time, or late for an earlier round."""
+        """Replace the participants by the clients that are in time."""
         early = self._early
         early.closed = plan
         current.lost -= early.late.keys()  # whether such a task is lost is known when it would have come
         known = current.weights or [0.0] * len(current.clients)
-        sent = dict(
-            zip((c.index for c in current.clients), zip(known, current.requests, strict=True), strict=True)
-        )
-        base, key = current.model.astype(self._run.layout.narrow), self._run.flower.arrayrecord_key
-        for index, task in early.late.items():
-            task.weight = sent[index][0] * early.share if current.weights is not None else None
-            if self._config.late == NEXT:
-                task.beside = early.beside[index]
-                task.base = task.beside[key].astype(base.dtype) if key in task.beside else base
-        by_index = {client.index: client for client in [*self._run.clients, *current.clients]}
-        count = {i: (d * early.share, request) for i, (d, request) in sent.items() if i not in early.late}
-        for index, task in early.earlier.items():
-            assert task.request is not None
-            count[index] = (task.weight or 0.0, task.request)
-            if task.base is not None:
-                current.bases[index] = task.base, task.number
-        order = sorted(count)
-        total = sum(known) if sent else 1.0
-        current.clients = [by_index[index] for index in order]
-        current.requests = [count[index][1] for index in order]
+        in_order = sorted(range(len(known)), key=lambda place: current.clients[place].index)
+        kept = [place for place in in_order if current.clients[place].index not in early.late]
+        total = sum(known) if current.clients else 1.0
+        current.clients = [current.clients[place] for place in kept]
+        current.requests = [current.requests[place] for place in kept]
         if current.weights is not None:
-            current.weights = shared([count[index][0] for index in order], total)
+            current.weights = shared([known[place] * early.share for place in kept], total)
 
     def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
         """Return the replies that count, of all replies that a user-defined loop has waited for."""
@@ -415,7 +380,7 @@ class EarlyClosing:
         if early.needed < inf:
             failed = self._invalid(current, early.due, replies)
         plan = self._plan(failed)
-        early.late = {i: LateTask(i, current.number, early.began, early.due[i]) for i in plan.late}
+        early.late = {index: LateTask(early.due[index]) for index in plan.late}
         self._close(current, plan)
         kept = {metadata.message_id for metadata in current.requests}
         return [reply for reply in replies if reply.metadata.reply_to_message_id in kept]
@@ -427,56 +392,24 @@ class EarlyClosing:
         early = self._early
         if early.closed is None:
             return {}
-        next_counts = self._config.late == NEXT
-        dropped = [] if next_counts else list(early.late)
-        for index in dropped:
-            self._never_counts(index, current.number)
-        if next_counts:
-            for index in early.gone:
-                task = self.late_work.tasks[index]
-                self._never_counts(index, task.number, lost=index in early.lost)
-                early.wasted += task.sent_bytes
-            dropped += early.gone
-        self.late_work.done(early.gone | early.earlier.keys())
-        for task in early.late.values() if self._run.own_loop else ():
-            task.sent_bytes = early.bytes.get(task.client, 0)
-            if next_counts or task.reply is None:
-                self.late_work.add(task)
-        early.wasted += self._bytes_late + sum(early.bytes.get(index, 0) for index in dropped)
-        if not next_counts:
-            early.wasted += sum(bytes_of(task.reply) for task in early.late.values())
+        for index in early.late:
+            self._run.missed(f"not done when round {current.number} closed")
+            account = self._accounts[index]
+            account.tasks += 1
+            account.note(messages.LATE)
+            self._timeline.end(index, self._run.pace.now(), messages.LATE)
+        self._forget(early.done)
+        if self._run.own_loop:
+            self._late |= {i: task for i, task in early.late.items() if i not in early.answered}
+        wasted = early.wasted + self._bytes_late + sum(early.bytes.get(index, 0) for index in early.late)
         self._bytes_late = 0
-        ages = [
-            current.number - task.number
-            for index, task in early.earlier.items()
-            if current.outcomes.get(index) == ACCEPTED
-        ]
-        told: dict[str, int | float] = {
+        return {
             messages.LATE_UPDATES: len(early.late),
-            messages.DROPPED_UPDATES: len(dropped),
-            messages.BYTES_WASTED: early.wasted,
+            messages.DROPPED_UPDATES: len(early.late),
+            messages.BYTES_WASTED: wasted,
         }
-        if next_counts:
-            told[messages.EARLIER_UPDATES] = len(ages)
-            if early.lost:  # what is dropped counts as late, whatever became of it
-                told[messages.LOST_TASKS] = len(current.lost) + len(early.lost)
-                told[messages.FAILURES] = len(current.failures) + len(early.lost)
-        if self._selection.weights_say_shares and (q := self._objective.shares()) is not None:
-            told["weights-distance"] = self._objective.distance(q)
-        if ages:
-            told |= {"staleness-mean": sum(ages) / len(ages), "staleness-max": max(ages)}
-        return told
 
-    def _never_counts(self, index: int, number: int, *, lost: bool = False) -> None:
-        """Note that a client's work never counts."""
-        self._run.missed(f"not done when round {number} closed")
-        account = self._accounts[index]
-        account.tasks += 1
-        outcome = messages.LOST if lost else messages.LATE
-        account.note(outcome)
-        self._timeline.end(index, self._run.pace.now(), outcome)
-
-    # ---- Time, and what is minimised ---------------------------------------------------------------------------
+    # ---- Time ---------------------------------------------------------------------------------------------------
 
     def cut_off(self) -> bool:
         """Return True if the run is stopped, or the round would exceed the time budget."""
@@ -491,71 +424,61 @@ class EarlyClosing:
             return pace.round_time(current.clients, server_round)
         return (self._early.closed or self._plan()).at - pace.now()
 
-    def expected(self, p: Weights, expected: Weights | None) -> Weights | None:
-        """Return each client's expected share (n,) of the objective; None if it can't be known."""
-        if self._capabilities.counts_again or expected is None:
-            return expected
-        foreseen = self._objective.shares()  # of those that are there
-        return foreseen if foreseen is not None and len(foreseen) == len(p) else None
-
     def may_evaluate(self) -> list[Client]:
         """Return the connected clients; in real time without those at work, for which no evaluation waits."""
         run = self._run
         if run.grid is None or not run.pace.real_time:
             return run.clients
         free = self._pending.free(run.grid, messages.EVALUATE)
-        return [client for client in free if client.index not in self.late_work.tasks]
+        return [client for client in free if client.index not in self._late]
 
     # ---- A run, and going on where an earlier one was ----------------------------------------------------------
 
     def check_loop(self, loop: OuterLoop) -> None:
-        """Raise RunError in a user-defined loop if late work needs the strategy's own loop."""
+        """Raise RunError in a user-defined loop in real time: it waits for all replies."""
         config = self._config
-        if not self._run.own_loop and (config.late == NEXT or self._run.pace.real_time):
-            given = f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}"
+        if not self._run.own_loop and self._run.pace.real_time:
             raise RunError(
-                f"{f'late = {NEXT!r}' if config.late == NEXT else given}: {loop.who} waits for all replies of a "
-                f"round before any counts; call {loop.instead}"
+                f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}: {loop.who} waits "
+                f"for all replies of a round before any counts; call {loop.instead}"
             )
 
     def begin(self) -> None:
-        """Continue late work of a resumed run; in real time it is lost."""
-        config, tasks, pace = self._config, self.late_work.tasks, self._run.pace
+        """Begin a run; in real time the late tasks of a resumed run are lost."""
+        config = self._config
         self._out_of_time = False
-        if pace.real_time and config.round_deadline > self._run.timeout:
+        if not self._run.pace.real_time:
+            return
+        if config.round_deadline > self._run.timeout:
             log.warning(
                 "round_deadline = %g changes nothing: no round waits longer than timeout = %g s",
                 config.round_deadline,
                 self._run.timeout,
             )
-        if tasks and pace.real_time:
-            log.warning("late work of %d clients was under way when the run ended: it is lost", len(tasks))
-            self.late_work = LateWork()
-            return
-        for task in tasks.values():
-            if config.late == NEXT:
-                self._timeline.begin(task.client, task.began, task.due, task.parts)
-
-    def log_objective(self) -> None:
-        """Log once which objective the run minimises."""
-        self._objective.log_beforehand()
-
-    def end(self) -> None:
-        """Log the observed weights of the clients, where they couldn't be known before."""
-        self._objective.log_observed()
+        if self._late:
+            log.warning(
+                "late work of %d clients was under way when the run ended: it is lost", len(self._late)
+            )
+            self._late = {}
 
     def state(self) -> dict[str, Any]:
-        """Return the late work that is under way."""
-        return self.late_work.state()
+        """Return the late tasks that are under way: client index and end of each."""
+        return (
+            {AT_WORK: [[index, task.due] for index, task in sorted(self._late.items())]} if self._late else {}
+        )
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the late work of a state."""
-        self.late_work = LateWork.restored(state)
+        """Restore the late tasks of a state; ValueError for one of an earlier version, whose late work may count."""
+        rows = state.get(AT_WORK, ())
+        if any(len(row) != 2 for row in rows):
+            raise ValueError(
+                "the checkpoint is of an earlier version, which kept late work: begin the run anew"
+            )
+        self._late = {index: LateTask(due) for index, due in rows}
 
     def reset(self) -> None:
-        """Forget the late work and the expected shares of an earlier run."""
-        self.late_work = LateWork()
-        self._objective.reset()
+        """Forget the late tasks of an earlier run."""
+        self._late = {}
 
 
 def check_early(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
@@ -570,8 +493,3 @@ def check_early(name: str, config: SynchronousConfig, scheme: str, capabilities:
             f"round_deadline = {config.round_deadline:g}: participation = 'paired' needs the last client in "
             "every round, who may be at work on an earlier one; allowed are full, uniform, md, flower, fixed:…"
         )
-    why = capabilities.of_one_round
-    if config.server_optimizer == FEDEXP:
-        why = f"the step size of server_optimizer = {FEDEXP!r} is that of the updates of one round"
-    if config.late == NEXT and why:
-        raise ValueError(f"late = {NEXT!r}: {why}; allowed is drop")

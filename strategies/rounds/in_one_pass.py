@@ -111,7 +111,7 @@ class InOnePass:
         for each in added:
             try:
                 client = self._client(each)
-                base, _ = self._current.base_of(client)
+                base = self._current.base_of(client)
                 each.model = self._check.in_reply(client, replies.get(each.place), base)
             except ArraysMismatchError as error:
                 each.error = error

@@ -68,8 +68,8 @@ class Round:
         The indices of the clients that go away before their tasks are done.
     worth : dict of int to float
         The weights d_i by which clients count, by index.
-    bases : dict of int to (array (D,), int)
-        The model that a client was sent and its round, where it isn't this round's model, by client index.
+    bases : dict of int to array (D,)
+        The model that a client was sent, where it isn't the global one, by client index.
     outside : int
         The number of clients with values beyond the range of a secure sum, whose indices aren't known.
     """
@@ -93,12 +93,12 @@ class Round:
     by_mods: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     worth: dict[int, float] = field(default_factory=dict)
-    bases: dict[int, tuple[NDArray[Any], int]] = field(default_factory=dict)
+    bases: dict[int, NDArray[Any]] = field(default_factory=dict)
     outside: int = 0
 
-    def base_of(self, client: Client) -> tuple[NDArray[Any], int]:
-        """Return the model (D,) from which a client's counted work started, and the round of that model."""
-        return self.bases.get(client.index, (self.model, self.number))
+    def base_of(self, client: Client) -> NDArray[Any]:
+        """Return the model (D,) that a client was sent."""
+        return self.bases.get(client.index, self.model)
 
     def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Scheduler) -> None:
         """Note the requests that are really sent, which a user-defined hook may change, and that tasks begin."""

@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies import streams
+from strategies.clients.accounts import Accounts
 from strategies.clients.roster import Client, sized_by_replies
 from strategies.clients.weights import Weights, among, of_each
 from strategies.core.capabilities import Capabilities
@@ -188,6 +189,16 @@ class Selection:
         return dict(zip(p, shares.tolist(), strict=True)) if shares.any() else p
 
     def expected(self, p: Weights) -> Weights | None:
+        """Return each client's expected share (n,) of the objective; None if it can't be known.
+
+        Where rounds close early or tasks fail, the clients that are in time share the weight of the others: fast
+        clients count more often. How much more isn't known beforehand.
+        """
+        config = self._config
+        loses = config.round_deadline or config.over_select or config.task_failure
+        return None if loses and not self._capabilities.counts_again else self.drawn(p)
+
+    def drawn(self, p: Weights) -> Weights | None:
         """Return E[d_i] (n,) under the scheme and the clients' availability; None if it can't be known."""
         able = self._capabilities
         if (able.needs_all_updates and not able.by_weights) or able.chooses_clients:
@@ -202,10 +213,31 @@ class Selection:
 
     def corrected(self, p: Weights) -> Weights | None:
         """Return E[d_i] (n,) over the clients that ever finish a task, for methods that correct for participation."""
-        expected = self.expected(p)
-        if expected is None or self._run.pace.always:
-            return expected
-        return among(list(self.minimised().values()), expected > 0)
+        drawn = self.drawn(p)
+        if drawn is None or self._run.pace.always:
+            return drawn
+        return among(list(self.minimised().values()), drawn > 0)
+
+    def log_observed(self, accounts: Accounts) -> None:
+        """Log by which weights the clients of a run have counted, where it couldn't be known beforehand."""
+        clients = self._run.clients
+        if not clients or self._run.stopped() or not self.weights_say_shares:
+            return
+        weights = accounts.column("weight", max(client.index for client in clients) + 1)
+        q = np.array([weights[client.index] for client in clients])
+        p = self._population.importances(clients)
+        if q.sum() <= 0 or (distance := 0.5 * float(np.abs(q / q.sum() - p).sum())) <= 1e-6:
+            return
+        q = q / q.sum()
+        most = int(np.argmax(q - p))
+        log.warning(
+            "this run counted its clients by Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f (½ Σ "
+            "|q_i − p_i|), as rounds close before slow clients are done; %s counts most in excess, %.4f for %.4f",
+            distance,
+            clients[most],
+            q[most],
+            p[most],
+        )
 
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
         """Return E[d_i] (m,) of the clients at ``places`` under the scheme; zeros if it draws none of them."""
@@ -309,7 +341,6 @@ class CallUp:
         if not run.clients:  # stopped before they could answer
             return None
         self._check_number(grid)
-        closing.log_objective()
         there, late = closing.free(grid), closing.waits_for_late_work
         free = present(run.pace, there, selection.scheme.may_draw, wait=not late)
         if not free and not closing.waits_for_late_work:

@@ -36,9 +36,8 @@ from strategies.flower.errors import RunError
 from strategies.flower.packing import packing
 from strategies.rounds.aggregator import Aggregator, RoundAggregation
 from strategies.rounds.closing import Closing, WaitForAll
-from strategies.rounds.deadline import NEXT, RoundSize
+from strategies.rounds.deadline import RoundSize
 from strategies.rounds.early_closing import EarlyClosing, check_early
-from strategies.rounds.objective import RoundObjective
 from strategies.rounds.participation import IN_ORDER
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.selection import CallUp, Selection, check_equality, check_loop
@@ -157,7 +156,7 @@ class SynchronousStrategy(FederatedStrategy):
         """Return each client's expected share (n,) of the objective, from its p_i (n,); None if it is unknown."""
         if self.capabilities.corrects_participation and not self.closing.early:
             return self.selection.corrected(p)  # participation changes the corrections, not the objective
-        return self.closing.expected(p, self.selection.expected(p))
+        return self.selection.expected(p)
 
     def minimised(self) -> dict[int, float]:
         """Return E[d_i] of the clients that count now, by index, as if all were present and in time."""
@@ -223,10 +222,6 @@ class SynchronousStrategy(FederatedStrategy):
                 reporter.report(0, run.result, {}, evaluate_fn=evaluate_fn, shares=dict)
             else:
                 run.clock.resume(state["time"])  # waiting for the clients didn't count
-            if self.config.late == NEXT and not closing.early:
-                log.warning(
-                    "late = %r changes nothing: without round_deadline or over_select nothing is late", NEXT
-                )
             if self._secure is not None:
                 self._secure.look(grid)
             closing.begin()
@@ -255,7 +250,8 @@ class SynchronousStrategy(FederatedStrategy):
                 metrics = result.train_metrics_clientapp.get(run.aggregations, MetricRecord())
                 evaluate(metrics, on_clients=not run.stopped())
             run.check_worked(initial_arrays)
-            closing.end()
+            if closing.early:
+                self.selection.log_observed(self.accounts)
             return run.outcome(run.told(self.optimizer))
 
     # ---- A round, and Flower's hooks ---------------------------------------------------------------------------
@@ -273,9 +269,9 @@ class SynchronousStrategy(FederatedStrategy):
             others = self._call_up.others(by_node, self._round, grid, config)
             if others is not None:  # their sizes in replies are their weights: the draw has none for them
                 current = self._open(server_round, arrays, (others, None))
-                self.closing.open(current, config)
+                self.closing.open(current)
                 for client in others:
-                    self.closing.sent(client, by_node[client.node_id], {})
+                    self.closing.sent(client, by_node[client.node_id])
                 self.closing.ready(current)
                 current.bytes_down = sum(map(messages.total_bytes, asked))
             return asked
@@ -365,7 +361,7 @@ class SynchronousStrategy(FederatedStrategy):
     def _requests(self, current: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
         """Build a round's requests, in the order of the clients."""
         key, requests = self.run.flower.arrayrecord_key, []
-        self.closing.open(current, config)
+        self.closing.open(current)
         companions = self.companions(current.clients)
         beside: Mapping[str, Vector] = {}
         for client in current.clients:
@@ -375,8 +371,8 @@ class SynchronousStrategy(FederatedStrategy):
             requests.append(self.requests.request(client, fields, arrays, beside))
             self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))
             if key in beside:  # sent in place of the model
-                current.bases[client.index] = self.run.layout.rounded(beside[key]), current.number
-            self.closing.sent(client, requests[-1], beside)
+                current.bases[client.index] = self.run.layout.rounded(beside[key])
+            self.closing.sent(client, requests[-1])
         self.closing.ready(current)
         current.requests = [request.metadata for request in requests]
         current.companions = tuple(beside)
@@ -565,7 +561,7 @@ class SynchronousStrategy(FederatedStrategy):
         return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
 
     def at_work(self) -> list[int]:
-        """Return the indices of the clients that have a request, late work included."""
+        """Return the indices of the clients that have a request, late tasks included."""
         return list({*super().at_work(), *self.closing.busy()})
 
     def parts(self) -> list[Any]:
@@ -677,13 +673,9 @@ def _closing(strategy: SynchronousStrategy) -> Closing:
     """Return when rounds close: when all have answered, at a deadline, or with as many replies as are needed."""
     config, able, run, selection = strategy.config, strategy.capabilities, strategy.run, strategy.selection
     pending, timeline = strategy.pending, strategy.timeline
-    early = config.round_deadline or config.over_select
-    if not early and (not config.task_failure or able.counts_again):
+    if not (config.round_deadline or config.over_select):
         return WaitForAll(run, pending, timeline, selection.suffices)
     size = RoundSize(run, partial(attrgetter("scheme"), selection), config.over_select)
-    objective = RoundObjective(config, run, strategy.population, selection, size, strategy.accounts, able)
-    if not early:
-        return WaitForAll(run, pending, timeline, selection.suffices, objective)
     check_early(run.name, config, selection.scheme.scheme, able)
     return EarlyClosing(
         config,
@@ -691,8 +683,6 @@ def _closing(strategy: SynchronousStrategy) -> Closing:
         strategy.population,
         selection,
         size,
-        objective,
-        strategy.requests,
         strategy.receiver,
         pending,
         strategy.accounts,

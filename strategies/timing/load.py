@@ -61,10 +61,6 @@ class Loads:
             self._parts.pop(client, None)
         self._parts.update((client, part) for client, part in zip(clients, parts, strict=True) if part != 1)
 
-    def known(self, more_than_the_model: bool) -> bool:
-        """Return True if the size of requests is known, which may be larger than the model."""
-        return not more_than_the_model or bool(self._down)
-
     def of_last(self, client: Client) -> Load:
         """Return the load of the last task that was dispatched to a client."""
         load = self.of(client, self._down.get(client.index))

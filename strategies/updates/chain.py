@@ -335,8 +335,7 @@ class Contribution:
     base : array (D,)
         The model that the client was sent.
     version, staleness : int
-        The number of the aggregation that made ``base``, and the number of aggregations since; a synchronous round
-        has staleness 0, except for late replies (``late = "next"``).
+        The number of the aggregation that made ``base``, and the number of aggregations since; 0 in a round.
     metrics : MetricRecord
         Metrics of the reply, such as ``num-steps`` (strategies/flower/messages.py).
     records : mapping of str to record

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from fedapp.config import ConfigError
 from fedapp.sweeps.point import PlannedRun
 from fedapp.sweeps.runner import run_missing, worker_pool
 from studies.maps.curves import FILE, MapCurve, collected, metric_in, read_curves, write_curves
@@ -67,7 +68,15 @@ class MapRuns:
             If a run comes to its end without the plan's metric.
         """
         plan = self.plan
-        self._collect([*self._tuning(plan.spots), *self._judged(plan.spots)])
+        planned = [*self._tuning(plan.spots), *self._judged(plan.spots)]
+        self._collect(planned)
+        for each in planned:
+            if each.removed and each.key not in self.curves:
+                removed = ", ".join(f"{key} = {value!r}" for key, value in each.removed.items())
+                raise ConfigError(
+                    f"methods.{each.labels['method']}: {removed}: is no key any more, so that runs with it can't be "
+                    "made; leave the method out"
+                )
         with worker_pool(self.jobs) if self.jobs else contextlib.nullcontext() as self._workers:
             self._say(self._outlook())
             for at, spot in enumerate(plan.spots, 1):

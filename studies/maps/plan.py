@@ -1,6 +1,7 @@
 """A map's TOML file: its two sides, its problems, its methods, and the rule by which a method wins."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +16,9 @@ from strategies import REGISTRY, AsynchronousStrategy
 # Fields of a method's table that aren't keys of the run config.
 WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH = "why", "same-upwards", "only-upwards", "search"
 NOT_KEYS = (WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH)
+
+# Keys that the run config no longer has: curves of runs with such a key are read, and no such run is made.
+REMOVED = ("late",)
 
 BUDGET = "time-budget"
 
@@ -267,7 +271,8 @@ class MapPlan(Strict):
             "tuned": candidate_text(candidate),
             SEED: seed,
         }
-        return PlannedRun.of(labels, values)
+        removed = {key: values.pop(key) for key in REMOVED if key in values}
+        return replace(PlannedRun.of(labels, values), removed=removed)
 
     def grid(self, problem: str, method: str) -> dict[str, list[float]]:
         """Return the values of each key that a method's search begins with, the lowest first."""

@@ -30,7 +30,7 @@ GONE = [
     [(2.9, 4.1), (8.3, PERIOD)],
     [(0.0, 3.7), (9.3, PERIOD)],
 ]
-DEADLINE = {"round-deadline": 1.2, "late": "next"}
+DEADLINE = {"round-deadline": 1.2}
 ASYNC = {"strategy": "async-fedavg", "aggregation-weights": "observed"}
 
 
@@ -148,7 +148,7 @@ def test_a_resumed_run_has_the_files_of_one_that_went_through(go, keys, rounds):
     part = go("part", rounds[0], there=False, **keys)
     if keys is DEADLINE:
         (state,) = part.glob("checkpoint/[0-9]*/state.json")
-        assert json.loads(state.read_text())["strategy"]["late-parts"]
+        assert json.loads(state.read_text())["strategy"]["late-tasks"]
     assert columns(part, *names) != columns(whole, *names)
     go("part", rounds[1], resume=part)
     assert columns(part, *names) == columns(whole, *names)

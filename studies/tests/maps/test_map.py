@@ -360,6 +360,13 @@ def test_what_can_not_be_is_said_before_a_run_begins(plan_file, tmp_path):
     assert not list(out.glob("runs/*"))
 
 
+def test_runs_with_a_key_that_is_gone_are_found_and_not_made(tmp_path):
+    methods = {**TINY["methods"], "deadline": {"strategy": "fedavg", "round-deadline": 0.5, "late": "next"}}
+    with pytest.raises(ConfigError, match=r"methods.deadline: late = 'next': is no key any more"):
+        make(tmp_path, methods=methods)
+    assert not list(tmp_path.glob("runs/*"))
+
+
 def test_quick_leaves_what_it_names():
     whole = checked("x", TINY, MapPlan)
     small = checked("x", whole.quick_content(), MapPlan)

@@ -258,14 +258,10 @@ def test_what_breaks_an_assumption_is_named(
 def test_a_key_that_theory_does_not_know_of_is_named_where_it_is_read(
     run_once: RunOnce, tmp_path: Path
 ) -> None:
-    late = changed(run_once(), tmp_path / "late", round_deadline="9.0", late='"next"')
-    assert bounds_of_run(late).refusals == [
-        "round-deadline = 9.0: a round must wait for all clients",
-        "late = 'next': the theorems are about runs with 'drop'",
-    ]
+    kept = changed(run_once(), tmp_path / "kept", keep='"best"')
+    assert bounds_of_run(kept).refusals == ["keep = 'best': the theorems are about runs with 'last'"]
     # FedAvg reads none of these.
     unread = {
-        "late": '"next"',
         "concurrency": 2,
         "aggregation_weights": '"observed"',
         "norm_ratio_bound": 0.1,

@@ -66,7 +66,7 @@ def test_central_no_update_is_longer_than_the_norm_and_no_loss_is_sent(tmp_path)
     assert "dp-epsilon" not in metrics[0]
 
 
-@pytest.mark.parametrize("strategy", one_of_each("has_rounds", "sends_beside_model", "personal"))
+@pytest.mark.parametrize("strategy", one_of_each("has_rounds", "writes_requests", "personal"))
 def test_local_noise_is_on_what_leaves_the_client(strategy, tmp_path):
     grid = Watching()
     values = {"dp": "local", "dp-clipping-norm": 0.05, "dp-noise-multiplier": 4.0, "message-epsilon": 100.0}

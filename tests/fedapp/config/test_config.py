@@ -332,7 +332,8 @@ def test_the_number_of_clients_is_no_key_of_a_run(key: str) -> None:
 def test_a_key_that_is_like_no_other_is_not_answered_with_all_of_them() -> None:
     assert refusal({"zzz": 4}) == "unknown key 'zzz': `fedapp keys` lists all"
     assert (
-        refusal({"learn": 4}) == "unknown key 'learn': near are lr, personal, late; `fedapp keys` lists all"
+        refusal({"learn": 4})
+        == "unknown key 'learn': near are lr, personal, stragglers; `fedapp keys` lists all"
     )
 
 

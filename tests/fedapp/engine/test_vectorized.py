@@ -232,7 +232,7 @@ def test_images_are_changed_alike_by_every_way_of_training(way, small):
         {"step_heterogeneity": "range:1-3", "normalize_steps": True},
         {"batch_size": 0, "lr_schedule": "inverse-sqrt", "lr": 0.5},
         {"participation": "md", "fraction_train": 0.6},  # a client may be drawn more than once
-        {"round_deadline": 0.5, "late": "next"},
+        {"round_deadline": 0.5},
         {"over_select": 0.5, "participation": "md", "fraction_train": 0.6, "round_deadline": 0.7},
         {"dataset": "synthetic", "partitioner": "natural", "model": "perceptron", "batch_size": 0},
         {"test_on": "unseen-clients", "record_divergence": True},

@@ -75,7 +75,7 @@ def test_unless_asked_a_run_records_none(record):
     assert not any("divergence" in r or "drift" in r for r in records)
 
 
-@pytest.mark.parametrize("name", one_of_each("has_rounds", "sends_beside_model", "personal"))
+@pytest.mark.parametrize("name", one_of_each("has_rounds", "writes_requests", "personal"))
 def test_every_strategy_records_it_and_its_result_stays_the_same(name, record):
     with_it, without = (
         record(strategy=name, record_divergence=asked, buffer_size=2, server_lr=0.5)[1]

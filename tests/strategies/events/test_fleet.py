@@ -541,28 +541,3 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
         assert drawn == int(np.ceil((1 + over) * wanted - 1e-9))
         assert needed == (wanted if over else np.inf)
         assert asked <= drawn
-
-
-def test_what_such_rounds_minimise_is_foreseen_by_those_that_are_there(federation, model, train_config):
-    seen: list[Any] = []
-    strategy = FedAvg(
-        participation="uniform",
-        fraction_train=0.4,
-        over_select=0.5,
-        time_scenario="lognormal:0.5,10",
-        seed=3,
-        availability="diurnal:0.6,5",
-        fraction_evaluate=0.0,
-        client_weights="uniform",
-        observer=seen.append,
-    )
-    strategy.start(
-        federation([0.0] * 8, [2] * 8),
-        model(1.0),
-        num_rounds=300,
-        timeout=10.0,
-        train_config=train_config(1, 1e-4),
-    )
-    last = seen[-1].clients
-    assert last["expected-share"] == pytest.approx(last["observed-share"], abs=0.02)
-    assert max(last["expected-share"]) > 1.3 * min(last["expected-share"])

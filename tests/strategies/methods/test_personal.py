@@ -1,6 +1,5 @@
 """Models of clients' own, as the server sees them: FedAMP's means, and what Ditto asks of clients, and never."""
 
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -170,33 +169,6 @@ def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit(
     for _ in range(5):
         alone = (alone - 0.5 * (alone.astype(float) - MIDDLES)).astype(np.float32)
     assert [strategy.vectors("models").get(i)[0] for i in range(C)] == alone.tolist()
-
-
-def test_late_work_counts_from_the_mean_that_it_was_sent_also_in_a_run_that_goes_on(tmp_path):
-    (tmp_path / "times.csv").write_text("client,seconds\n0,1\n1,1\n2,1\n3,2.5\n")
-    options: dict[str, Any] = {
-        "round_deadline": 1.5,
-        "late": "next",
-        "time_scenario": f"trace:{tmp_path / 'times.csv'}",
-        "fedamp_sigma": 1.0,
-        "proximal_mu": 0.0,
-    }
-    states: list[dict[str, Any]] = []
-    on, second, strategy = grid(), grid(), FedAMP(**options)
-    strategy.observer = lambda progress: states.append(deepcopy(strategy.state()))
-    whole = start(strategy, on, rounds=5)
-    sent = {
-        int(on.nodes[m.metadata.dst_node_id].context.node_config["partition-id"]): m for m in on.requests()
-    }
-    assert 0 < on.asked().count(3) < on.asked().count(0)
-    for i, message in sent.items():  # the last that each worked on
-        u = message.content.array_records["arrays"]["w"].numpy().astype(float)
-        assert strategy.vectors("models").get(i) == pytest.approx(u - 0.5 * (u - MIDDLES[i]), abs=1e-6)
-    for state in states[1:4]:
-        again = FedAMP(**options)
-        again.restore(deepcopy(state))
-        resumed = start(again, second, rounds=5)
-        assert resumed.arrays["w"].numpy().tobytes() == whole.arrays["w"].numpy().tobytes()
 
 
 @pytest.mark.parametrize(

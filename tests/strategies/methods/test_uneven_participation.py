@@ -180,6 +180,9 @@ def test_what_is_told_of_the_shares(kind, own, beta, closes, go, tmp_path):
     both, three = np.where(np.arange(C) > 0, P, 0), np.where(np.arange(C) > 1, P, 0)
     q = (2 * both / both.sum() + three / three.sum()) / 3
     expected = (1 - beta) * q + beta * both / both.sum()
+    if closes:  # which tasks are in time isn't known beforehand
+        assert "expected-share" not in told[-1]
+        return
     assert told[-1]["expected-share"] == pytest.approx(expected, abs=0.01)
     assert told[-1]["observed-share"] == pytest.approx(expected, abs=0.02)
 

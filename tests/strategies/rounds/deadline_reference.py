@@ -1,7 +1,7 @@
 """Rounds that close early, worked out apart from the library: by trying every time at which a round could close."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -51,10 +51,7 @@ class Job:
     """A task under way."""
 
     client: int
-    number: int
     end: float
-    weight: float
-    base: float
 
 
 @dataclass
@@ -65,8 +62,6 @@ class Made:
     model: float
     counted: list[int]
     late: list[int]
-    ages: list[int] = field(default_factory=list)
-    worth: dict[int, float] = field(default_factory=dict)
 
 
 def run(
@@ -79,39 +74,26 @@ def run(
     model: float,
     deadline: float = 0.0,
     needed: float = inf,
-    late: str = "drop",
     failed: Sequence[int] = (),
 ) -> list[Made]:
     """Return a run's rounds: ``train`` gives a client's model from the one it is sent, ``seconds`` its times."""
     now, w, jobs, made = 0.0, model, list[Job](), list[Made]()
     for number in range(1, rounds + 1):
-        if late == "drop":
-            jobs = [job for job in jobs if job.end > now + SAME]
+        jobs = [job for job in jobs if job.end > now + SAME]
         at_work = {job.client for job in jobs}
         free = [client for client in range(clients) if client not in at_work]
         drawn = draws(free, number)
-        d = {client: weight * len(free) / clients for client, weight in drawn.items()}
-        ends = {client: now + seconds(client, number) for client in d}
+        ends = {client: now + seconds(client, number) for client in drawn}
         closed = closes_at(ends, now, deadline, needed, failed, [job.end for job in jobs])
         in_time = in_time_of(ends, closed, needed, failed)
-        mine = [Job(client, number, ends[client], d[client], w) for client in d]
-        arrived = [job for job in jobs if job.end <= closed + SAME] if late == "next" else []
-        counting = sorted(
-            [job for job in [*mine, *arrived] if (job in arrived or job.client in in_time)],
-            key=lambda job: job.client,
-        )
-        valid = [job for job in counting if job.client not in failed]
-        total, given = sum(drawn.values()) if d else 1.0, sum(job.weight for job in valid)
+        valid = sorted(set(in_time) - set(failed))
         if valid:
-            w = w + sum(
-                job.weight * total / given * (train(job.client, job.base) - job.base) for job in valid
-            )
-        jobs = [job for job in jobs if job not in arrived] + [j for j in mine if j.client not in in_time]
+            scale = sum(drawn.values()) / sum(drawn[client] for client in valid)
+            w = w + sum(drawn[client] * scale * (train(client, w) - w) for client in valid)
+        late = sorted(set(drawn) - set(in_time))
+        jobs += [Job(client, ends[client]) for client in late]
         now = closed
-        worth = {job.client: job.weight * total / given for job in valid}
-        late_now = sorted(set(d) - set(in_time))
-        ages = [number - job.number for job in valid if job in arrived]
-        made.append(Made(now, w, [job.client for job in valid], late_now, ages, worth))
+        made.append(Made(now, w, valid, late))
     return made
 
 

@@ -16,7 +16,6 @@ from strategies.flower import messages
 from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import RoundSize
 from strategies.rounds.early_closing import EarlyClosing
-from strategies.rounds.objective import RoundObjective
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
 from tests.strategies.parts import begun, population, receiver, training_requests
@@ -48,8 +47,6 @@ class Alone:
                 people,
                 selection,
                 size,
-                RoundObjective(config, self.run, people, selection, size, self.accounts, able),
-                self.requests,
                 receiver(self.run),
                 self.pending,
                 self.accounts,
@@ -62,12 +59,12 @@ class Alone:
     def round(self, number: int, weights: Sequence[float]) -> tuple[Round, list[Message], Any]:
         """Ask all that are free, with these weights; return the round, its replies and what settling it tells."""
         current = Round(number, self.run.model, self.part.free(self.grid), weights, MetricsMean())
-        self.part.open(current, ConfigRecord({"lr": 0.5}))
+        self.part.open(current)
         requests = []
         for client in current.clients:
             fields = self.requests.fields(client, number, number, ConfigRecord({"lr": 0.5}))
             requests.append(self.requests.request(client, fields, self.run.result.arrays, {}))
-            self.part.sent(client, requests[-1], {})
+            self.part.sent(client, requests[-1])
         self.part.ready(current)
         replies = list(self.part.replies(current, self.grid, requests))
         seconds = self.part.duration(current, number)
@@ -119,38 +116,17 @@ def test_at_a_deadline_those_that_are_in_time_share_the_weight(make):
     assert len(it.part.free(it.grid)) == 3
 
 
-def test_late_work_counts_in_the_round_in_which_it_comes(make):
-    it = make(round_deadline=0.7, late="next")
-    it.round(1, P)
-    it.run.aggregations = 1
-    current, replies, told = it.round(2, [1 / 3, 2 / 3])  # drawn among two of Σ p = 3/8
-    assert (it.who(replies), it.run.pace.now()) == ([0, 1, 2], pytest.approx(1.3))
-    assert current.weights == pytest.approx(P)
-    assert current.base_of(current.clients[2])[1] == 1
-    assert (told[messages.EARLIER_UPDATES], told[messages.DROPPED_UPDATES]) == (1, 0)
-    assert (told["staleness-mean"], told["staleness-max"]) == (1, 1)
-    assert not it.part.waits_for_late_work
-
-
-def test_late_work_of_a_round_that_some_were_not_free_for_keeps_its_share_of_the_weight(make):
-    it = make(round_deadline=0.5, late="next")
-    it.round(1, P)
-    it.round(2, [1.0])  # client 0 alone is free; at 0.7 s client 1 has come, too
-    current, replies, _ = it.round(3, [1 / 3, 2 / 3])  # to 1.2 s; client 1 is done at 1.3 s
-    assert (it.who(replies), it.part.busy()) == ([0, 2], [1])
-    assert it.part.state()["late-tasks"][0][4] == pytest.approx(2 / 3 * 3 / 8)
-    assert current.weights == pytest.approx([1 / 6, 5 / 6])  # 1/3 · 3/8 and 5/8
-
-
 def test_late_work_is_saved_and_restored_and_forgotten(make):
-    it, again = (make(round_deadline=0.7, late="next") for _ in range(2))
+    it, again = (make(round_deadline=0.7) for _ in range(2))
     it.round(1, P)
     state = it.part.state()
-    assert state["late-tasks"] == [[2, 1, 0.0, 1.0, 5 / 8, 0, messages.num_bytes(it.run.result.arrays)]]
+    assert state == {"late-tasks": [[2, 1.0]]}
     again.part.restore(state)
     assert again.part.busy() == [2]
     again.part.reset()
     assert again.part.state() == {}
+    with pytest.raises(ValueError, match="the checkpoint is of an earlier version, which kept late work"):
+        again.part.restore({"late-tasks": [[2, 1, 0.0, 1.0, 5 / 8, 0, 8]]})
 
 
 @pytest.mark.parametrize(

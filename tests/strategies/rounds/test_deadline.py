@@ -6,19 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import FedAvg, FedDyn, Scaffold
-from strategies.clients.roster import Client
-from strategies.clock import VirtualClock
+from strategies import FedAvg
 from strategies.rounds.deadline import closing, number_to_ask, shared
-from strategies.rounds.expected_participation import Played, Rules, play
-from strategies.rounds.late_work import LateTask, LateWork
-from strategies.rounds.participation import Draw, Participation
-from strategies.timing.virtual_scheduler import make_scheduler
-from strategies.updates.server_optimizer import FEDEXP
+from strategies.rounds.participation import Participation
 from tests.strategies.rounds.deadline_reference import SAME, closes_at, in_time_of
 
 
@@ -99,73 +92,12 @@ def test_any_number_may_be_drawn():
     assert np.allclose(np.array(drawn.weights) * 9, np.round(np.array(drawn.weights) * 9))
 
 
-def test_late_work_is_saved_and_restored():
-    work = LateWork()
-    work.add(LateTask(3, 2, 0.5, 1.5, 0.25, np.array([1.0, 2.0]), {"neighbours": np.array([3.0, 4.0])}))
-    work.add(
-        LateTask(
-            1, 1, 0.0, 2.5, 0.5, np.array([5.0, 6.0]), {"neighbours": np.array([7.0, 8.0])}, sent_bytes=16
-        )
-    )
-    again = LateWork.restored(work.state())
-    assert [vars(task).keys() for task in again.tasks.values()] == [
-        vars(t).keys() for t in work.tasks.values()
-    ]
-    for index, task in work.tasks.items():
-        other = again.tasks[index]
-        assert (other.client, other.number, other.began, other.due, other.weight, other.sent_bytes) == (
-            task.client,
-            task.number,
-            task.began,
-            task.due,
-            task.weight,
-            task.sent_bytes,
-        )
-        assert np.array_equal(np.asarray(other.base), np.asarray(task.base))
-        assert np.array_equal(other.beside["neighbours"], task.beside["neighbours"])
-    assert LateWork().state() == {}
-    assert LateWork.restored({}).tasks == {}
-
-
-def played(clients: int, scheme: str, fraction: float, ask: int | None, **rules: Any) -> Played:
-    """Play rounds of clients whose tasks take 0.2 s to 1 s."""
-    known = [Client(i + 1, i, 1, MetricRecord()) for i in range(clients)]
-    pace, drawing = make_scheduler(VirtualClock(), "F80", 0, 0.0), Participation.parse(scheme, fraction)
-    pace.enrol(known)
-
-    def draw(free: Any, p: Any, number: int, there: int) -> Draw:
-        return drawing.draw(p, np.random.default_rng(number), ask)
-
-    even = np.full(clients, 1 / clients)
-    made = pace.foresee(lambda times: play(times, known, even, draw, Rules(**rules)))
-    assert made is not None
-    return made
-
-
-def test_shares_are_told_where_enough_rounds_could_be_played():
-    # Five of ten need at most 0.6 s; the others count in every second round, with all: 1/5 and 1/10, 0 and 1/10.
-    few = played(10, "full", 1.0, None, deadline=0.6, late="next")
-    assert few.sure
-    assert few.shares == pytest.approx([0.15] * 5 + [0.05] * 5, abs=1e-3)
-    # Of many each is drawn now and then: what each one's share is isn't known.
-    many = played(2000, "uniform", 0.01, 26, needed=lambda there: 20)
-    assert not many.sure
-    assert many.shares.sum() == pytest.approx(1)
-
-
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (FedAvg, {"round_deadline": -1.0}, r"round_deadline = -1.0: must be a number >= 0"),
     (FedAvg, {"over_select": -0.5}, r"over_select = -0.5: must be a number in \[0, 100\]"),
-    (FedAvg, {"late": "later"}, r"late = 'later': must be one of drop, next"),
     (FedAvg, {"over_select": 0.5}, r"goes with participation uniform, md or flower, not with 'full'"),
     (FedAvg, {"over_select": 0.5, "participation": "fixed:0"}, r"not with 'fixed'"),
     (FedAvg, {"round_deadline": 1.0, "participation": "paired"}, r"'paired' needs the last client"),
-    (Scaffold, {"round_deadline": 1.0, "late": "next"}, r"late = 'next': SCAFFOLD .*; allowed is drop"),
-    (
-        FedAvg,
-        {"round_deadline": 1.0, "late": "next", "server_optimizer": FEDEXP},
-        r"late = 'next': the step size",
-    ),
 ]
 
 
@@ -192,9 +124,3 @@ def test_more_than_all_clients_cannot_be_asked():
         strategy.check(4)
     strategy.check(20)
     FedAvg(over_select=0.5, participation="md", fraction_train=1.0).check(4)
-
-
-def test_what_may_be_late_may():
-    assert FedDyn(round_deadline=1.0, late="next").closing.early
-    assert Scaffold(round_deadline=1.0).closing.early
-    assert not FedAvg(late="next").closing.early

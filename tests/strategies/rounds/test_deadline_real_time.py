@@ -119,34 +119,13 @@ def test_a_late_reply_is_dropped_and_its_client_asked_again(go):
     assert models(reports)[-1] == pytest.approx(w, rel=1e-12)
 
 
-def test_a_late_reply_counts_in_the_round_in_which_it_comes(go):
-    def let_go(number: int, post: Post) -> None:
-        if number == 2:
-            post.held.clear()
-
-    reports, strategy = go([2], round_deadline=SOON, late="next", after=let_go)
-    assert strategy.asked == [[0, 1, 2], [0, 1], [0, 1], [0, 1, 2]]
-    assert told(reports, "earlier-updates") == [0, 0, 1, 0]
-    assert told(reports, "staleness-max") == [None, None, 2, None]
-    first = w = 0.1
-    ws = [w]
-    for number, among in enumerate(((0, 1), (0, 1), (0, 1), (0, 1, 2)), start=1):
-        moves = {client: trained(client, w) - w for client in among}
-        if number == 3:
-            moves[2] = trained(2, first) - first
-        w += mean(*moves.values())
-        ws.append(w)
-    assert models(reports) == pytest.approx(ws[1:], rel=1e-12)
-    assert dict(strategy.accounts.items())[2].accepted == 2
-
-
 def test_a_round_for_which_nobody_is_free_ends_at_its_deadline(go):
     def let_go(number: int, post: Post) -> None:
         if number == 3:
             post.held.clear()
 
-    reports, strategy = go([0, 1, 2], round_deadline=SOON, late="next", after=let_go, rounds=5)
-    assert strategy.asked == [[0, 1, 2], [], [], [], [0, 1, 2]]
+    reports, strategy = go([0, 1, 2], round_deadline=SOON, after=let_go, rounds=5)
+    assert strategy.asked == [[0, 1, 2], [], [], [0, 1, 2], [0, 1, 2]]
     assert told(reports, "participants") == [0, 0, 0, 3, 3]
     w = 0.1
     for _ in range(2):
@@ -155,9 +134,8 @@ def test_a_round_for_which_nobody_is_free_ends_at_its_deadline(go):
 
 
 def test_a_task_that_never_ends_is_given_up_and_its_client_asked_again(go):
-    for late in ("drop", "next"):
-        with pytest.raises(RunError, match=r"no client's work was accepted.*'not done when round"):
-            go([0], clients=1, min_clients=1, round_deadline=0.05, timeout=0.12, rounds=8, late=late)
+    with pytest.raises(RunError, match=r"no client's work was accepted.*'not done when round"):
+        go([0], clients=1, min_clients=1, round_deadline=0.05, timeout=0.12, rounds=8)
 
 
 def test_who_is_gone_is_not_waited_for(go):
@@ -165,9 +143,9 @@ def test_who_is_gone_is_not_waited_for(go):
         if number == 1:
             post.grid.node(2).present = False
 
-    reports, strategy = go([2], round_deadline=SOON, late="next", after=leave)
+    reports, strategy = go([2], round_deadline=SOON, after=leave)
     assert strategy.asked == [[0, 1, 2], [0, 1], [0, 1], [0, 1]]
-    assert told(reports, "dropped-updates") == [0, 1, 0, 0]
+    assert told(reports, "dropped-updates") == [1, 0, 0, 0]
     assert dict(strategy.accounts.items())[2].late == 1
     assert strategy.at_work() == []
 
@@ -182,8 +160,8 @@ def test_who_is_at_work_is_not_asked_to_evaluate(go):
 
 
 def test_late_work_of_a_run_that_ended_is_lost(go, federation, model, train_config, caplog):
-    _, strategy = go([2], round_deadline=SOON, late="next", rounds=2)
-    again = FedAvg(clock=WallClock(), client_weights="uniform", round_deadline=SOON, late="next")
+    _, strategy = go([2], round_deadline=SOON, rounds=2)
+    again = FedAvg(clock=WallClock(), client_weights="uniform", round_deadline=SOON)
     again.restore(strategy.state())
     grid = federation(CENTRES[:3], [1] * 3)
     with caplog.at_level(logging.WARNING):

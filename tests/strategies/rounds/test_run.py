@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from strategies import FedAvg
+from strategies import FedAU, FedAvg, FedStale, Mifa
 from strategies.clock import WallClock
 from tests.strategies.rounds.recorder import Recorder, config
 
@@ -213,21 +213,19 @@ def test_a_budget_that_ends_between_two_evaluations_leaves_the_report_of_so_many
     assert last[0].metrics == last[1].metrics
 
 
-def test_where_tasks_fail_the_others_share_their_weight_and_small_clients_count_more(
-    federation, model, train_config
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(FedAvg, None), (FedStale, None), (Mifa, [0.25, 0.75]), (FedAU, [0.25, 0.75])]
+)
+def test_where_tasks_fail_shares_are_known_of_methods_that_correct_for_it_alone(
+    kind, expected, federation, model, train_config
 ):
     seen = Recorder()
-    strategy = FedAvg(config(task_failure=0.4), observer=seen.observe)
-    strategy.start(
-        federation([0.0, 1.0], [1, 3]),
-        model(1.0),
-        num_rounds=1,
-        train_config=train_config(),
-        evaluate_fn=seen.evaluate,
-    )
-    # Of 100 rounds 36 have both, 24 the first client alone, 24 the second alone, and 16 nobody; 500 are played.
-    q = np.array([0.36 * 0.25 + 0.24, 0.36 * 0.75 + 0.24])
-    assert seen.progress[-1].clients["expected-share"] == pytest.approx(q / q.sum(), abs=0.05)
+    strategy = kind(task_failure=0.4, observer=seen.observe)
+    grid = federation([0.0, 1.0], [1, 3])
+    strategy.start(grid, model(1.0), num_rounds=8, train_config=train_config(), evaluate_fn=seen.evaluate)
+    last = seen.progress[-1].clients
+    assert last.get("expected-share") == (None if expected is None else pytest.approx(expected))
+    assert sum(last["observed-share"]) == pytest.approx(1)
 
 
 def test_the_budget_forgives_a_rounding_error(federation, model, train_config):

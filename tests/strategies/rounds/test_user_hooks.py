@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies import AsyncFedAvg, FedAvg, FedNova, RunError
+from strategies.clock import WallClock
 from strategies.core.capabilities import Capabilities
 from strategies.flower import messages
 from strategies.testing import MemoryGrid
@@ -187,7 +188,7 @@ def test_a_start_of_its_own_is_not_called_a_wrapper(federation, model, caplog):
         (own_loop(FedNova)(), f"Logging: .*, which {said} knows nothing of; call super"),
         (kind(compression="int8"), f"compression = 'int8': {said} can't read compressed updates"),
         (
-            kind(over_select=0.5, fraction_train=0.5, participation="uniform", late="next"),
+            kind(over_select=0.5, fraction_train=0.5, participation="uniform", clock=WallClock()),
             f"{said} waits for all",
         ),
         (kind(availability="diurnal:0.5"), "virtual time doesn't pass in a loop .* of Logging; call super"),
