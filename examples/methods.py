@@ -48,13 +48,13 @@ class Scaffold(FedAvg):
     streams = False  # a round that is cut off leaves no trace in the variates
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        variates = self.vectors("variates")
-        self.common = variates.weighted_sum(self.importance())
+        variates = self.session.vectors("variates")
+        self.common = variates.weighted_sum(self.session.importance())
         for client in clients:
             yield {messages.CONSTANT: self.common - variates.get(client.index)}
 
     def counted(self, contribution: Contribution) -> Vector:
-        variates, i = self.vectors("variates"), contribution.client.index
+        variates, i = self.session.vectors("variates"), contribution.client.index
         speed = self.config.lr * self.config.local_steps
         variates.put(i, variates.get(i) - self.common - contribution.update / speed)
         return contribution.update
@@ -76,7 +76,7 @@ class PowerOfChoice(FedAvg):
     streams = False
 
     def select(self, clients: Sequence[Client], rng: np.random.Generator) -> tuple[list[Client], list[float]]:
-        losses, importance = self.memory.setdefault("losses", {}), self.importance()
+        losses, importance = self.session.memory.setdefault("losses", {}), self.session.importance()
         p = np.array([importance[client.index] for client in clients])  # of all others, some aren't there
         number = min(self.config.candidates, len(clients))
         drawn = [clients[i] for i in rng.choice(len(clients), number, replace=False, p=p / p.sum())]
@@ -85,7 +85,7 @@ class PowerOfChoice(FedAvg):
         return chosen, [1 / len(chosen)] * len(chosen)
 
     def counted(self, contribution: Contribution) -> Vector:
-        self.memory["losses"][str(contribution.client.index)] = contribution.metrics["train-loss"]
+        self.session.memory["losses"][str(contribution.client.index)] = contribution.metrics["train-loss"]
         return contribution.update
 
 
@@ -111,7 +111,7 @@ class FedAsync(AsynchronousStrategy):
         return [alpha * (c.staleness + 1) ** -power for c in contributions]
 
     def counted(self, contribution: Contribution) -> Vector:
-        return contribution.model - self.model
+        return contribution.model - self.session.model
 
 
 @dataclass(frozen=True)

@@ -24,25 +24,26 @@ as it comes. Its parameters are fields of a frozen config; all else it says in h
 
         def ready(self, arrived):                    # or `interval`: seconds between two aggregations
             # whose work waits gets no other: of fewer clients than that, or when some are dropped, all there are
-            return arrived >= min(self.config.every, len(self.ledger.counting))
+            return arrived >= min(self.config.every, len(self.session.ledger.counting))
 
     Every(every=5).start(grid, initial_arrays, num_rounds=50)
 
 In both loops. A contribution has ``client``, ``update`` Δ_i, ``base`` (the model it was sent), ``model`` w_i,
-``staleness``, ``metrics`` and ``records``; vectors are (D,) in float64, ``self.model`` is the global one::
+``staleness``, ``metrics`` and ``records``; vectors are (D,) in float64, ``self.session.model`` is the global one::
 
     def local_rule(self):                            # fields of the message: what clients' local steps depend on
         return {messages.ALPHA: self.config.proximal_mu}
 
     def companions(self, clients):                   # vectors beside the model, by record name
         for client in clients:
-            yield {messages.CONSTANT: self.c - self.vectors("variates").get(client.index)}   # added to gradients
+            own = self.session.vectors("variates").get(client.index)
+            yield {messages.CONSTANT: self.c - own}  # added to gradients
 
     def outgoing(self, client):                      # other records for a client; back in c.records
         return {"hint": ConfigRecord({"rate": 0.1})}
 
     def received(self, client, local_model):         # take note of w_i before it is aggregated
-        self.memory["last"] = client.index
+        self.session.memory["last"] = client.index
 
     def weigh(self, contributions):                  # d_i; by default those of the draw, time-based or identical
         return [(1 + c.staleness) ** -0.5 / len(contributions) for c in contributions]
@@ -51,24 +52,24 @@ In both loops. A contribution has ``client``, ``update`` Δ_i, ``base`` (the mod
         return c.update / c.metrics["num-steps"]
 
     def direction(self, total):                      # what the server optimizer takes, in place of the sum
-        return self.vectors("updates").weighted_sum(self.importance())
+        return self.session.vectors("updates").weighted_sum(self.session.importance())
 
     def aggregate(self, model, contributions, weights):         # or the whole step
         return model + sum(d * c.update for d, c in zip(weights, contributions))
 
     def personal_model(self, client):                # with `personal = True`: what it scores beside the global model
-        return self.vectors("models").get(client.index)
+        return self.session.vectors("models").get(client.index)
 
 A companion under the model's own name is sent in its place. ``by_weights = True`` says that an ``aggregate`` of its
-own counts clients by those weights, and ``self.minimised()`` has E[d_i] of all by the scheme. With ``messages.PATH``
-in ``local_rule`` clients tell how far their steps went (``local_path``).
+own counts clients by those weights, and ``self.session.minimised()`` has E[d_i] of all by the scheme. With
+``messages.PATH`` in ``local_rule`` clients tell how far their steps went (``local_path``).
 
 In rounds::
 
     def select(self, clients, rng):                  # who takes part, and their d_i; None: by p_i
         return clients[:3], None
 
-Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the time)::
+Without rounds (``self.session.ledger`` says who works on what, ``self.session.pace`` knows the time)::
 
     def fresh(self, staleness):                      # late work: False throws it away, its client gets the new model
         return staleness < 10
@@ -85,6 +86,9 @@ Without rounds (``self.ledger`` says who works on what, ``self.pace`` knows the 
     def task_steps(self, client):                    # of a task; ``timed_steps`` take the scenario's time
         return 20 if client.index < 5 else 4
 
+    def on_contribution(self, c):                    # take note of an accepted one; returns what of it waits
+        return c
+
     def takes(self, waiting):                        # of what has come, what the next aggregation takes
         return waiting[:3]
 
@@ -99,8 +103,10 @@ minimises. A client whose work waits goes on with ``works_on = True``. A config 
 ``aggregation_weights``; ``weighing = "identical"`` says then that all weigh the same. With ``every_arrival = True`` a
 robust rule takes the last updates of several clients, else those of the aggregation.
 
-What it remembers is ``self.memory`` (arrays, and values that JSON holds) and ``self.vectors(name)`` (a vector of each
-client): empty when a run begins, saved with it, and back when it goes on. ``begin(layout, model)`` is told of both.
+A strategy is a method with its settings; ``self.session`` is its present run, and each run has a new one. What a
+method remembers is ``self.session.memory`` (arrays, and values that JSON holds) and ``self.session.vectors(name)`` (a
+vector of each client): empty when a run begins, saved with it, and back when it goes on. ``begin(layout, model)`` is
+told of both. Parts of a method's own with ``state`` and ``restore`` are returned by ``parts``, anew for each run.
 A round-based method that fills in none of the hooks that see single updates or messages (outgoing, companions,
 received, weigh, counted, aggregate) asks a simulation's engine for sums, if it can add up, to the same bits
 (``strategies.updates.sums``). Random draws are ``strategies.streams.generator(seed, purpose, ids)``. In rounds, a

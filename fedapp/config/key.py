@@ -250,10 +250,12 @@ EVERY_RUN = if_("every run", lambda _: True)
 # The strategies whose Config has a field of the key's name. Those that refuse all but its default aren't named.
 OWN = Readers(_strategies_with, lambda setting, key: hasattr(setting.strategy.config, key.replace("-", "_")))
 
-WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.graph is not None)
+WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.session.graph is not None)
 WITH_DIRECTIONS = if_(
     "a graph of clients by data",
-    lambda setting: setting.strategy.graph is not None and setting.strategy.graph.updates is None,
+    lambda setting: (
+        setting.strategy.session.graph is not None and setting.strategy.session.graph.updates is None
+    ),
 )
 
 

@@ -69,7 +69,7 @@ def _weights_count(setting: Setting) -> bool:
         return False  # the strategy demands others
     evaluated = config.client_evaluation or config.record_divergence
     # A pair counts half each.
-    return config.participation != "paired" or strategy.graph is not None or evaluated
+    return config.participation != "paired" or strategy.session.graph is not None or evaluated
 
 
 def _can_straggle(setting: Setting) -> bool:
@@ -88,7 +88,7 @@ def _speed_counts(setting: Setting) -> bool:
 
 
 PRIVATE = where("dp", "central", "local")
-GUARDED = if_("active safeguards", lambda setting: setting.strategy.safeguards.active)
+GUARDED = if_("active safeguards", lambda setting: setting.strategy.session.safeguards.active)
 _BY_SIZE = if_(
     "client-weights = samples", lambda setting: setting.strategy.config.client_weights == "samples"
 )

@@ -206,7 +206,7 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
     model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
     if config.personal:
         check_layers(config, strategy, model)
-    config = _check_parts(config, dataset, partition, model, strategy.run.best)
+    config = _check_parts(config, dataset, partition, model, strategy.session.run.best)
     _check_extremes(config, dataset, partition, model)
     own: tuple[str, ...] = ()
     travel = _travelling(config, dataset, partition, model)
@@ -258,10 +258,10 @@ def _with_lengths(experiment: Experiment) -> Experiment:
     """
     config, strategy = experiment.config, experiment.strategy
     fixed = (name for name in names_of(experiment.model).fixed if name in experiment.travelling)
-    strategy.run.flower = replace(strategy.run.flower, untrained=tuple(map(glob_escape, fixed)))
+    strategy.flower_options = replace(strategy.flower_options, untrained=tuple(map(glob_escape, fixed)))
     if config.clock != "wall" and is_profile(config.time_scenario):  # task times follow from what tasks weigh
         sizes, work = np.diff(experiment.partition.client_offsets), task_work(experiment)
-        strategy.run.pace.loads.work_of = fleet.by_client(work, sizes)
+        strategy.session.run.pace.loads.work_of = fleet.by_client(work, sizes)
         times = fleet.task_times(config, work, sizes, experiment.initial_arrays())
         if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
             config = with_length(config, strategy, experiment.num_clients, times)
@@ -399,7 +399,7 @@ def build_strategy(config: RunConfig) -> FederatedStrategy:
         valued(partial(getattr, config)), clock=clock, fraction_evaluate=float(config.client_evaluation)
     )
     usual: dict[str, Any] = type(config).defaults()
-    made.run.usual = valued(lambda name: usual[name.replace("_", "-")])
+    made.run_options.usual = valued(lambda name: usual[name.replace("_", "-")])
     return made
 
 

@@ -72,7 +72,7 @@ class Exporter(Observer):
         self.names = dict(progress.names)
         if progress.evaluated:
             self.clients = dict(progress.clients)
-            self.importance = self.strategy.importance()
+            self.importance = self.strategy.session.importance()
 
     def end(self, status: str) -> None:
         """Listen no more."""
@@ -89,10 +89,10 @@ class Exporter(Observer):
         info.add_metric(list(self.labels.values()), 1)
         yield info
         for name, meaning, value in (
-            ("aggregations", "Aggregations so far.", strategy.aggregations),
+            ("aggregations", "Aggregations so far.", strategy.session.aggregations),
             ("aggregations_planned", "Aggregations of the whole run.", self.config.num_server_rounds),
-            ("clients_connected", "Clients that are there.", len(strategy.clients)),
-            ("clients_at_work", "Clients whose answer is waited for.", len(strategy.at_work())),
+            ("clients_connected", "Clients that are there.", len(strategy.session.clients)),
+            ("clients_at_work", "Clients whose answer is waited for.", len(strategy.session.at_work())),
             ("run_seconds", "Real seconds since the run began, or was resumed.", self.clock.now()),
         ):
             yield GaugeMetricFamily(f"fedapp_{name}", meaning, value=value)
@@ -117,7 +117,7 @@ class Exporter(Observer):
     def _updates(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily
 
-        accounts = [account for _, account in self.strategy.accounts.items()]
+        accounts = [account for _, account in self.strategy.session.accounts.items()]
         updates = CounterMetricFamily(
             "fedapp_updates", "Tasks that ended, by what came of them.", labels=["outcome"]
         )
@@ -134,13 +134,13 @@ class Exporter(Observer):
         updates = CounterMetricFamily(
             "fedapp_client_updates", "The same by client.", labels=[*who, "outcome"]
         )
-        for label, account in _bounded(dict(self.strategy.accounts.items())).items():
+        for label, account in _bounded(dict(self.strategy.session.accounts.items())).items():
             for outcome in OUTCOMES:
                 updates.add_metric([*self._who(label), outcome], getattr(account, outcome))
         yield updates
-        at_work = {client.index: 0 for client in self.strategy.clients}
+        at_work = {client.index: 0 for client in self.strategy.session.clients}
         gauges: dict[str, dict[int, Any]] = {
-            "at_work": at_work | dict.fromkeys(self.strategy.at_work(), 1),
+            "at_work": at_work | dict.fromkeys(self.strategy.session.at_work(), 1),
             "importance": self.importance,
             "weight": dict(enumerate(self.clients.get("weight", ()))),
             "task_seconds": dict(enumerate(self.clients.get("task-time", ()))),

@@ -71,14 +71,14 @@ class RoundsWithoutReply(Observer):
         """Raise RunError, with the reason why the last client's work was refused, if the run has failed."""
         strategy = self.strategy
         if isinstance(strategy, AsynchronousStrategy):
-            ledger = strategy.ledger
+            ledger = strategy.session.ledger
             if ledger.members and not ledger.counting and not ledger.all_spent:
-                raise strategy.run.given_up(
-                    f"every client was dropped before the end, after {strategy.aggregations} aggregations"
+                raise strategy.session.run.given_up(
+                    f"every client was dropped before the end, after {strategy.session.aggregations} aggregations"
                 )
-        elif self.rounds >= max(LEAST, math.ceil(SHARE * strategy.aggregations)):
-            raise strategy.run.given_up(
-                f"no reply was valid in the last {self.rounds} of {strategy.aggregations} rounds"
+        elif self.rounds >= max(LEAST, math.ceil(SHARE * strategy.session.aggregations)):
+            raise strategy.session.run.given_up(
+                f"no reply was valid in the last {self.rounds} of {strategy.session.aggregations} rounds"
             )
 
 

@@ -49,7 +49,7 @@ class Journal(Observer):
         self.directory = directory
         self._graph_of: tuple[tuple[int, ...], int] = ((), 0)  # the version of the graph that is written
         self._clients, self._tasks = ClientsFile(directory.path), TasksFile(directory.path)
-        self._watch = strategy.timeline.watch = watch
+        self._watch = strategy.session.timeline.watch = watch
         self._publish_at = 0.0
         values = experiment.config.flat()
         # A run without parts of the user's own doesn't enter what reads them.
@@ -112,20 +112,20 @@ class Journal(Observer):
         clients = progress.clients
         if clients:
             clients = {**clients, WALL: [self._watch.now()] * max(map(len, clients.values()))}
-        self._tasks.add(self.strategy.timeline.take())
+        self._tasks.add(self.strategy.session.timeline.take())
         self._clients.append(progress.aggregation, progress.time, clients, progress.names)
         self.directory.append_metrics(entry.line(self.experiment.config.clock))
         self._publish()
         state = federation.to_state(entry.progress.arrays, torch.device("cpu"))
         name, model = LAST_MODEL if self.experiment.config.keep == BEST else MODEL, self.experiment.model
         self.directory.write_model(names_of(model).whole(completed(model, state)), name)
-        graph = self.strategy.graph
+        graph = self.strategy.session.graph
         if graph is not None and graph.clients != self._graph_of[0]:
             self._write_graph()
 
     def state(self) -> dict[str, Any]:
         """Return the sizes of metrics.jsonl and the tables of clients and tasks, and digests of data and sources."""
-        self._tasks.add(self.strategy.timeline.take())
+        self._tasks.add(self.strategy.session.timeline.take())
         return {
             "sources": self._sources,
             "data": self._data,
@@ -146,21 +146,21 @@ class Journal(Observer):
 
     def _write_graph(self) -> None:
         """Write graph.npz anew if the graph has changed."""
-        graph = self.strategy.graph
+        graph = self.strategy.session.graph
         if graph is not None and graph.clients and graph.version != self._graph_of:
             self._graph_of = graph.version
             self.directory.write_graph(graph.snapshot())
 
     def _write_away(self) -> None:
         """Write away.parquet, the times at which clients were away, if the clock knows them."""
-        pace = self.strategy.pace
+        pace = self.strategy.session.pace
         if pace.comes_and_goes:
             write_away(self.directory.path, last_away(pace.away, pace.now()))
 
     def end(self, status: str) -> None:
         """Finish clients.parquet, tasks.parquet and away.parquet, and draw the figures."""
-        timeline = self.strategy.timeline
-        self._tasks.add([*timeline.take(), *timeline.under_way(self.strategy.pace.now())])
+        timeline = self.strategy.session.timeline
+        self._tasks.add([*timeline.take(), *timeline.under_way(self.strategy.session.pace.now())])
         self._tasks.publish(last=True)
         self._clients.publish(last=True)
         self._write_graph()

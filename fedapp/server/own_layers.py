@@ -19,8 +19,12 @@ KEPT_FOR = "kept-for"  # the run's number in a checkpoint
 
 def _under_way(strategy: AsynchronousStrategy, client: Client) -> dict[str, int]:
     """Return the number of the task that a client is at work on: an engine may have done its work already."""
-    member = strategy.ledger.members.get(client.index)
-    return {messages.UNDER_WAY: member.tasks} if member is not None and strategy.ledger.busy(member) else {}
+    member = strategy.session.ledger.members.get(client.index)
+    return (
+        {messages.UNDER_WAY: member.tasks}
+        if member is not None and strategy.session.ledger.busy(member)
+        else {}
+    )
 
 
 class OwnLayers(Observer):
@@ -31,11 +35,11 @@ class OwnLayers(Observer):
         state = experiment.model.state_dict()
         arrays = federation.to_arrays({name: state[name] for name in experiment.own})
         layout = Layout.of(as_kept(0, arrays, arrays))
-        kept = KeptByClients(strategy.run, lambda: layout, lambda: self._number)
-        strategy.run.parts.append(kept)
-        strategy.population.listeners.append(kept.hand_back)
+        kept = KeptByClients(strategy.session.run, lambda: layout, lambda: self._number)
+        strategy.run_options.parts.append(kept)
+        strategy.session.population.listeners.append(kept.hand_back)
         if isinstance(strategy, AsynchronousStrategy):
-            strategy.run.evaluation_fields = partial(_under_way, strategy)
+            strategy.run_options.evaluation_fields = partial(_under_way, strategy)
 
     @property
     def fields(self) -> dict[str, int]:

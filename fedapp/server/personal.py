@@ -94,7 +94,7 @@ def check_engine(strategy: FederatedStrategy, personal: str, engine: str) -> Non
     if engine == RAY and not strategy.has_rounds:
         raise ConfigError(
             f"personal = {personal!r}: on Ray a client that evaluates while it trains may lose what it keeps, and "
-            f"{strategy.run.name} has no rounds; allowed with engine = vectorized, sequential"
+            f"{strategy.session.run.name} has no rounds; allowed with engine = vectorized, sequential"
         )
 
 

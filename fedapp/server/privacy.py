@@ -43,14 +43,20 @@ class PrivacyAccount(Observer):
 
     def releases(self) -> int:
         """Return the number of releases so far of the client that has sent most."""
-        strategy, done = self.strategy, self.strategy.aggregations
+        strategy, done = self.strategy, self.strategy.session.aggregations
         if _protects_from_server(strategy) and self.sampling == EVERYBODY:
             # Also of sums that didn't count: the server could open them.
-            return max((max(each.opened, each.accepted) for _, each in strategy.accounts.items()), default=0)
+            return max(
+                (max(each.opened, each.accepted) for _, each in strategy.session.accounts.items()), default=0
+            )
         if not isinstance(strategy, AsynchronousStrategy) or not done:
             return done
         central = self.config.dp == "central"
-        return strategy.ledger.most_contributions if central else max(1, strategy.ledger.most_tasks)
+        return (
+            strategy.session.ledger.most_contributions
+            if central
+            else max(1, strategy.session.ledger.most_tasks)
+        )
 
     def measure(self, entry: Entry) -> None:
         """Add ``dp-epsilon`` at ``dp-delta``, or, with directions, at the ``dp-delta`` that is added, too."""
@@ -71,9 +77,9 @@ class PrivacyAccount(Observer):
     def ended(self) -> str:  # type: ignore[override]
         """Why the run ended before its last aggregation; "" if the account isn't why."""
         config, strategy = self.config, self.strategy
-        if strategy.aggregations >= config.num_server_rounds:
+        if strategy.session.aggregations >= config.num_server_rounds:
             return ""
-        if isinstance(strategy, AsynchronousStrategy) and strategy.ledger.all_spent:
+        if isinstance(strategy, AsynchronousStrategy) and strategy.session.ledger.all_spent:
             return (
                 f"dp-max-contributions = {config.dp_max_contributions}: every client has contributed as often"
             )
@@ -85,13 +91,13 @@ class PrivacyAccount(Observer):
     def _is_spent(self) -> bool:
         strategy = self.strategy
         if isinstance(strategy, AsynchronousStrategy) and self.config.dp == "local":
-            done = strategy.ledger.most_tasks
+            done = strategy.session.ledger.most_tasks
         else:
             done = self.releases()
         return done >= self._most(self._directions())
 
     def _directions(self) -> int:
-        return 0 if self.strategy.graph is None else self.strategy.graph.most_asked()
+        return 0 if self.strategy.session.graph is None else self.strategy.session.graph.most_asked()
 
     def _most_with(self, directions: int) -> int:
         """Return how many releases ``dp-max-epsilon`` allows beside so many directions."""
@@ -125,15 +131,15 @@ def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int
     """
     if config.dp != "central" or not isinstance(strategy, SynchronousStrategy):
         return EVERYBODY
-    scheme = strategy.selection.scheme
+    scheme = strategy.session.selection.scheme
     if scheme.scheme in IN_ORDER and not strategy.capabilities.chooses_clients:
         tree = config.dp_mechanism == "tree"
         return Sampling(turns=scheme.turns, restart=config.dp_restart if tree else 1)
     if _protects_from_server(strategy):
         return EVERYBODY
-    if strategy.selection.hides:
+    if strategy.session.selection.hides:
         return Sampling(probability=scheme.fraction)
-    whole = config.availability == ALWAYS and config.clock != "wall" and not strategy.closing.early
+    whole = config.availability == ALWAYS and config.clock != "wall" and not strategy.session.closing.early
     if strategy.capabilities.chooses_clients or config.drop_stragglers or not whole:
         return EVERYBODY
     if scheme.scheme not in ("uniform", "flower"):
@@ -165,7 +171,7 @@ def most_releases(config: RunConfig, epsilon: float, sampling: Sampling, known: 
 
 def _asks_directions(strategy: FederatedStrategy) -> bool:
     """Return True if each client is asked for the direction of its data."""
-    return strategy.graph is not None and strategy.graph.updates is None
+    return strategy.session.graph is not None and strategy.session.graph.updates is None
 
 
 def with_local_norm(config: RunConfig) -> RunConfig:

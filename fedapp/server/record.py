@@ -178,7 +178,7 @@ class Record:
         self.saving.last = checkpoint.strategy["aggregations"]
         if (line := checkpoint.observers["line"]) is not None:
             model = np.array(checkpoint.strategy["model"], dtype=np.float64)
-            self._told = Entry.resumed(line, layout.to_record(self.strategy.optimizer.outcome(model)))
+            self._told = Entry.resumed(line, layout.to_record(self.strategy.session.optimizer.outcome(model)))
         for observer in self.observers:
             observer.restore(checkpoint.observers)
 
@@ -203,7 +203,7 @@ class Record:
 
     def save_end(self) -> None:
         """Save the last aggregation of a run that came to its end, for a longer run, unless it is saved already."""
-        if self.saving.is_lacking(self.strategy.aggregations):
+        if self.saving.is_lacking(self.strategy.session.aggregations):
             self._save(None)
 
     def _save(self, line: Mapping[str, Any] | None) -> None:
@@ -221,7 +221,7 @@ class Record:
         """Return why an observer ended the run before its last aggregation, which is logged; "" if none did."""
         said = next((observer.ended for observer in self.observers if observer.ended), "")
         if said:
-            log.warning("the run ends after aggregation %d: %s", self.strategy.aggregations, said)
+            log.warning("the run ends after aggregation %d: %s", self.strategy.session.aggregations, said)
         return said
 
     def judge(self) -> None:

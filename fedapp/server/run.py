@@ -81,9 +81,9 @@ def run(
     plain_where_piped()
     with logging_as(config.log_format) as lines:
         strategy = experiment.strategy
-        strategy.run.stopped = stopped
+        strategy.run_options.stopped = stopped
         if lines is not None:
-            lines.run, lines.aggregation = directory.path.name, lambda: strategy.aggregations
+            lines.run, lines.aggregation = directory.path.name, lambda: strategy.session.aggregations
         try:
             with copied_to(directory.path, USER_ERRORS, before=experiment.said):
                 _run(grid, experiment, strategy, directory, observers)
@@ -100,31 +100,31 @@ def _run(
     observers: Sequence[Observer],
 ) -> None:
     """Let the strategy go, recorded."""
-    config, engine, stopped = experiment.config, engine_of(grid), strategy.run.stopped
+    config, engine, stopped = experiment.config, engine_of(grid), strategy.run_options.stopped
     # Clients in this process always answer, however long that takes.
     timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
-    strategy.run.repeatable = engine != DEPLOYMENT
+    strategy.run_options.repeatable = engine != DEPLOYMENT
     asks_clients = config.client_evaluation
     if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
         asks_clients = evaluates_on_clients(config, strategy, engine)
-    strategy.run.flower = replace(strategy.run.flower, fraction_evaluate=float(asks_clients))
+    strategy.flower_options = replace(strategy.flower_options, fraction_evaluate=float(asks_clients))
     layers = OwnLayers(experiment, strategy) if config.personal else None
     if layers is not None:
         observers = [layers, *observers]
-    strategy.observer = record = _record(experiment, engine, strategy, directory, observers)
+    strategy.run_options.observer = record = _record(experiment, engine, strategy, directory, observers)
     _warn_of_unread(experiment)
     for remark in experiment.dataset.remarks:
         log.warning("data: %s", remark)
     arrays = experiment.initial_arrays()
     if (frozen := frozen_arrays(experiment)) is not None:
         federation.offer(frozen.digest, partial(frozen_bytes, experiment.model, experiment.travelling))
-        strategy.run.frozen = None if engine in IN_PROCESS else frozen
+        strategy.run_options.frozen = None if engine in IN_PROCESS else frozen
     by_client = when_by_client(
         experiment,
         has_rounds=strategy.has_rounds,
         on_devices=engine == DEPLOYMENT,
-        watched=strategy.run.best.watched if strategy.run.best is not None else (),
+        watched=strategy.session.run.best.watched if strategy.session.run.best is not None else (),
     )
     with _in_words(config, directory, record):
         if directory.checkpoint is not None:
@@ -157,8 +157,8 @@ def _run(
                 reason = record.ended()
                 record.save_end()
         status = "interrupted" if stopped() else "finished"
-        if strategy.run.best is not None and not stopped():
-            reason = strategy.run.best.over
+        if strategy.session.run.best is not None and not stopped():
+            reason = strategy.session.run.best.over
     except ToldToStop as told:
         status = told.status
         raise
@@ -236,8 +236,8 @@ def _record(
 ) -> Record:
     """Return the record with its observers: those that measure come before those that write, also at the end."""
     config, watch = experiment.config, WallClock()
-    best = strategy.run.best
-    unstable = partial(getattr, strategy.reporter.stability, "warning")
+    best = strategy.session.run.best
+    unstable = partial(getattr, strategy.session.reporter.stability, "warning")
     summary = Summary(experiment, engine, directory, watch, unstable, best)
     sparingly = Sparingly()
     display = Display(
@@ -249,10 +249,10 @@ def _record(
     )
     heartbeat = _heartbeat(config, strategy, sparingly)
     if not display.live:
-        strategy.run.stopped = heartbeat.watching(strategy.run.stopped)
+        strategy.run_options.stopped = heartbeat.watching(strategy.run_options.stopped)
     account = None if config.dp == "none" else PrivacyAccount(config, strategy, experiment.num_clients)
     if account is not None and config.dp_max_epsilon:
-        strategy.run.stopped = account.watching(strategy.run.stopped)
+        strategy.run_options.stopped = account.watching(strategy.run_options.stopped)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
     observers = [
         *([Divergence(experiment, strategy)] if config.record_divergence else []),
@@ -275,10 +275,16 @@ def _heartbeat(config: RunConfig, strategy: FederatedStrategy, sparingly: Sparin
     """Return what logs how far the run is."""
 
     def standing() -> HowFar:
-        return HowFar(strategy.aggregations, len(strategy.at_work()), len(strategy.clients))
+        return HowFar(
+            strategy.session.aggregations, len(strategy.session.at_work()), len(strategy.session.clients)
+        )
 
     def budget_left() -> float | None:
         limited = config.clock == "wall" and config.time_budget > 0
-        return max(0.0, config.time_budget - (strategy.pace.now() - strategy.pace.began)) if limited else None
+        return (
+            max(0.0, config.time_budget - (strategy.session.pace.now() - strategy.session.pace.began))
+            if limited
+            else None
+        )
 
     return Heartbeat(config.num_server_rounds, standing, sparingly, budget_left)

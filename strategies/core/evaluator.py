@@ -94,7 +94,7 @@ class Evaluator:
                     messages.SERVER_ROUND: server_round,
                     messages.CLIENT: client.index,
                     **self._evaluation_rule(),
-                    **self._run.evaluation_fields(client),
+                    **self._run.options.evaluation_fields(client),
                 }
             ),
             ttl=self._run.timeout,

@@ -24,7 +24,7 @@ class FlowerAttribute:
     def __get__(self, strategy: Any, kind: type | None = None) -> Any:
         if strategy is None:
             return self
-        own, keywords = strategy.config, strategy.run.flower
+        own, keywords = strategy.config, strategy.flower_options
         if self._name == "min_available_nodes":
             return keywords.min_available_nodes or own.min_clients
         if self._name in _FUNCTIONS:
@@ -34,8 +34,12 @@ class FlowerAttribute:
     def __set__(self, strategy: Any, value: Any) -> None:
         if self._name in _FUNCTIONS and value is getattr(_STOCK, self._name):
             value = None
-        run, roster = strategy.run, strategy.population.roster
-        config, run.flower = changed(run.name, strategy.config, run.flower, self._name, value)
-        strategy.config = run.config = strategy.adapted(config)
-        roster.weight_key, roster.config_key = run.flower.weighted_by_key, run.flower.configrecord_key
-        roster.min_clients, roster.min_nodes = config.min_clients, run.flower.min_available_nodes
+        name = type(strategy).__name__
+        config, keywords = changed(name, strategy.config, strategy.flower_options, self._name, value)
+        strategy.config, strategy.flower_options = strategy.adapted(config), keywords
+        run, roster = strategy.session.run, strategy.session.population.roster
+        run.config = strategy.config
+        if not strategy.session.used:
+            strategy.session.server_step.optimizer = strategy.config.new_optimizer()
+        roster.weight_key, roster.config_key = keywords.weighted_by_key, keywords.configrecord_key
+        roster.min_clients, roster.min_nodes = config.min_clients, keywords.min_available_nodes

@@ -113,7 +113,7 @@ class MaskedSum:
             "levels": quantizer.levels,
             "norm": quantizer.norm,
             "deviation": quantizer.deviation,
-            "repeatable": run.repeatable,
+            "repeatable": run.options.repeatable,
             "seed": config.seed,
             "arrays": run.flower.arrayrecord_key,
             BY_PATH: by_path,
@@ -423,7 +423,7 @@ def look(grid: Grid, run: RunState, receiver: Receiver) -> None:
             "secure_sums = True: trained names some of the model's arrays, and clients mask whole models; "
             "allowed is trained = None"
         )
-    if receiver.witness is not None:
+    if run.options.witness is not None:
         raise RunError("secure_sums = True: a witness sees single models; allowed is none")
     if (
         receiver.clip is None

@@ -17,10 +17,6 @@ from strategies.updates.chain import Bound, Check, Clip, Contribution, Link, Loc
 from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.safeguards import Safeguards
 
-# Called with a client's index and its local model (D,) for every valid reply, before it is aggregated. The array is
-# only valid during the call.
-Witness = Callable[[int, Vector], None]
-
 
 class Receiver:
     """Turns replies into contributions.
@@ -43,11 +39,6 @@ class Receiver:
         A link of the chain that keeps the clients' last updates.
     masked : bool
         Whether replies are masked updates, of 4 bytes for each value.
-
-    Attributes
-    ----------
-    witness : callable, optional
-        Called for every valid local model.
     """
 
     def __init__(
@@ -63,14 +54,13 @@ class Receiver:
         compressed: CompressedUpdates | None = None,
         clip: Clip | AdaptiveClip | None = None,
         updates: Link | None = None,
-        witness: Witness | None = None,
         masked: bool = False,
     ) -> None:
         self._run, self._safeguards = run, safeguards
         self._must_weigh, self._bound, self._replies_beside = must_weigh, bound, replies_beside
         self._local_rule, self._received = local_rule, received
         self._compressed, self.clip, self._updates = compressed, clip, updates
-        self.witness, self._masked = witness, masked
+        self._masked = masked
 
     def check(self) -> Check:
         """Return the check of replies, which takes the buffers (values that aren't trained) out of the model."""
@@ -107,7 +97,7 @@ class Receiver:
 
     def links(self) -> Link:
         """Return the chain of steps for a local model between the check and the sum."""
-        safeguards, witness = self._safeguards, self.witness
+        safeguards, witness = self._safeguards, self._run.options.witness
         return chain(
             Bound(self._bound, self._run.buffers) if self._bound else None,
             self.clip,
@@ -120,7 +110,7 @@ class Receiver:
     @property
     def only_learns_norms(self) -> bool:
         """Whether replies are whole models, and nothing but the usual norm is between the check and the sum."""
-        others = (self._compressed, self._bound or None, self.clip, self._updates, self.witness)
+        others = (self._compressed, self._bound or None, self.clip, self._updates, self._run.options.witness)
         return all(other is None for other in others)
 
     @property

@@ -78,8 +78,6 @@ class Reporter:
 
     Attributes
     ----------
-    observer : callable, optional
-        Receives every aggregation, in place of the log.
     by_client : dict of str to dict
         The clients' metrics of an evaluation that isn't reported yet.
     """
@@ -91,12 +89,11 @@ class Reporter:
         roster: Roster,
         unit: str,
         bytes_kept: Callable[[], int],
-        observer: Observer | None,
         stability: StabilityMonitor,
     ) -> None:
         self._run, self._accounts, self._roster = run, accounts, roster
         self._unit, self._bytes_kept = unit, bytes_kept
-        self.observer, self.stability = observer, stability
+        self.stability = stability
         self.by_client: dict[str, client_metrics.ByClient] = {}
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
 
@@ -139,7 +136,7 @@ class Reporter:
                 if losses is not None and told is not None:
                     collected.update(losses(told))
                 self.by_client |= client_metrics.from_evaluation(collected)
-            known = shares() if aggregation and self.observer is not None else {}
+            known = shares() if aggregation and self._run.options.observer is not None else {}
             clients = self._of_clients(known, collected)
         scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
         if shares is not None and (loss := scalars.get("federated-loss", scalars.get("loss"))) is not None:
@@ -147,11 +144,12 @@ class Reporter:
         if shares is not None and (best := self._run.best) is not None:
             devices = self._run.pace.real_time  # whose answers may be missing, or come later
             best.evaluated(aggregation, result.arrays, scalars, by_server, may_come=devices)
-        if self.observer is None:
+        observer = self._run.options.observer
+        if observer is None:
             self._log_line(aggregation, scalars)
         else:
             now, names = self._run.pace.now(), self._roster.names
-            self.observer(Progress(aggregation, now, whole, scalars, shares is not None, clients, names))
+            observer(Progress(aggregation, now, whole, scalars, shares is not None, clients, names))
 
     def _of_clients(
         self, clients: Mapping[str, list[float]], collected: dict[str, Any]

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -79,6 +79,52 @@ log = logging.getLogger("flwr.strategies")
 State = dict[str, Any]
 
 
+# Called with a client's index and its local model (D,) for every valid reply, before it is aggregated. The array is
+# only valid during the call.
+Witness = Callable[[int, Vector], None]
+
+
+def _no_fields(client: Client) -> dict[str, int]:
+    return {}
+
+
+@dataclass
+class RunOptions:
+    """What whoever runs a strategy gives to every run of it.
+
+    Attributes
+    ----------
+    clock : Clock, optional
+        By default it follows from where a run is: real time on devices, virtual time in any simulation.
+    observer : callable, optional
+        Receives the ``Progress`` of every aggregation, in place of the log.
+    witness : callable, optional
+        Called with a client's index and its local model (D,) for every valid reply.
+    stopped : callable
+        Asked at every poll; True ends the run with the last complete aggregation.
+    frozen : FrozenParameters, optional
+        The arrays of clients' models that are none of this model's, as they never change; clients build them.
+    usual : StrategyConfig, optional
+        Baseline config, by default the method's defaults; ``summary`` logs the differences.
+    evaluation_fields : callable
+        Returns further fields of a client's requests to evaluate.
+    parts : list
+        Further parts with ``state`` and ``restore``, whose states are saved in checkpoints.
+    repeatable : bool
+        Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
+    """
+
+    clock: Clock | None = None
+    observer: Callable[[Any], None] | None = None
+    witness: Witness | None = None
+    stopped: Callable[[], bool] = never
+    frozen: FrozenParameters | None = None
+    usual: StrategyConfig | None = None
+    evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
+    parts: list[Any] = field(default_factory=list)
+    repeatable: bool = False
+
+
 class RunState:
     """The progress of a run.
 
@@ -90,12 +136,12 @@ class RunState:
         The strategy's config.
     flower : FlowerOptions
         The keywords of Flower's strategies.
+    options : RunOptions
+        What whoever runs the strategy gives to every run of it.
     grid : Grid, optional
         Where the clients are, once the run has begun.
     frozen : FrozenParameters, optional
         The arrays of clients' models that never change, and so aren't in this model.
-    stopped : callable
-        Asked at every poll; True ends the run with the last complete aggregation.
     timeout : float
         Real seconds that a reply is waited for.
     clients : list of Client
@@ -126,14 +172,6 @@ class RunState:
         Whether any client's update wasn't zero, and whether any client's work couldn't be had.
     last_reason : str
         The last reason against a client's work.
-    usual : StrategyConfig, optional
-        What the log takes for usual, by default the config of the method's defaults.
-    evaluation_fields : callable
-        Returns further fields of a client's requests to evaluate.
-    parts : list
-        Parts of whoever runs the strategy, whose states go into the strategy's.
-    repeatable : bool
-        Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
 
     Parameters
     ----------
@@ -141,8 +179,6 @@ class RunState:
         The strategy's, for errors and for the checkpoint.
     make_scheduler : callable
         Returns the time of a run by a clock.
-    clock : Clock, optional
-        By default it follows from where a run is: real time on devices, virtual time in any simulation.
     """
 
     clients: list[Client]
@@ -157,28 +193,24 @@ class RunState:
         config: StrategyConfig,
         flower: FlowerOptions,
         make_scheduler: Callable[[Clock], Scheduler],
-        clock: Clock | None = None,
-        stopped: Callable[[], bool] = never,
+        options: RunOptions | None = None,
     ) -> None:
-        self.name, self.config, self.flower, self.stopped = name, config, flower, stopped
-        self._make_scheduler, self._clock_follows = make_scheduler, clock is None
-        self.pace = make_scheduler(clock or VirtualClock())
-        self.usual: StrategyConfig | None = None
-        self.repeatable = False
-        self.parts: list[Any] = []
-        self.evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
+        self.name, self.config, self.flower = name, config, flower
+        self.options = RunOptions() if options is None else options
+        self._make_scheduler = make_scheduler
+        self.pace = make_scheduler(self.options.clock or VirtualClock())
         self._resumed: State | None = None
         self.grid: Grid | None = None
         self.frozen: FrozenParameters | None = None
         self.timeout = 3600.0
-        self.own_loop = False
         self.beside_bytes = 0
         self.aggregations = self.evaluated = 0
         self.any_moved = self.any_missed = self.keeps_model = False
         self.last_reason = ""
         self._said: set[str] = set()
         self.best = BestModel(config) if config.stop_at or config.compares_evaluations else None
-        self.reset()
+        self.memory, self.clients = Memory(), []
+        self.run_id = int(streams.unpredictable().integers(2**62))
 
     @property
     def buffers_at(self) -> NDArray[np.intp]:
@@ -187,25 +219,30 @@ class RunState:
 
     @property
     def clock(self) -> Clock:
-        """The run's clock; it may be replaced between two runs."""
+        """The run's clock."""
         return self.pace.clock
 
-    @clock.setter
-    def clock(self, clock: Clock) -> None:
-        self._clock_follows = False
+    def use_clock(self, clock: Clock) -> None:
+        """Let this run, and later ones of the strategy, go by a clock."""
+        self.options.clock = clock
         self.pace = self._make_scheduler(clock)
+
+    def stopped(self) -> bool:
+        """Return True if the run is to end with the last complete aggregation."""
+        return self.options.stopped()
 
     def enter(self, grid: Grid) -> None:
         """Note the grid of a run, and begin with a clock that suits the grid, unless a clock was given."""
         check_mods(grid)
         self.grid = grid
-        if self._clock_follows:
-            on_devices = engine_of(grid) == DEPLOYMENT
-            self.pace = self._make_scheduler(WallClock() if on_devices else VirtualClock())
-            if _reads_time(self.config):
-                log.info(
-                    "clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation"
-                )
+        if self.options.clock is not None:
+            if self.options.clock is not self.pace.clock:  # it was set after the strategy was made
+                self.use_clock(self.options.clock)
+            return
+        on_devices = engine_of(grid) == DEPLOYMENT
+        self.pace = self._make_scheduler(WallClock() if on_devices else VirtualClock())
+        if _reads_time(self.config):
+            log.info("clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation")
 
     def sending(self, grid: Grid) -> Grid:
         """Return a Grid that sends frozen arrays to clients that need them; ``grid`` itself without frozen arrays."""
@@ -225,7 +262,7 @@ class RunState:
         RunError
             If the state to resume has other frozen arrays.
         """
-        flower = self.flower
+        flower, self.frozen = self.flower, self.options.frozen
         if flower.trained is None:
             return initial_arrays
         self.frozen = None
@@ -248,18 +285,9 @@ class RunState:
 
     def central_noise(self, number: int) -> np.random.Generator:
         """Return the generator of an aggregation's central noise: unpredictable, unless the run is to be repeated."""
-        if self.repeatable:
+        if self.options.repeatable:
             return streams.generator(self.config.seed, "central-noise", number)
         return streams.unpredictable()
-
-    def is_stopped(self) -> bool:
-        """Return True if the run is to end."""
-        return self.stopped()
-
-    def reset(self) -> None:
-        """Drop the clients of an earlier run, and the method's memory."""
-        self.memory, self.clients = Memory(), []
-        self.run_id = int(streams.unpredictable().integers(2**62))
 
     def state(self) -> State:
         """Return the state for a checkpoint: the model (D,), the counts and the method's memory."""
@@ -433,10 +461,6 @@ def _named_shapes(layout: Layout) -> list[list[Any]]:
 
 def _in_words(named: list[Any] | None) -> str:
     return "no array" if named is None else f"the array {named[0]} {tuple(named[1])}"
-
-
-def _no_fields(client: Client) -> dict[str, int]:
-    return {}
 
 
 def _reads_time(config: StrategyConfig) -> bool:

@@ -23,8 +23,8 @@ class ServerStep:
 
     Parameters
     ----------
-    make : callable
-        Returns a new optimizer.
+    optimizer : ServerOptimizer
+        A new server optimizer.
     lr : float
         η_g; 0: the optimizer's usual step size, else the method's.
     own_lr : callable
@@ -41,19 +41,14 @@ class ServerStep:
     def __init__(
         self,
         run: RunState,
-        make: Callable[[], ServerOptimizer],
+        optimizer: ServerOptimizer,
         lr: float,
         own_lr: Callable[[], float],
         *,
         stale: bool,
     ) -> None:
-        self._run, self._make, self._lr, self._own_lr, self._stale = run, make, lr, own_lr, stale
+        self._run, self.optimizer, self._lr, self._own_lr, self._stale = run, optimizer, lr, own_lr, stale
         self.hide: Callable[[Vector, Sequence[float]], None] | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin with an optimizer that has no memory."""
-        self.optimizer = self._make()
 
     def state(self) -> dict[str, Any]:
         """Return the optimizer's state."""

@@ -14,9 +14,9 @@ contribution alone moves it further.
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from strategies.core.population import Population
 from strategies.core.reporter import Reporter
 from strategies.core.run_state import RunState
 from strategies.events import observed_periods
+from strategies.events.event_stream import checked_interval
 from strategies.events.tasks import TaskLedger
 from strategies.timing.scheduler import Times
 from strategies.updates.safeguards import Safeguards
@@ -35,8 +36,6 @@ from strategies.updates.safeguards import Safeguards
 log = logging.getLogger("flwr.strategies")
 
 FOLLOWS = 16  # with observed P_i the step is computed anew when contributions have grown by this part of their number
-
-Periods = Callable[[Times], Times]
 
 
 def steady_step(weights: NDArray[np.float64], at_work: int) -> float:
@@ -60,6 +59,29 @@ class ClientWeights:
     expected_share: dict[int, float] = field(default_factory=dict)
 
 
+class WeightHooks(Protocol):
+    """What the weights of contributions ask of the method; see ``AsynchronousStrategy``."""
+
+    interval: float | None
+
+    @property
+    def observes_periods(self) -> bool:
+        """Whether P_i are those observed, not those of the method."""
+
+    @property
+    def discounts(self) -> bool:
+        """Whether d_i is known only when a contribution comes: then those that came say what a client counts."""
+
+    def periods(self, times: Times) -> Times:
+        """Return P_i (n,) by task times (n,)."""
+
+    def expected_periods(self, times: Times) -> Times:
+        """Return P_i (n,) that really come about, by task times (n,)."""
+
+    def identical_weight(self, num_clients: int) -> float:
+        """Return d for ``identical``."""
+
+
 class ContributionWeights:
     """Computes the clients' weights, again whenever p_i or an estimate of P_i has changed.
 
@@ -67,18 +89,10 @@ class ContributionWeights:
     ----------
     weighing : str
         How contributions weigh: ``time-based``, ``observed`` or ``identical``.
+    hooks : WeightHooks
+        The method.
     summed : bool
         Whether the model moves by the weighted sum. By a robust rule clients' shares q̃_i in it are unknown.
-    observes : callable
-        Whether P_i are those observed, not those of the method.
-    discounts : callable
-        Whether d_i is known only when a contribution comes: then those that came say what a client counts.
-    interval : callable
-        Seconds between two aggregations, None where time doesn't say when there is one.
-    periods, expected_periods : callable
-        Hooks of the method: P_i (n,) by task times (n,), and those that really come about.
-    identical_weight : callable
-        Hook of the method: d for ``identical``, by the number of clients.
     """
 
     def __init__(
@@ -88,32 +102,19 @@ class ContributionWeights:
         population: Population,
         safeguards: Safeguards,
         weighing: str,
+        hooks: WeightHooks,
         *,
         summed: bool = True,
-        observes: Callable[[], bool],
-        discounts: Callable[[], bool],
-        interval: Callable[[], float | None],
-        periods: Periods,
-        expected_periods: Periods,
-        identical_weight: Callable[[int], float],
     ) -> None:
         self._run, self._ledger = run, ledger
         self._population, self._safeguards = population, safeguards
-        self.weighing, self._summed = weighing, summed
-        self._observes, self._discounts, self._interval = observes, discounts, interval
-        self._method_periods, self._expected_periods = periods, expected_periods
-        self._identical_weight = identical_weight
+        self.weighing, self._hooks, self._summed = weighing, hooks, summed
         # The ledger's changes, Δt, and the state of the graph of clients, at the last look.
         self._looked: tuple[int, float | None, object] = (-1, None, None)
         self._importance: dict[int, float] | None = None
         self._current: ClientWeights | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the step of an earlier run."""
-        self._step: tuple[float, int, int] | None = (
-            None  # with observed P_i: η_g, contributions and clients then
-        )
+        # With observed P_i: η_g, and the contributions and clients when it was computed.
+        self._step: tuple[float, int, int] | None = None
 
     def state(self) -> dict[str, Any]:
         """Return the step that observed P_i gave, and when; {} if there is none."""
@@ -154,7 +155,7 @@ class ContributionWeights:
             importance = self.importance()
             p = np.array(list(importance.values()))
             if self.weighing == IDENTICAL:
-                d = np.full(len(p), self._identical_weight(len(p)))
+                d = np.full(len(p), self._hooks.identical_weight(len(p)))
             else:
                 periods = self._periods(self.cycles(self._ledger.counting))
                 known = np.isfinite(periods)
@@ -173,13 +174,13 @@ class ContributionWeights:
         """Return d_i of a client, 0 if it doesn't count; with observed P_i without computing the other weights."""
         self._look()
         ledger = self._ledger
-        if self._current is not None or not self._observes():
+        if self._current is not None or not self._hooks.observes_periods:
             return self.current.weight.get(index, 0.0)
         member = ledger.members[index]
         if member.dropped:
             return 0.0
         if self.weighing == IDENTICAL:
-            d = self._identical_weight(len(ledger.counting))
+            d = self._hooks.identical_weight(len(ledger.counting))
         else:
             d = self.importance()[index] * ledger.observed.period(member, self._run.aggregations)
         return float(self._safeguards.weights([member.client], np.array([d]))[0])
@@ -200,7 +201,7 @@ class ContributionWeights:
         number = len(self._ledger.counting)
         if not number:
             return 1.0
-        if not self._observes() or self.weighing == IDENTICAL:
+        if not self._hooks.observes_periods or self.weighing == IDENTICAL:
             return self._step_of(np.array(list(self.current.weight.values())), at_work, longest)
         contributions = self._ledger.observed.contributions
         if self._step is not None and self._step[2] == number:
@@ -225,11 +226,11 @@ class ContributionWeights:
             times = self.cycles(self._ledger.counting)
             periods = (
                 self._periods(times)
-                if self._observes()
-                else self._checked("expected_periods", self._expected_periods(times))
+                if self._hooks.observes_periods
+                else self._checked("expected_periods", self._hooks.expected_periods(times))
             )
             current.periods.update(self._by_index(periods))
-        if current.weight and (self._discounts() or not current.expected_share):
+        if current.weight and (self._hooks.discounts or not current.expected_share):
             q = np.array(list(self.worth().values())) / np.array(list(current.periods.values()))
             current.expected_share.update(self._by_index(q / (q.sum() or 1.0)))
         shares = current.expected_share
@@ -241,7 +242,7 @@ class ContributionWeights:
     def worth(self) -> dict[int, float]:
         """Return d_i by client index; where d_i depends on staleness, the mean over the client's contributions."""
         worth, known = self.current.weight, self._ledger.members
-        if not self._discounts():
+        if not self._hooks.discounts:
             return worth
         came = {i: known[i].weight / known[i].contributions for i in worth if known[i].contributions}
         return worth | came
@@ -251,9 +252,9 @@ class ContributionWeights:
         return observed_periods.periods(self._ledger.counting, self._run.aggregations)
 
     def _periods(self, times: Times) -> Times:
-        if self._observes():
+        if self._hooks.observes_periods:
             return self.observed_periods()
-        return self._checked("periods", self._method_periods(times))
+        return self._checked("periods", self._hooks.periods(times))
 
     def _checked(self, hook: str, periods: Times) -> Times:
         """Return what a hook gives for P_i (n,); raise RunError unless it is a number >= 0, or infinite, for each."""
@@ -265,6 +266,10 @@ class ContributionWeights:
     def cycles(self, members: Iterable[Member]) -> Times:
         """Return the expected cycle times (n,) of clients, seconds per contribution, absences included."""
         return self._run.pace.cycles(members, self._ledger.members.values(), self._interval())
+
+    def _interval(self) -> float | None:
+        """Return the seconds between two aggregations, None where time doesn't say when there is one."""
+        return checked_interval(f"{self._run.name}.interval", self._hooks.interval)
 
     def _by_index(self, values: NDArray[np.float64]) -> dict[int, float]:
         indices = (member.client.index for member in self._ledger.counting)

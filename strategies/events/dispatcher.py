@@ -5,9 +5,9 @@ ledger (strategies/events/tasks.py), and in virtual time a resumed run dispatche
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -42,20 +42,42 @@ class Sent(NamedTuple):
     steps: int = 0
 
 
+class DispatchHooks(Protocol):
+    """What the dispatcher asks of the method; see ``AsynchronousStrategy``."""
+
+    @property
+    def concurrency(self) -> int:
+        """M_c, the number of clients at work at once; 0: all."""
+
+    @property
+    def timed_steps(self) -> int:
+        """The number of local steps of a task that takes as long as the time scenario says."""
+
+    def local_rule(self) -> dict[str, float]:
+        """Return the fields of training messages that define the algorithm's local step."""
+
+    def companions(self, clients: Sequence[Client]) -> Iterator[Beside]:
+        """Yield for each client the vectors (D,) that it is sent beside the model, by record name."""
+
+    def choose(self, free: Sequence[Member]) -> Iterable[Member]:
+        """Return the clients that get the model now."""
+
+    def sends_again(self, client: Client) -> tuple[int, NDArray[Any]] | None:
+        """Return an earlier version and its model (D,), which a client is sent; None: the newest one."""
+
+    def task_steps(self, client: Client) -> int:
+        """Return the number of local steps of a client's task; 0: its usual work."""
+
+
 class Dispatcher:
     """Dispatches tasks to clients, and tracks which clients are present.
 
     Parameters
     ----------
+    hooks : DispatchHooks
+        The method.
     without_messages : bool
         Whether a grid whose clients need no messages may be handed tasks without any.
-    places : callable
-        Returns how many clients are at work at once at most; 0: all.
-    local_rule, companions, choose, sends_again, steps : callable
-        Hooks of the method: what clients' local steps are, what each is sent beside the model, who is sent it, which
-        earlier model a client is sent in its place, and how many local steps a client is asked for.
-    timed_steps : int
-        Local steps of a task that takes as long as the time scenario says, where the method sets them.
     """
 
     _mail: Mail
@@ -69,21 +91,13 @@ class Dispatcher:
         requests: TrainingRequests,
         accounts: Accounts,
         timeline: Timeline,
+        hooks: DispatchHooks,
         *,
         without_messages: bool,
-        places: Callable[[], int],
-        local_rule: Callable[[], dict[str, float]],
-        companions: Callable[[Sequence[Client]], Iterator[Beside]],
-        choose: Callable[[Sequence[Member]], Iterable[Member]],
-        sends_again: Callable[[Client], tuple[int, NDArray[Any]] | None],
-        steps: Callable[[Client], int],
-        timed_steps: int,
     ) -> None:
         self._run, self._ledger, self._requests = run, ledger, requests
         self._accounts, self._timeline = accounts, timeline
-        self._without_messages, self._places = without_messages, places
-        self._local_rule, self._companions, self._choose = local_rule, companions, choose
-        self._sends_again, self._steps, self._timed_steps = sends_again, steps, timed_steps
+        self._hooks, self._without_messages = hooks, without_messages
         self._working: WorkingGrid | None = None
 
     def begin(self, grid: Grid, mail: Mail, config: ConfigRecord) -> None:
@@ -98,8 +112,8 @@ class Dispatcher:
 
     # ---- Who is there ----------------------------------------------------------------------------------------------
 
-    def welcome(self, clients: Iterable[Client]) -> None:
-        """Dispatch the model to clients that are new, or back as another node."""
+    def welcome(self, clients: Iterable[Client]) -> list[Member]:
+        """Let clients join that are new, or back as another node; return them."""
         ledger, aggregations, fresh = self._ledger, self._run.aggregations, []
         for client in clients:
             member = ledger.members.get(client.index)
@@ -120,7 +134,7 @@ class Dispatcher:
             fresh.append(member)
         if fresh:
             ledger.changed()
-            self.dispatch(fresh)
+        return fresh
 
     def _watch(self, member: Member) -> None:
         """Note whether a client is present, and queue its next change, before other events of that time."""
@@ -132,21 +146,21 @@ class Dispatcher:
             member.turning = True
             self._ledger.queue.push(turns, client.index - FIRST, Turn(member))
 
-    def turn(self, member: Member) -> None:
-        """Let a client come or go. The loss of its task was known when the task began."""
+    def turn(self, member: Member) -> list[Member]:
+        """Let a client come or go; return it if it is free now. The task of one that goes was known to be lost."""
         member.turning = False
         self._watch(member)
-        if member.there and (member.again or not member.dropped):
-            self.dispatch([member])
+        return [member] if member.there and (member.again or not member.dropped) else []
 
-    def retry(self, member: Member) -> None:
-        """Dispatch a task to a client that was dropped, now or when it is present again."""
+    def retry(self, member: Member) -> list[Member]:
+        """Let a client that was dropped be asked again, now or when it is present again; return it if it is free."""
         pace = self._run.pace
         if member.there:
             self._ledger.ask_again(member)
-            self.dispatch([member])
-        elif (comes := pace.comes(member.client, pace.now())) < NEVER:
+            return [member]
+        if (comes := pace.comes(member.client, pace.now())) < NEVER:
             self._ledger.queue.push(comes, member.client.index, Retry(member))
+        return []
 
     # ---- Tasks -----------------------------------------------------------------------------------------------------
 
@@ -156,9 +170,9 @@ class Dispatcher:
         members = [member for member in members if not ledger.is_spent(member)]
         free = [member for member in members if member.there and not ledger.busy(member)]
         # The place of a client that went, or was dropped, is another's, where there are places.
-        if not free and not self._places():
+        if not free and not self._hooks.concurrency:
             return
-        chosen = {m.client.index: m for m in self._choose(free) if not ledger.busy(m) and m.there}
+        chosen = {m.client.index: m for m in self._hooks.choose(free) if not ledger.busy(m) and m.there}
         chosen = {index: member for index, member in chosen.items() if not ledger.is_spent(member)}
         if not chosen:
             return
@@ -167,13 +181,13 @@ class Dispatcher:
         ledger.dispatched += len(chosen)
         since, now = ledger.since, self._run.pace.now()
         since.bytes_down += len(chosen) * messages.num_bytes(self._run.result.arrays)
-        companions = self._companions([member.client for member in chosen.values()])
+        companions = self._hooks.companions([member.client for member in chosen.values()])
         sent = {
-            index: Sent(now, next(companions, {}), self._steps(member.client))
+            index: Sent(now, next(companions, {}), self._hooks.task_steps(member.client))
             for index, member in chosen.items()
         }
         for index, member in chosen.items():
-            if (again := self._sends_again(member.client)) is not None:
+            if (again := self._hooks.sends_again(member.client)) is not None:
                 since.bytes_down += self._send({index: sent.pop(index)}, *again)
         if sent:
             since.bytes_down += self._send(sent, self._run.aggregations, self._sent)
@@ -189,13 +203,13 @@ class Dispatcher:
             return 0
         current = version == run.aggregations
         arrays = run.result.arrays if current else run.layout.to_record(base.astype(np.float64))
-        written, size = [], 0
+        written, size, timed_steps = [], 0, self._hooks.timed_steps
         for member, (_, beside, steps) in zip(members, sent.values(), strict=True):
             fields = requests.fields(member.client, version + 1, member.tasks, self._config)
             if steps:
                 fields[messages.STEPS] = steps
-                if self._timed_steps:
-                    run.pace.loads.ask(member.client.index, steps / self._timed_steps)
+                if timed_steps:
+                    run.pace.loads.ask(member.client.index, steps / timed_steps)
             written.append(requests.request(member.client, fields, arrays, beside))
             size += messages.total_bytes(written[-1]) - messages.num_bytes(arrays)
             requests.note_sent(member.client, written[-1], run.pace.loads.part_of(member.client.index))
@@ -252,7 +266,7 @@ class Dispatcher:
     def _work_request(
         self, version: int, base: NDArray[Any], tasks: Sequence[HandedTask] = ()
     ) -> WorkRequest:
-        return WorkRequest(self._run.layout, base, self._config, version + 1, tasks, self._local_rule())
+        return WorkRequest(self._run.layout, base, self._config, version + 1, tasks, self._hooks.local_rule())
 
     def _needs_no_messages(self, grid: Grid) -> WorkingGrid | None:
         """Return the grid if its clients need no messages, and no hook writes or reads messages."""
@@ -269,10 +283,10 @@ class Dispatcher:
 
     # ---- Going on where an earlier run was ------------------------------------------------------------------
 
-    def resume(self, *, more: bool) -> None:
-        """Restore the tasks of an earlier run, and dispatch again those that were under way.
+    def resume(self, *, more: bool) -> list[Member]:
+        """Restore the tasks of an earlier run, and dispatch again those that were under way; return the free clients.
 
-        ``more``: whether there are aggregations to come, so that whoever is free is sent the model.
+        ``more``: whether there are aggregations to come, so that free clients are sent the model.
         """
         run, ledger = self._run, self._ledger
         present = {client.index: client for client in run.clients}
@@ -295,9 +309,10 @@ class Dispatcher:
         for due, index in state["retries"]:
             if index in present:
                 ledger.queue.push(due, index, Retry(members[index]))
-        if more:
-            resting = {index for _, index in state["retries"] if members[index].dropped}
-            free = [m for index, m in members.items() if index in present and index not in resting]
-            for member in free:
-                ledger.ask_again(member)
-            self.dispatch(free)
+        if not more:
+            return []
+        resting = {index for _, index in state["retries"] if members[index].dropped}
+        free = [m for index, m in members.items() if index in present and index not in resting]
+        for member in free:
+            ledger.ask_again(member)
+        return free

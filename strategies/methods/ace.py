@@ -20,6 +20,7 @@ A client receives the model and sends one back; the server keeps C vectors of fl
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,18 +49,20 @@ class ACE(EveryArrival):
     Config: ClassVar[type[StrategyConfig]] = ACEConfig
     config: ACEConfig
 
-    def __init__(self, config: ACEConfig | None = None, **run: Any) -> None:
-        super().__init__(config, **run)
-        self._answers = Answers(self.run, self.ledger, self.contribution_weights.cycles)
+    def parts(self) -> Sequence[Any]:
+        """Return nothing; note who may still answer in a new run."""
+        session = self.session
+        self._answers = Answers(session.run, session.ledger, session.contribution_weights.cycles)
+        return ()
 
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_j h_j."""
-        return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.importance())
 
     def own_lr(self) -> float:
         """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""
-        return self.contribution_weights.step()
+        return self.session.contribution_weights.step()
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""

@@ -62,19 +62,21 @@ class ACED(EveryArrival):
     Config: ClassVar[type[StrategyConfig]] = ACEDConfig
     config: ACEDConfig
 
-    def __init__(self, config: ACEDConfig | None = None, **run: Any) -> None:
-        super().__init__(config, **run)
-        self._answers = Answers(self.run, self.ledger, self.contribution_weights.cycles)
+    def parts(self) -> Sequence[Any]:
+        """Return nothing; note who may still answer in a new run."""
+        session = self.session
+        self._answers = Answers(session.run, session.ledger, session.contribution_weights.cycles)
+        return ()
 
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of the clients in A, 0 of the others, and their weighted sum Σ_A p_j h_j."""
-        return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.importance())
 
     def own_lr(self) -> float:
         """Return 1/Σ p_i min(P_i, τ + 1)."""
         age = self.config.cache_age
-        return self.contribution_weights.step(longest=age + 1 if age else math.inf)
+        return self.session.contribution_weights.step(longest=age + 1 if age else math.inf)
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""
@@ -90,7 +92,7 @@ class ACED(EveryArrival):
         weights, age = super().weigh(contributions), self.config.cache_age
         if not age:
             return weights
-        p = self.importance()
+        p = self.session.importance()
         most = [(age + 1) * p.get(contribution.client.index, 0.0) for contribution in contributions]
         return np.minimum(weights, most).tolist()  # type: ignore[no-any-return]
 
@@ -98,7 +100,7 @@ class ACED(EveryArrival):
         """Keep Δ_i (D,) as the client's last update, and return it."""
         index = contribution.client.index
         self.latest.put(index, contribution.update)
-        last_arrivals(self.memory, index + 1)[index] = self.aggregations + 1
+        last_arrivals(self.session.memory, index + 1)[index] = self.session.aggregations + 1
         return contribution.update
 
     def direction(self, total: Vector) -> Vector:
@@ -106,8 +108,8 @@ class ACED(EveryArrival):
         latest, age = self.latest, self.config.cache_age
         if not age:
             return latest.mean
-        arrived = last_arrivals(self.memory, max(latest.importance) + 1)  # 0: that client isn't in A
-        for index in np.flatnonzero((arrived > 0) & (arrived <= self.aggregations - age)).tolist():
+        arrived = last_arrivals(self.session.memory, max(latest.importance) + 1)  # 0: that client isn't in A
+        for index in np.flatnonzero((arrived > 0) & (arrived <= self.session.aggregations - age)).tolist():
             latest.put(index, np.zeros_like(total))
             arrived[index] = 0
         apart = sum(share for index, share in latest.importance.items() if not arrived[index])

@@ -66,14 +66,14 @@ class AREA(Buffered):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set y_i ← w_i, and return step(W, Σ p_i y_i − W), (D,)."""
-        vectors, p = self.memory.vectors, self.importance()
+        vectors, p = self.session.memory.vectors, self.session.importance()
         if MODELS not in vectors:
-            vectors[MODELS] = ClientVectors(model, max(len(self.clients), 1))
+            vectors[MODELS] = ClientVectors(model, max(len(self.session.clients), 1))
         models = vectors[MODELS]
         for newcomer in sorted(p.keys() - set(models.clients)):
             models.put(newcomer, model)
-        latest = LatestUpdates(self.memory, models, p)
+        latest = LatestUpdates(self.session.memory, models, p)
         for contribution in contributions:
-            self.server_step.looked_at(contribution.update)
+            self.session.server_step.looked_at(contribution.update)
             latest.put(contribution.client.index, contribution.base + contribution.update)
-        return self.server_step.moved(model, latest.mean - model)
+        return self.session.server_step.moved(model, latest.mean - model)

@@ -73,10 +73,8 @@ class AsyncSpectral(Buffered):
         "each client of the spectral method gets an average of its neighbours' models"
     )
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._neighbours = NeighbourModels(self.config.neighbour_memory)
-        self._schedule = BufferSchedule()
+    _neighbours: NeighbourModels
+    _schedule: BufferSchedule
 
     def adapted(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with adjacency weights, because the method needs the A_ij of the graph."""
@@ -88,34 +86,33 @@ class AsyncSpectral(Buffered):
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_i (D,) of the clients that are sent the model now."""
-        if self.config.local_rule and self.graph is not None:
-            factors = self._discounts(self.graph.clients)
-            for u in self._neighbours.averages(self.graph, clients, self.model, factors):
+        if self.config.local_rule and self.session.graph is not None:
+            factors = self._discounts(self.session.graph.clients)
+            for u in self._neighbours.averages(self.session.graph, clients, self.session.model, factors):
                 yield {messages.NEIGHBOURS: u}
 
     def _discounts(self, clients: Sequence[int]) -> NDArray[np.float64]:
         """Return s(a_j) (C,) of clients, given by index."""
         discount = discount_of(self.config.staleness_discount)
-        arrived = last_arrivals(self.memory, max(clients) + 1)[list(clients)]
+        arrived = last_arrivals(self.session.memory, max(clients) + 1)[list(clients)]
         # The age of a model that waits in the buffer is 0, too.
-        ages, places = np.unique(np.maximum(self.aggregations - arrived, 0), return_inverse=True)
+        ages, places = np.unique(np.maximum(self.session.aggregations - arrived, 0), return_inverse=True)
         return np.array([discount(age) for age in ages.tolist()])[places]
 
     def periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        expected = self._schedule.periods(self.pace, self.ledger.counting, self.m, self.total)
+        expected = self._schedule.periods(
+            self.session.pace, self.session.ledger.counting, self.m, self.session.total
+        )
         return super().periods(times) if expected is None else expected
 
     def received(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_i."""
         self._neighbours.put(client, local_model)
         # It goes into the next aggregation.
-        last_arrivals(self.memory, client.index + 1)[client.index] = self.aggregations + 1
+        last_arrivals(self.session.memory, client.index + 1)[client.index] = self.session.aggregations + 1
 
-    def bytes_kept(self) -> int:
-        """Return the size of the local models in bytes."""
-        return super().bytes_kept() + self._neighbours.num_bytes
-
-    def parts(self) -> list[Any]:
-        """Return the parts of an asynchronous strategy, the local models, and the buffer's schedule."""
-        return [*super().parts(), self._neighbours, self._schedule]
+    def parts(self) -> Sequence[Any]:
+        """Return the clients' last local models, and begin a new schedule of the buffer."""
+        self._neighbours, self._schedule = NeighbourModels(self.config.neighbour_memory), BufferSchedule()
+        return [self._neighbours]

@@ -48,15 +48,15 @@ class CA2FL(Buffered):
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
-        return LatestUpdates(self.memory, self.vectors(NAME), self.importance())
+        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.importance())
 
     def own_lr(self) -> float:
         """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""
-        return self.contribution_weights.step()
+        return self.session.contribution_weights.step()
 
     def counted(self, contribution: Contribution) -> Vector:
         """Return Δ_i − h_i, (D,)."""
-        return contribution.update - self.vectors(NAME).get(contribution.client.index)
+        return contribution.update - self.session.vectors(NAME).get(contribution.client.index)
 
     def direction(self, total: Vector) -> Vector:
         """Return h + (1/m) Σ (Δ_i − h_i), (D,)."""

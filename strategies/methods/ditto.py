@@ -18,6 +18,7 @@ when it writes a checkpoint, and returns it to the client of a resumed run (stra
 Sent: the messages of FedAvg. Kept: v_i on each client, for this run alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,18 +58,13 @@ class Ditto(SynchronousStrategy):
     config: DittoConfig
     personal: ClassVar[bool] = True
 
-    def __init__(self, *arguments: Any, **run: Any) -> None:
-        super().__init__(*arguments, **run)
-        self._kept = KeptByClients(self.run, self._layout, self._number)
-        self.population.listeners.append(self._kept.hand_back)
-
     def _layout(self) -> Layout:
         """Return the layout of v_i: the model's."""
-        return self.run.layout
+        return self.session.run.layout
 
     def _number(self) -> int:
         """Return the run's number."""
-        return int(self.memory[RUN])
+        return int(self.session.memory[RUN])
 
     def local_rule(self) -> dict[str, float]:
         """Return λ of the pull λ (v − W) for the clients."""
@@ -84,8 +80,10 @@ class Ditto(SynchronousStrategy):
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Draw a number for the run, unless it is resumed and has one."""
-        self.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
+        self.session.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
 
-    def parts(self) -> list[Any]:
-        """Return the parts of every strategy, and in a simulation the personal models of its clients."""
-        return [*super().parts(), self._kept]
+    def parts(self) -> Sequence[Any]:
+        """Return the personal models of a simulation's clients."""
+        kept = KeptByClients(self.session.run, self._layout, self._number)
+        self.session.population.listeners.append(kept.hand_back)
+        return [kept]

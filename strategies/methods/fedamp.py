@@ -102,39 +102,39 @@ class FedAMP(SynchronousStrategy):
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Set the personal model w_i of each client to the initial model (D,)."""
-        if MODELS not in self.memory.vectors:
-            self.memory.vectors[MODELS] = ClientVectors(model, max(len(self.clients), 1))
+        if MODELS not in self.session.memory.vectors:
+            self.session.memory.vectors[MODELS] = ClientVectors(model, max(len(self.session.clients), 1))
 
     @property
     def _models(self) -> ClientVectors:
-        return self.memory.vectors[MODELS]
+        return self.session.memory.vectors[MODELS]
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_i (D,) of each participant, which is sent in place of the global model."""
-        everyone = [client.index for client in self.clients]
+        everyone = [client.index for client in self.session.clients]
         rows, own = self._models.rows(everyone), [everyone.index(client.index) for client in clients]
-        squares = squared_distances(self._models.matrix, rows, own, self.run.buffers_at)
+        squares = squared_distances(self._models.matrix, rows, own, self.session.run.buffers_at)
         weights = attention(squares, own, self.config.fedamp_sigma, self.config.fedamp_alpha)
         for mean in pooled(weights, self._models.matrix, rows):
-            yield {self.run.flower.arrayrecord_key: mean}
+            yield {self.session.run.flower.arrayrecord_key: mean}
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Store w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
-        self._shares = self.importance()
+        self._shares = self.session.importance()
         for index, share in self._shares.items():
-            self.accounts[index].weight += share
+            self.session.accounts[index].weight += share
         for contribution in contributions:
             own = contribution.model
             if contribution.untrained is not None:
-                own[self.run.buffers_at] = contribution.untrained
+                own[self.session.run.buffers_at] = contribution.untrained
             self._models.put(contribution.client.index, own)
         return super().aggregate(model, contributions, weights)
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ p_i w_i − W over all connected clients, (D,), in place of the round's sum."""
-        return np.asarray(self._models.weighted_sum(self._shares) - self.model)
+        return np.asarray(self._models.weighted_sum(self._shares) - self.session.model)
 
     def expected_weights(self, p: Weights) -> Weights:
         """Return p_i (n,): participation changes w_i, but not the weight of a client."""

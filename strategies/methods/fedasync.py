@@ -71,4 +71,4 @@ class FedAsync(EveryArrival):
 
     def counted(self, contribution: Contribution) -> Vector:
         """Return w_i − W, (D,), with W the current model instead of the one that the client was sent."""
-        return contribution.model - self.model
+        return contribution.model - self.session.model

@@ -82,27 +82,31 @@ class FedAU(SynchronousStrategy):
 
     def clients_present(self, clients: Sequence[Client]) -> None:
         """Begin the first interval of clients that are new."""
-        rows = self.memory.get(INTERVALS, np.empty((0, 3)))
+        rows = self.session.memory.get(INTERVALS, np.empty((0, 3)))
         missing = max(client.index for client in clients) + 1 - len(rows)
         if missing > 0:
             rows = np.concatenate([rows, np.tile([np.nan, 0.0, 0.0], (missing, 1))])
         new = [client.index for client in clients if np.isnan(rows[client.index, 0])]
-        rows[new, 0] = self.aggregations
-        self.memory[INTERVALS] = rows
+        rows[new, 0] = self.session.aggregations
+        self.session.memory[INTERVALS] = rows
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return p_i ω_i of the participants, and note that they take part."""
-        rows, p, server_round = self.memory[INTERVALS], self.minimised(), self.aggregations + 1
+        rows, p, server_round = (
+            self.session.memory[INTERVALS],
+            self.session.minimised(),
+            self.session.aggregations + 1,
+        )
         weights = []
         for contribution in contributions:
             index = contribution.client.index
             began, number, total = after_absence(rows[index], server_round, self.config.participation_cutoff)
             weights.append(p.get(index, 0.0) * (total / number if number else 1.0))
             rows[index] = server_round, number + 1, total + server_round - began
-            self.accounts[index].weight += weights[-1]
+            self.session.accounts[index].weight += weights[-1]
         return weights
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) over the clients that ever take part; None if it can't be known who does."""
-        q = None if self.closing.early else self.selection.drawn(p)
-        return None if q is None else among(list(self.minimised().values()), q > 0)
+        q = None if self.session.closing.early else self.session.selection.drawn(p)
+        return None if q is None else among(list(self.session.minimised().values()), q > 0)

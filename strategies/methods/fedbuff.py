@@ -20,6 +20,7 @@ synchronous FedAvg, and the step is 1.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -59,7 +60,6 @@ class FedBuff(Buffered):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._is_fedavg = False
-        self._schedule = BufferSchedule()
 
     def check(self, num_clients: int) -> None:
         """Refuse a buffer that would never fill, and log once where FedBuff is FedAvg."""
@@ -83,9 +83,12 @@ class FedBuff(Buffered):
 
     def periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        expected = self._schedule.periods(self.pace, self.ledger.counting, self.m, self.total)
+        expected = self._schedule.periods(
+            self.session.pace, self.session.ledger.counting, self.m, self.session.total
+        )
         return super().periods(times) if expected is None else expected
 
-    def parts(self) -> list[Any]:
-        """Return the parts of an asynchronous strategy, and the buffer's schedule."""
-        return [*super().parts(), self._schedule]
+    def parts(self) -> Sequence[Any]:
+        """Return nothing; begin a new schedule of the buffer."""
+        self._schedule = BufferSchedule()
+        return ()

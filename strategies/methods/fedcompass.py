@@ -84,10 +84,8 @@ class FedCompass(AsynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = FedCompassConfig
     config: FedCompassConfig
 
-    def __init__(self, *arguments: Any, **run: Any) -> None:
-        super().__init__(*arguments, **run)
-        self.groups = self._new_groups()
-        self._group: int | None = None  # which is aggregated now; None: the newest contribution alone
+    groups: ArrivalGroups
+    _alone = False  # whether the newest contribution is aggregated alone, as its client has no group
 
     def own_lr(self) -> float:
         """Return η_g = 1: the weights p_i of one contribution of every client sum to 1."""
@@ -105,35 +103,42 @@ class FedCompass(AsynchronousStrategy):
     def choose(self, free: Sequence[Member]) -> Iterable[Member]:
         """Assign the clients that don't wait for their group, the fastest first, and return them."""
         free = list(super().choose(free)) if self.concurrency else free
-        if not (free or self.ledger.tasks):  # all wait, too late for their groups: they found the next one
-            late = [m for m in self.ledger.counting if m.there and m.client.index in self.groups.general]
+        if not (
+            free or self.session.ledger.tasks
+        ):  # all wait, too late for their groups: they found the next one
+            late = [
+                m for m in self.session.ledger.counting if m.there and m.client.index in self.groups.general
+            ]
             free = late[: self.concurrency]
-        chosen = [m for m in free if not (self.groups.waits(m.client.index) or self.ledger.busy(m))]
-        now, speeds = self.pace.now(), self.groups.speeds
+        chosen = [m for m in free if not (self.groups.waits(m.client.index) or self.session.ledger.busy(m))]
+        now, speeds = self.session.pace.now(), self.groups.speeds
         for member in sorted(chosen, key=lambda m: (speeds.get(m.client.index, 0.0), m.client.index)):
             if (latest := self.groups.assign(member.client.index, now)) is not None:
-                self.ledger.wake(latest)
+                self.session.ledger.wake(latest)
         self._ask_if_due(now)
         return chosen
 
     def _ask_if_due(self, now: float) -> None:
         """Ask at once where a group is complete without an arrival: of a client that is now in another."""
         if self.groups.due(now) is not None:
-            self.ledger.wake(now)
+            self.session.ledger.wake(now)
+
+    def on_contribution(self, contribution: Contribution) -> Contribution:
+        """Put a contribution into its group, or let it be aggregated alone."""
+        self._alone = self.groups.arrive(contribution.client.index, self.session.pace.now())
+        return contribution
 
     def ready(self, arrived: int) -> bool:
-        """Put the newest contribution into its group; return True if it has none, or a group is to be aggregated."""
-        now, index = self.pace.now(), self.ledger.buffer[-1].client.index
-        waiting = sum(contribution.client.index == index for contribution in self.ledger.buffer)
-        alone = waiting > self.groups.waiting(index) and self.groups.arrive(index, now)
-        self._group = None if alone else self.groups.due(now)
-        return alone or self._group is not None
+        """Return True if the newest contribution has no group, or a group is to be aggregated."""
+        return self._alone or self.groups.due(self.session.pace.now()) is not None
 
     def takes(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
         """Return the contributions of the group, and those that were too late; or the newest one alone."""
-        if self._group is None:
+        group = None if self._alone else self.groups.due(self.session.pace.now())
+        self._alone = False
+        if group is None:
             return waiting[-1:]
-        come, late = self.groups.groups[self._group].come, Counter(self.groups.general)
+        come, late = self.groups.groups[group].come, Counter(self.groups.general)
         taken = []
         for contribution in waiting:
             index = contribution.client.index
@@ -142,12 +147,12 @@ class FedCompass(AsynchronousStrategy):
                 taken.append(contribution)
             elif index in come:
                 taken.append(contribution)
-        self.groups.close(self._group)
+        self.groups.close(group)
         return taken
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return p_i s(δ_i)."""
-        p, s = self.importance(), discount_of(self.config.staleness_discount)
+        p, s = self.session.importance(), discount_of(self.config.staleness_discount)
         return [p.get(c.client.index, 0.0) * s(c.staleness) for c in contributions]
 
     def foreseen_aggregations(self, times: Times, seconds: float) -> int:
@@ -172,9 +177,10 @@ class FedCompass(AsynchronousStrategy):
             dispatch([each for each in sorted(free) if not groups.waits(each)], now)
         return max(done, 1)
 
-    def parts(self) -> list[Any]:
-        """Return the parts of every asynchronous strategy, and the groups."""
-        return [*super().parts(), self.groups]
+    def parts(self) -> Sequence[Any]:
+        """Return the groups."""
+        self.groups, self._alone = self._new_groups(), False
+        return [self.groups]
 
     def _new_groups(self) -> ArrivalGroups:
         config = self.config

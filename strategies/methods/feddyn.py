@@ -76,7 +76,7 @@ class FedDyn(SynchronousStrategy):
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield −h_i (D,) of each participant."""
-        gradients = self.vectors(GRADIENTS)
+        gradients = self.session.vectors(GRADIENTS)
         for client in clients:
             yield {messages.CONSTANT: -gradients.get(client.index)}
 
@@ -91,7 +91,7 @@ class FedDyn(SynchronousStrategy):
             return np.asarray(gradients.get(c.client.index) - alpha * c.update)
 
         distances = [float(np.linalg.norm(moved(c) - mean)) for c in contributions]
-        bounds = self.safeguards.furthest([c.client for c in contributions], distances)
+        bounds = self.session.safeguards.furthest([c.client for c in contributions], distances)
         for c, distance, most in zip(contributions, distances, bounds, strict=True):
             if distance > most:
                 gradients.put(c.client.index, drawn_in(moved(c), mean, most))
@@ -106,4 +106,4 @@ class FedDyn(SynchronousStrategy):
     @property
     def _gradients(self) -> LatestUpdates:
         """The h_i of all clients, and H = Σ p_i h_i."""
-        return LatestUpdates(self.memory, self.vectors(GRADIENTS), self.minimised())
+        return LatestUpdates(self.session.memory, self.session.vectors(GRADIENTS), self.session.minimised())

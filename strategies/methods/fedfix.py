@@ -88,7 +88,7 @@ class FedFix(AsynchronousStrategy):
     @property
     def interval(self) -> float:  # type: ignore[override]
         """Δt, seconds between two aggregations; chosen anew for each interval, and when clients come or go."""
-        given, pace, ledger = self.config.fedfix_interval, self.run.pace, self.ledger
+        given, pace, ledger = self.config.fedfix_interval, self.session.run.pace, self.session.ledger
         if not isinstance(given, str):
             return given
         present = (pace.origin, pace.ticks, ledger.changes)
@@ -104,7 +104,7 @@ class FedFix(AsynchronousStrategy):
     def periods(self, times: Times) -> Times:
         """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
-        if not self.pace.always:
+        if not self.session.pace.always:
             return times / self.interval
         return periods(times, self.interval)
 
@@ -113,9 +113,11 @@ class FedFix(AsynchronousStrategy):
         interval, fastest = self.config.fedfix_interval, float(times.min(initial=np.inf))
         if isinstance(interval, str) or not self.config.server_lr:
             return
-        known = not self.pace.real_time or any(member.answers for member in self.ledger.counting)
+        known = not self.session.pace.real_time or any(
+            member.answers for member in self.session.ledger.counting
+        )
         if known and FEW * interval < fastest < np.inf:
-            self.run.warn_once(
+            self.session.run.warn_once(
                 "fedfix_interval = %g s is short: even the fastest client works for %.3g s, so that a contribution "
                 "weighs %.0f times or more what it does in a round, and with server_lr = %g the model may swing or "
                 "diverge; server_lr = 0 suits, or an interval as long as most clients work, here %.3g s",
@@ -129,8 +131,10 @@ class FedFix(AsynchronousStrategy):
     def expected_periods(self, times: Times) -> Times:
         """Return E⌈T_i / Δt⌉ (n,) in virtual time; eq. 40 assumes fixed task times, and is biased for random ones."""
         interval = self.interval
-        if not self.pace.always:
+        if not self.session.pace.always:
             return self.periods(times)  # includes the random task times
-        return self.pace.mean(
-            lambda drawn: periods(drawn, interval), self.ledger.counting, self.ledger.members.values()
+        return self.session.pace.mean(
+            lambda drawn: periods(drawn, interval),
+            self.session.ledger.counting,
+            self.session.ledger.members.values(),
         )

@@ -67,10 +67,10 @@ class FedNova(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Return step(W, s_eff Σ d_i Δ_i / s_i), (D,)."""
-        scale = scales(paths_of(contributions, self.safeguards.path_bound), weights)
+        scale = scales(paths_of(contributions, self.session.safeguards.path_bound), weights)
         # With safeguards a reported path makes no update count for more than its length may be: our addition.
         lengths = scale * [float(np.linalg.norm(c.update)) for c in contributions]
-        bounds = self.safeguards.furthest([c.client for c in contributions], lengths.tolist())
+        bounds = self.session.safeguards.furthest([c.client for c in contributions], lengths.tolist())
         longer = lengths > bounds
         scale[longer] *= (np.array(bounds) / lengths)[longer]
         self._scales = {c.client.index: float(s) for c, s in zip(contributions, scale, strict=True)}

@@ -67,18 +67,18 @@ class FedStale(SynchronousStrategy):
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
-        return LatestUpdates(self.memory, self.vectors(NAME), self.minimised())
+        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.minimised())
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Return step(W, Σ d_i (Δ_i − β h_i) + β h), (D,), and then set h_i ← Δ_i."""
         beta = self.config.stale_weight
-        known = set(self.vectors(NAME).clients) if beta else set[int]()
-        for index, share in self.minimised().items():
-            self.accounts[index].weight += beta * share if index in known else 0.0
+        known = set(self.session.vectors(NAME).clients) if beta else set[int]()
+        for index, share in self.session.minimised().items():
+            self.session.accounts[index].weight += beta * share if index in known else 0.0
         for c, weight in zip(contributions, weights, strict=True):
-            self.accounts[c.client.index].weight += weight * (1 - beta * (c.client.index in known))
+            self.session.accounts[c.client.index].weight += weight * (1 - beta * (c.client.index in known))
         moved = super().aggregate(model, contributions, weights)
         if beta:
             latest = self.latest
@@ -89,7 +89,7 @@ class FedStale(SynchronousStrategy):
     def counted(self, contribution: Contribution) -> Vector:
         """Return Δ_i − β h_i, (D,)."""
         beta, update = self.config.stale_weight, contribution.update
-        return update - beta * self.vectors(NAME).get(contribution.client.index) if beta else update
+        return update - beta * self.session.vectors(NAME).get(contribution.client.index) if beta else update
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ d_i (Δ_i − β h_i) + β h, (D,)."""
@@ -98,7 +98,7 @@ class FedStale(SynchronousStrategy):
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return (1 − β) q_i + β p_i (n,) over the clients that ever take part; None if q_i can't be known."""
-        beta, q = self.config.stale_weight, self.selection.expected(p)
+        beta, q = self.config.stale_weight, self.session.selection.expected(p)
         if q is None:
             return None
-        return (1 - beta) * q + beta * among(list(self.minimised().values()), q > 0)
+        return (1 - beta) * q + beta * among(list(self.session.minimised().values()), q > 0)

@@ -58,26 +58,26 @@ class Mifa(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,), or W unchanged until all clients have answered."""
-        updates = self.vectors(UPDATES)
+        updates = self.session.vectors(UPDATES)
         answered = set(updates.clients) | {contribution.client.index for contribution in contributions}
         p = self._waited_for(answered)
         here = {i: share for i, share in p.items() if i in answered}
-        self.run.keeps_model = not self.memory.get(BEGUN) and len(here) < len(p)
-        if self.run.keeps_model:
+        self.session.run.keeps_model = not self.session.memory.get(BEGUN) and len(here) < len(p)
+        if self.session.run.keeps_model:
             for contribution in contributions:
                 updates.put(contribution.client.index, contribution.update)
-            self.run.warn_once(
+            self.session.run.warn_once(
                 "the model stays as it is until all %d clients that count have answered once", len(p)
             )
             return model.copy()
-        self.memory[BEGUN] = True
+        self.session.memory[BEGUN] = True
         total = sum(here.values())
         self._shares = here if abs(total - 1) < 1e-9 else {i: share / total for i, share in here.items()}
-        latest = LatestUpdates(self.memory, updates, self._shares)
+        latest = LatestUpdates(self.session.memory, updates, self._shares)
         for contribution in contributions:
             latest.put(contribution.client.index, contribution.update)
         for i, share in self._shares.items():
-            self.accounts[i].weight += share
+            self.session.accounts[i].weight += share
         return super().aggregate(model, contributions, weights)
 
     def begin(self, layout: Layout, model: Vector) -> None:
@@ -86,14 +86,16 @@ class Mifa(SynchronousStrategy):
 
     def _waited_for(self, answered: Set[int]) -> dict[int, float]:
         """Return p_i of the clients that count, by index: all that have answered or still may answer."""
-        now, shares, never = self.pace.now(), self.minimised(), self._never_done()
-        missed = {i: a.late + a.failed + a.refused for i, a in self.accounts.items() if i not in answered}
-        for client in self.population.counting:
+        now, shares, never = self.session.pace.now(), self.session.minimised(), self._never_done()
+        missed = {
+            i: a.late + a.failed + a.refused for i, a in self.session.accounts.items() if i not in answered
+        }
+        for client in self.session.population.counting:
             i = client.index
-            if i not in answered and (i in never or self.pace.comes(client, now) == NEVER):
+            if i not in answered and (i in never or self.session.pace.comes(client, now) == NEVER):
                 shares.pop(i, None)
             elif missed.get(i, 0) >= MAX_MISSES and shares.pop(i, 0.0):
-                self.run.warn_once(
+                self.session.run.warn_once(
                     f"{client} has never answered, {MAX_MISSES} tasks of its came to nothing: nobody "
                     "waits for it, and it counts from its first answer on"
                 )
@@ -101,21 +103,23 @@ class Mifa(SynchronousStrategy):
 
     def _never_done(self) -> set[int]:
         """Return the indices of clients known to be never available for as long as a task takes."""
-        if self.pace.always:
+        if self.session.pace.always:
             return set()
-        indices = tuple(client.index for client in self.population.counting)
+        indices = tuple(client.index for client in self.session.population.counting)
         if self._never[0] != indices:
-            expected = self.selection.expected(self.population.importances(self.population.counting))
+            expected = self.session.selection.expected(
+                self.session.population.importances(self.session.population.counting)
+            )
             never = () if expected is None else np.flatnonzero(expected == 0).tolist()
             self._never = indices, {indices[place] for place in never}
         return self._never[1]
 
     def expected_weights(self, p: Weights) -> Weights:
         """Return p_i (n,), 0 for excluded clients: participation changes h_i, but not the weight of a client."""
-        counting = self._waited_for(set(self.vectors(UPDATES).clients))
-        shares = np.array([counting.get(client.index, 0.0) for client in self.population.counting])
-        return shares if self.pace.always else shares / (shares.sum() or 1.0)
+        counting = self._waited_for(set(self.session.vectors(UPDATES).clients))
+        shares = np.array([counting.get(client.index, 0.0) for client in self.session.population.counting])
+        return shares if self.session.pace.always else shares / (shares.sum() or 1.0)
 
     def direction(self, total: Vector) -> Vector:
         """Return Σ p_i h_i over all clients, (D,), in place of the round's sum."""
-        return LatestUpdates(self.memory, self.vectors(UPDATES), self._shares).mean
+        return LatestUpdates(self.session.memory, self.session.vectors(UPDATES), self._shares).mean

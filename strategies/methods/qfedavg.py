@@ -58,12 +58,12 @@ class QFedAvg(SynchronousStrategy):
         total, h = np.zeros(len(model)), 0.0
         for contribution in contributions:
             loss = self._loss(contribution)
-            update = self.server_step.looked_at(contribution.update)
+            update = self.session.server_step.looked_at(contribution.update)
             powered = loss**q
             total += powered * lipschitz * update
             square = lipschitz**2 * float(np.einsum("i,i->", update, update))
             h += q * loss ** (q - 1) * square + lipschitz * powered
-        return self.server_step.moved(model, total / h)
+        return self.session.server_step.moved(model, total / h)
 
     def _loss(self, contribution: Contribution) -> float:
         """Return F_i of a client's reply."""

@@ -57,7 +57,7 @@ class Rennala(AsynchronousStrategy):
     @property
     def m(self) -> int:
         """B, the number of contributions that make an aggregation."""
-        return self._size.of(len(self.ledger.counting))
+        return self._size.of(len(self.session.ledger.counting))
 
     def check(self, num_clients: int) -> None:
         """Set B by the number of clients where it isn't given."""

@@ -68,15 +68,18 @@ class Ringleader(AsynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = RingleaderConfig
     config: RingleaderConfig
     works_on: ClassVar[bool] = True
+    _steps = False  # whether the client of the newest contribution makes a step
     _again: tuple[int, int, NDArray[Any]] | None = None  # who goes on with which version, and that model (D,)
 
-    def __init__(self, config: RingleaderConfig | None = None, **run: Any) -> None:
-        super().__init__(config, **run)
-        self._answers = Answers(self.run, self.ledger, self.contribution_weights.cycles)
+    def parts(self) -> Sequence[Any]:
+        """Return nothing; note who may still answer in a new run."""
+        session = self.session
+        self._answers = Answers(session.run, session.ledger, session.contribution_weights.cycles)
+        return ()
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Forget who was to go on in an earlier run; one that is resumed has sent all models again."""
-        self._again = None
+        self._again, self._steps = None, False
 
     def foreseen_aggregations(self, times: Times, seconds: float) -> int:
         """Return C for every round: that of the slowest client's task, or of all tasks by turns (``concurrency``)."""
@@ -86,17 +89,19 @@ class Ringleader(AsynchronousStrategy):
 
     def own_lr(self) -> float:
         """Return 1/C of the clients that count now: the steps of a round move the model as a round of FedAvg does."""
-        return 1 / max(len(self.ledger.counting), 1)
+        return 1 / max(len(self.session.ledger.counting), 1)
+
+    def on_contribution(self, contribution: Contribution) -> Contribution:
+        """Take a contribution into a table; what waits is that its client makes a step."""
+        self._steps = self._take(contribution)
+        self._again = (
+            None if self._steps else (contribution.client.index, contribution.version, contribution.base)
+        )
+        return replace(contribution, update=TAKEN, base=TAKEN)
 
     def ready(self, arrived: int) -> bool:
-        """Take the newest contribution into a table; return True if its client makes a step."""
-        newest = self.ledger.buffer[-1] if arrived else None
-        if newest is None or newest.update is TAKEN:  # a client was dropped: the next arrival may make a step
-            return False
-        steps = self._take(newest)
-        self._again = None if steps else (newest.client.index, newest.version, newest.base)
-        self.ledger.buffer[-1] = replace(newest, update=TAKEN, base=TAKEN)
-        return steps
+        """Return True if the client of the newest contribution makes a step."""
+        return self._steps
 
     def sends_again(self, client: Client) -> tuple[int, NDArray[Any]] | None:
         """Return the model that a client has, if it has just delivered an update and made no step."""
@@ -108,21 +113,22 @@ class Ringleader(AsynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Return step(W, Σ p_i G_i / b_i), (D,)."""
-        return self.server_step.moved(model, self.server_step.looked_at(self._table.mean))
+        self._steps = False
+        return self.session.server_step.moved(model, self.session.server_step.looked_at(self._table.mean))
 
     def _take(self, contribution: Contribution) -> bool:
         """Add an update to the table of this round or of the next; return True if its client makes a step."""
         index, counts = contribution.client.index, self._counts(contribution.client.index)
-        if self.memory.get(STEPPING) and not self._waits_for(counts, STEPPED):
+        if self.session.memory.get(STEPPING) and not self._waits_for(counts, STEPPED):
             self._begin_round(counts)
-        stepping = self.memory.get(STEPPING)
+        stepping = self.session.memory.get(STEPPING)
         if stepping and (counts[index, STEPPED] or not counts[index, B]):
             self._add(NEXT, B_NEXT, index, contribution.update)
             return False
         self._add(NAME, B, index, contribution.update)
         if not stepping and self._waits_for(counts, B):
             return False
-        self.memory[STEPPING] = True
+        self.session.memory[STEPPING] = True
         counts[index, STEPPED] = 1
         return True
 
@@ -130,23 +136,25 @@ class Ringleader(AsynchronousStrategy):
         """Return True if any client still has to answer in phase 1 (B), or to make its step in phase 2 (STEPPED)."""
         return any(
             self._answers.may_come(member)
-            for member in self.ledger.counting
+            for member in self.session.ledger.counting
             if not counts[member.client.index, what] and (what == B or counts[member.client.index, B])
         )
 
     def _begin_round(self, counts: NDArray[np.int64]) -> None:
         """Let the table of the next round be that of this one: G, b ← G⁺, b⁺."""
-        vectors = self.memory.vectors
-        vectors[NAME], vectors[NEXT] = self.vectors(NEXT), self.vectors(NAME)
+        vectors = self.session.memory.vectors
+        vectors[NAME], vectors[NEXT] = self.session.vectors(NEXT), self.session.vectors(NAME)
         counts[:, B], counts[:, B_NEXT], counts[:, STEPPED] = counts[:, B_NEXT], 0, 0
-        self.memory[STEPPING] = False
-        LatestUpdates.forget(self.memory)
+        self.session.memory[STEPPING] = False
+        LatestUpdates.forget(self.session.memory)
 
     def _add(self, name: str, count: int, index: int, update: Vector) -> None:
         """Add an update (D,) of a client to the mean of those in a table."""
         counts = self._counts(index)
         # In phase 2 the sum over the table moves with it; before, it is not needed.
-        table = self._table if name == NAME and self.memory.get(STEPPING) else self.vectors(name)
+        table = (
+            self._table if name == NAME and self.session.memory.get(STEPPING) else self.session.vectors(name)
+        )
         before = table.get(index) if counts[index, count] else np.zeros_like(update)
         counts[index, count] += 1
         table.put(index, before + (update - before) / counts[index, count])
@@ -154,17 +162,17 @@ class Ringleader(AsynchronousStrategy):
     @property
     def _table(self) -> LatestUpdates:
         """G_i / b_i of the clients in this round, and Σ p_i G_i / b_i."""
-        p, counts = self.importance(), self.memory[COUNTS]
+        p, counts = self.session.importance(), self.session.memory[COUNTS]
         there = {index: share for index, share in p.items() if index < len(counts) and counts[index, B]}
         total = sum(there.values())
         shares = there if len(there) == len(p) else {i: share / total for i, share in there.items()}
-        return LatestUpdates(self.memory, self.vectors(NAME), shares)
+        return LatestUpdates(self.session.memory, self.session.vectors(NAME), shares)
 
     def _counts(self, index: int) -> NDArray[np.int64]:
         """Return b_i, b⁺_i and whether i has made its step, by client index, of this client and all that count."""
-        known: NDArray[np.int64] = self.memory.get(COUNTS, np.empty((0, 3), dtype=np.int64))
-        size = 1 + max(index, *(member.client.index for member in self.ledger.counting), 0)
+        known: NDArray[np.int64] = self.session.memory.get(COUNTS, np.empty((0, 3), dtype=np.int64))
+        size = 1 + max(index, *(member.client.index for member in self.session.ledger.counting), 0)
         if len(known) < size:
             more = np.zeros((size - len(known), 3), dtype=np.int64)
-            self.memory[COUNTS] = known = np.concatenate([known, more])
+            self.session.memory[COUNTS] = known = np.concatenate([known, more])
         return known

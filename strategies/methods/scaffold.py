@@ -70,14 +70,14 @@ class Scaffold(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set c_i ← c_i − c − Δ_i / s_i for path s_i, and return step(W, Σ d_i Δ_i), (D,)."""
-        variates, paths = self._variates, paths_of(contributions, self.safeguards.path_bound)
+        variates, paths = self._variates, paths_of(contributions, self.session.safeguards.path_bound)
         told = [(c, path) for c, path in zip(contributions, paths, strict=True) if not np.isnan(path)]
 
         def moved(c: Contribution, path: float) -> Vector:
             return np.asarray(variates.get(c.client.index) - self._common - c.update / path)
 
         distances = [float(np.linalg.norm(moved(c, path) - self._common)) for c, path in told]
-        bounds = self.safeguards.furthest([c.client for c, _ in told], distances, FURTHEST)
+        bounds = self.session.safeguards.furthest([c.client for c, _ in told], distances, FURTHEST)
         for (c, path), most in zip(told, bounds, strict=True):
             variates.put(c.client.index, drawn_in(moved(c, path), self._common, most))
         return super().aggregate(model, contributions, weights)
@@ -85,4 +85,4 @@ class Scaffold(SynchronousStrategy):
     @property
     def _variates(self) -> LatestUpdates:
         """The control variates c_i of all clients, and c = Σ p_i c_i."""
-        return LatestUpdates(self.memory, self.vectors(VARIATES), self.minimised())
+        return LatestUpdates(self.session.memory, self.session.vectors(VARIATES), self.session.minimised())

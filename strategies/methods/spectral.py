@@ -46,9 +46,7 @@ class Spectral(SynchronousStrategy):
         "each client of the spectral method gets an average of its neighbours' models"
     )
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._neighbours = NeighbourModels(self.config.neighbour_memory)
+    _neighbours: NeighbourModels
 
     def adapted(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with adjacency weights, because the method needs the p_ij of the graph."""
@@ -75,18 +73,15 @@ class Spectral(SynchronousStrategy):
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_t^i (D,) of each participant."""
-        if self.config.local_rule and self.graph is not None:
-            for u in self._neighbours.averages(self.graph, clients, self.model):
+        if self.config.local_rule and self.session.graph is not None:
+            for u in self._neighbours.averages(self.session.graph, clients, self.session.model):
                 yield {messages.NEIGHBOURS: u}
 
     def received(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_{t,E}^i."""
         self._neighbours.put(client, local_model)
 
-    def bytes_kept(self) -> int:
-        """Return the size of the local models in bytes."""
-        return super().bytes_kept() + self._neighbours.num_bytes
-
-    def parts(self) -> list[Any]:
-        """Return the parts of every strategy, and the local models."""
-        return [*super().parts(), self._neighbours]
+    def parts(self) -> Sequence[Any]:
+        """Return the clients' last local models."""
+        self._neighbours = NeighbourModels(self.config.neighbour_memory)
+        return [self._neighbours]

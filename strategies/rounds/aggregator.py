@@ -13,7 +13,6 @@ from strategies.core.config import SynchronousConfig
 from strategies.core.receiver import Receiver
 from strategies.core.run_state import RunState
 from strategies.core.server_step import ServerStep
-from strategies.core.wrapper import Wrapped
 from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.rounds.in_one_pass import Added, InOnePass
@@ -38,8 +37,6 @@ class Aggregator:
 
     Attributes
     ----------
-    wrapper : Wrapped, optional
-        What is known of a wrapper around the strategy, where there is one.
     tree : TreeNoise, optional
         Adds the noise of central differential privacy, where it is that of a tree.
     """
@@ -59,14 +56,13 @@ class Aggregator:
         self.config, self.run, self.receiver, self.safeguards = config, run, receiver, safeguards
         self.server_step, self.selection, self.capabilities = server_step, selection, capabilities
         self.counted, self._without_companions = counted, without_companions
-        self.wrapper: Wrapped | None = None
         self.tree: TreeNoise | None = None
         if config.dp == "central" and config.dp_mechanism == "tree":
             self.tree = TreeNoise(config.dp_restart, run.central_noise)
         self._refused: set[int] = set()
 
     def state(self) -> dict[str, Any]:
-        """Return the tree's: a run that goes on begins anew with what is known of mods and wrappers."""
+        """Return the tree's: a run that goes on begins anew with what is known of mods."""
         return {} if self.tree is None else self.tree.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -74,17 +70,10 @@ class Aggregator:
         if self.tree is not None:
             self.tree.restore(state)
 
-    def reset(self) -> None:
-        """Forget the mods, the wrapper and the tree of an earlier run."""
-        if self.tree is not None:
-            self.tree.reset()
-        self.wrapper = None
-        self._refused = set()
-
     def in_one_pass(self, current: Round, check: Check, total: Gathered) -> InOnePass | None:
         """Return the ``InOnePass`` of a round; None if any part of the strategy looks at single updates."""
         plain = self.receiver.only_learns_norms and not self.server_step.optimizer.reads_squares
-        if not plain or self.capabilities.sees_single_updates or self.wrapper is not None:
+        if not plain or self.capabilities.sees_single_updates:
             return None
         return InOnePass(check, self.safeguards, current, total) if isinstance(total, WeightedSum) else None
 
@@ -194,8 +183,6 @@ class RoundAggregation:
         if self._unweighed and len(current.failures) == len(current.clients):
             raise RunError(f"no client counts: {next(iter(current.failures.values()))}")
         aggregator.check_mods(current)
-        if aggregator.wrapper is not None:
-            aggregator.wrapper.judge()
 
     def _weigh(self) -> None:
         current = self._current
@@ -217,8 +204,6 @@ class RoundAggregation:
                 self.total.skip()
             return
         assert reply is not None
-        if aggregator.wrapper is not None:
-            aggregator.wrapper.look(local, aggregator.run.buffers_at, reply)
         self._links(local)
         asked = [*current.companions, *aggregator.selection.asks(client)]
         contribution = aggregator.receiver.contribution(local, reply, current.number - 1, 0, asked)

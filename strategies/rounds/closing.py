@@ -10,7 +10,6 @@ from strategies.clients.accounts import Timeline
 from strategies.clients.roster import Client
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
-from strategies.core.wrapper import OuterLoop
 from strategies.flower import messages
 from strategies.rounds.round import Chosen, Round
 
@@ -36,9 +35,6 @@ class Closing(Protocol):
     def check(self, num_clients: int) -> None:
         """Raise ValueError if this number of clients is too small."""
 
-    def check_loop(self, loop: OuterLoop) -> None:
-        """Raise RunError if the closing doesn't work in a user-defined loop around the strategy."""
-
     def busy(self) -> list[int]:
         """Return the indices of the clients that are at work on earlier rounds."""
 
@@ -62,9 +58,6 @@ class Closing(Protocol):
 
     def replies(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterable[Message]:
         """Send a round's requests, and return the replies that count, as they come."""
-
-    def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
-        """Return the replies that count, of all replies that a user-defined loop has waited for."""
 
     def settle(self, current: Round) -> Mapping[str, int | float]:
         """Enter late tasks in the accounts, and return the round's metrics of late tasks."""
@@ -119,9 +112,6 @@ class WaitForAll:
     def check(self, num_clients: int) -> None:
         """Do nothing: any number of clients works."""
 
-    def check_loop(self, loop: OuterLoop) -> None:
-        """Do nothing: every loop waits for all replies."""
-
     def busy(self) -> list[int]:
         """Return the clients whose replies were no longer awaited, and haven't come."""
         return self._pending.at_work()
@@ -163,10 +153,6 @@ class WaitForAll:
             lambda index: self._timeline.arrived(index, self._run.pace.now()),
             current.overdue,
         )
-
-    def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
-        """Return all replies."""
-        return replies
 
     def settle(self, current: Round) -> Mapping[str, int | float]:
         """Return the counts of replies that weren't awaited any more: those are late, not failed."""

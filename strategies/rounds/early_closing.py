@@ -27,10 +27,8 @@ from strategies.core.population import Population
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
-from strategies.core.wrapper import OuterLoop
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
-from strategies.flower.errors import RunError
 from strategies.flower.exchange import looks
 from strategies.rounds.deadline import ClosingTime, RoundSize, closing, shared
 from strategies.rounds.round import Chosen, Round
@@ -258,7 +256,7 @@ class EarlyClosing:
             needed=early.needed,
             worth=early.worth,
             failed=failed,
-            busy=[task.due for task in self._late.values()] if self._run.own_loop else (),
+            busy=[task.due for task in self._late.values()],
         )
 
     def _as_foretold(self, current: Round, grid: Grid, asked: dict[int, Message]) -> Iterator[Message]:
@@ -374,17 +372,6 @@ class EarlyClosing:
         if current.weights is not None:
             current.weights = shared([known[place] * early.share for place in kept], total)
 
-    def closed_by_others(self, current: Round, replies: Iterable[Message]) -> Iterable[Message]:
-        """Return the replies that count, of all replies that a user-defined loop has waited for."""
-        replies, early, failed = list(replies), self._early, set[int]()
-        if early.needed < inf:
-            failed = self._invalid(current, early.due, replies)
-        plan = self._plan(failed)
-        early.late = {index: LateTask(early.due[index]) for index in plan.late}
-        self._close(current, plan)
-        kept = {metadata.message_id for metadata in current.requests}
-        return [reply for reply in replies if reply.metadata.reply_to_message_id in kept]
-
     # ---- What becomes of late work -----------------------------------------------------------------------------
 
     def settle(self, current: Round) -> Mapping[str, int | float]:
@@ -399,8 +386,7 @@ class EarlyClosing:
             account.note(messages.LATE)
             self._timeline.end(index, self._run.pace.now(), messages.LATE)
         self._forget(early.done)
-        if self._run.own_loop:
-            self._late |= {i: task for i, task in early.late.items() if i not in early.answered}
+        self._late |= {i: task for i, task in early.late.items() if i not in early.answered}
         wasted = early.wasted + self._bytes_late + sum(early.bytes.get(index, 0) for index in early.late)
         self._bytes_late = 0
         return {
@@ -433,15 +419,6 @@ class EarlyClosing:
         return [client for client in free if client.index not in self._late]
 
     # ---- A run, and going on where an earlier one was ----------------------------------------------------------
-
-    def check_loop(self, loop: OuterLoop) -> None:
-        """Raise RunError in a user-defined loop in real time: it waits for all replies."""
-        config = self._config
-        if not self._run.own_loop and self._run.pace.real_time:
-            raise RunError(
-                f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}: {loop.who} waits "
-                f"for all replies of a round before any counts; call {loop.instead}"
-            )
 
     def begin(self) -> None:
         """Begin a run; in real time the late tasks of a resumed run are lost."""

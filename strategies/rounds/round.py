@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from flwr.app import Message, Metadata, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.clients.accounts import ACCEPTED, Accounts, Timeline
@@ -16,12 +17,52 @@ from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.timing.scheduler import Scheduler
+from strategies.updates.aggregation import Gathered
+from strategies.updates.buffers import Untrained
 from strategies.updates.chain import Contribution
 
 log = logging.getLogger("flwr.strategies")
 
 # The participants of a round, and their weights d_i; None: by the sizes in their replies.
 Chosen = tuple[Sequence[Client], Sequence[float] | None]
+
+
+class Aggregate(NamedTuple):
+    """What a round's participants made: their weights d_i, Σ d_i Δ_i or a robust rule's result, and the buffers."""
+
+    weights: Sequence[float]
+    total: Gathered
+    buffers: Untrained
+
+
+class Executor(Protocol):
+    """Turns a round's participants into results, in place of messages to each."""
+
+    def run(self, cohort: "Round", grid: Grid) -> Aggregate | None:
+        """Have the participants train; return what they made, None if the round is cancelled."""
+
+
+class EngineExecutor(Executor, Protocol):
+    """Asks an engine for the sums of the participants' updates: ``strategies.rounds.summed``."""
+
+    def supports(self, grid: Grid) -> bool:
+        """Return True if a grid can add up, and no part of the strategy looks at single updates."""
+        ...
+
+    def ask(self, cohort: "Round", arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> bool:
+        """Prepare the one request for all participants; return False if the grid can't add up their updates."""
+        ...
+
+
+class MaskedExecutor(Executor, Protocol):
+    """Has the participants mask their updates, and takes their sum: ``strategies.rounds.secure_sums``."""
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError if a round of this number of clients has no sum."""
+
+    def look(self, grid: Grid) -> None:
+        """Raise RunError, before a client trains, where an engine or a part of this run needs single updates."""
+
 
 GONE = "it went away before its task was done"
 
@@ -72,6 +113,10 @@ class Round:
         The model that a client was sent, where it isn't the global one, by client index.
     outside : int
         The number of clients with values beyond the range of a secure sum, whose indices aren't known.
+    asked : sequence of Message
+        The requests, as ``configure_train`` made them, until they are sent.
+    executor : Executor, optional
+        What the participants work through; None: messages to each, and their replies.
     """
 
     number: int
@@ -95,6 +140,8 @@ class Round:
     worth: dict[int, float] = field(default_factory=dict)
     bases: dict[int, NDArray[Any]] = field(default_factory=dict)
     outside: int = 0
+    asked: Sequence[Message] = ()
+    executor: Executor | None = None
 
     def base_of(self, client: Client) -> NDArray[Any]:
         """Return the model (D,) that a client was sent."""

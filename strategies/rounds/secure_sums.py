@@ -1,6 +1,6 @@
 """Rounds in which the server learns the sum of its clients' updates and no single one (``strategies.secure``)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,24 +8,21 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from scipy.stats import binom
 
-from strategies.clients.accounts import Accounts, Timeline
 from strategies.clients.roster import Client
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
 from strategies.core.masked_sum import MaskedSum, check_single, look
 from strategies.core.protection import needs_sums_alone
-from strategies.core.receiver import Receiver
-from strategies.core.requests import PendingReplies
-from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
-from strategies.rounds.round import Round
-from strategies.rounds.selection import Selection
+from strategies.rounds.round import Aggregate, Round
+from strategies.rounds.session import RoundSession
 from strategies.secure.discrete_gaussian import divergence
 from strategies.secure.graph import FEWEST, least_of, terms_for
 from strategies.secure.masking import Quantizer, SecureSumError
 from strategies.updates.aggregation import WeightedSum
+from strategies.updates.buffers import Untrained
 from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.server_optimizer import OPTIMIZERS
 
@@ -40,20 +37,21 @@ class SecureSums:
     many go has no sum: the log says in which stage, and the model stays as it is. Stages take no virtual time.
     """
 
-    def __init__(
-        self,
-        config: SynchronousConfig,
-        run: RunState,
-        pending: PendingReplies,
-        timeline: Timeline,
-        receiver: Receiver,
-        selection: Selection,
-        accounts: Accounts,
-        able: Capabilities,
-    ) -> None:
-        self._config, self._run, self._pending, self._accounts = config, run, pending, accounts
-        self._timeline, self._receiver, self._selection = timeline, receiver, selection
-        self._by_path = able.by_path
+    def __init__(self, session: RoundSession) -> None:
+        self._strategy = session.strategy
+        self._run, self._pending, self._accounts = session.run, session.pending, session.accounts
+        self._timeline, self._receiver, self._selection = (
+            session.timeline,
+            session.receiver,
+            session.selection,
+        )
+        self._by_path = session.strategy.capabilities.by_path
+
+    @property
+    def _config(self) -> SynchronousConfig:
+        """The method's config now: an app may set the noise after the strategy is made."""
+        config: SynchronousConfig = self._strategy.config
+        return config
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if a round of so many clients has no graph with these keys."""
@@ -79,30 +77,27 @@ class SecureSums:
         """Raise RunError, before a client trains, where an engine or a part of this run needs single updates."""
         look(grid, self._run, self._receiver)
 
-    def work(
-        self,
-        current: Round,
-        grid: Grid,
-        requests: Sequence[Message],
-        noise: float,
-        cut_off: Callable[[], bool],
-    ) -> tuple[WeightedSum, Sequence[float]]:
-        """Have the clients of a round train and mask; return the sum, without updates if too many went, and the d_i.
+    def run(self, cohort: Round, grid: Grid) -> Aggregate | None:
+        """Have the participants train and mask; return the sum, without updates if too many went.
 
-        ``noise``: z, where clients add the noise; ``cut_off``: whether to give up the round.
+        None if the round is cancelled.
         """
+        total, weights = self._work(cohort, grid)
+        return None if self._run.stopped() else Aggregate(weights, total, Untrained(self._run.buffers))
+
+    def _work(self, current: Round, grid: Grid) -> tuple[WeightedSum, Sequence[float]]:
         config = self._config
         empty = WeightedSum(
             len(current.model), len(current.clients), private=config.dp == "central", each=current.each
         )
         if not current.clients:
             return empty, []
-        current.begin(requests, self._timeline, self._run.pace)
+        current.begin(current.asked, self._timeline, self._run.pace)
         current.bytes_down = 0  # counted as stages go out
         try:
-            return self._summed(current, grid, requests, noise, cut_off, empty)
+            return self._summed(current, grid, empty)
         except SecureSumError as error:
-            if cut_off():
+            if self._run.stopped():
                 return empty, []
             if not current.failures:
                 self._run.last_reason = f"secure sum: {error}"
@@ -116,9 +111,6 @@ class SecureSums:
         self,
         current: Round,
         grid: Grid,
-        requests: Sequence[Message],
-        noise: float,
-        cut_off: Callable[[], bool],
         total: WeightedSum,
     ) -> tuple[WeightedSum, Sequence[float]]:
         """Return the sum of the clients whose masked updates came, and the weights d_i of all."""
@@ -128,7 +120,7 @@ class SecureSums:
             2,
         )
         if config.distributes_noise:
-            quantizer, least = _with_noise(config, noise, number, len(current.model))
+            quantizer, least = _with_noise(config, config.dp_noise_multiplier, number, len(current.model))
         masked = MaskedSum(
             self._run,
             config,
@@ -142,12 +134,12 @@ class SecureSums:
             by_path=self._by_path,
             lost=frozenset(current.lost),
             least=least,
-            cut_off=cut_off,
+            cut_off=self._run.stopped,
         )
         shares = self._shares(current)
         weighs = self._weigh(current, shares).items()
         fields = {each: {"task": current.number, **its} for each, its in weighs}
-        nodes = {request.metadata.dst_node_id: request for request in requests}
+        nodes = {request.metadata.dst_node_id: request for request in current.asked}
 
         def arrived(client: Client, reply: Message) -> None:
             current.count(client.index, 0, bounded=False)

@@ -14,11 +14,10 @@ from strategies.clients.accounts import Accounts
 from strategies.clients.roster import Client, sized_by_replies
 from strategies.clients.weights import Weights, among, of_each
 from strategies.core.capabilities import Capabilities
-from strategies.core.config import StrategyConfig, SynchronousConfig
+from strategies.core.config import SynchronousConfig
 from strategies.core.population import Population
 from strategies.core.protection import check_protection
 from strategies.core.run_state import RunState
-from strategies.core.wrapper import OuterLoop
 from strategies.flower.errors import RunError
 from strategies.flower.grids import RAY, engine_of
 from strategies.rounds.closing import Closing
@@ -95,7 +94,7 @@ class Selection:
     def lots(self, server_round: int) -> np.random.Generator:
         """Return the random generator of a round's draw, the next that is drawn."""
         self._number = server_round
-        if self.hides and not self._run.repeatable:
+        if self.hides and not self._run.options.repeatable:
             return streams.unpredictable()
         return streams.generator(self._config.seed, "participants", server_round)
 
@@ -319,10 +318,6 @@ class CallUp:
     ) -> None:
         self._run, self._population, self._selection, self._closing = run, population, selection, closing
         self._select, self._check = select, check
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin a run."""
         self.nobody_comes = False
         self._too_few: int | None = (
             0  # the largest number of clients that was too small so far; None once the number is accepted
@@ -413,12 +408,3 @@ def _waited(pace: Scheduler, clients: Sequence[Client]) -> bool:
         pace.clock.wait_until(comes)
         return True
     return False
-
-
-def check_loop(pace: Scheduler, config: StrategyConfig, loop: OuterLoop) -> None:
-    """Raise RunError in a user-defined loop, in which virtual time doesn't pass, if clients come and go."""
-    if not pace.always:
-        raise RunError(
-            f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: virtual time "
-            f"doesn't pass in {loop.who.removesuffix(',')}; call {loop.instead}"
-        )

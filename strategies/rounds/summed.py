@@ -1,120 +1,118 @@
 """Rounds of which an engine returns sums of updates, where no part of the strategy needs single updates."""
 
-from collections.abc import Callable
-
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
 
-from strategies.clients.accounts import Timeline
-from strategies.core.requests import PendingReplies
-from strategies.core.run_state import RunState
-from strategies.core.server_step import ServerStep
 from strategies.flower import messages
-from strategies.rounds.round import Round
-from strategies.rounds.stragglers import Stragglers
+from strategies.rounds.round import Aggregate, Round
+from strategies.rounds.session import RoundSession
 from strategies.updates.aggregation import WeightedSum
+from strategies.updates.buffers import Untrained
 from strategies.updates.sums import SummingGrid, SumRequest, SumTasks
 
 
-class SummedRound:
-    """A round of which an engine is asked for the sum of its updates.
+class EngineSums:
+    """Has an engine train the participants of a round, and adds the sums of their updates that it returns.
 
     Parameters
     ----------
-    current : Round
-        The round, whose weights are known.
-    arrays, config : ArrayRecord, ConfigRecord
-        The model that clients are sent, and what the loop adds to each request.
-    rule : dict of str to float
-        The method's local rule.
-    bound : float
-        S: a longer update is shortened to it; 0: no bound.
-    stragglers : Stragglers, optional
-        Which participants get only a part of their work done.
-
-    Attributes
-    ----------
-    request : SumRequest
-        The one request for all clients.
+    session : RoundSession
+        The run.
     """
 
-    def __init__(
-        self,
-        run: RunState,
-        server_step: ServerStep,
-        pending: PendingReplies,
-        timeline: Timeline,
-        current: Round,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        rule: dict[str, float],
-        bound: float,
-        stragglers: Stragglers | None = None,
-    ) -> None:
-        self._run, self._server_step, self._pending, self._timeline = run, server_step, pending, timeline
-        self._current = current
-        assert current.weights is not None
-        size = messages.num_bytes(arrays)
-        nodes = [client.node_id for client in current.clients]
-        clients = [client.index for client in current.clients]
+    def __init__(self, session: RoundSession) -> None:
+        self._session = session
+        self._request: SumRequest | None = None
+
+    def supports(self, grid: Grid) -> bool:
+        """Return True if a grid can add up, and no part of the strategy looks at single updates."""
+        session, able, config = (
+            self._session,
+            self._session.strategy.capabilities,
+            self._session.strategy.config,
+        )
+        return isinstance(grid, SummingGrid) and not (
+            able.sees_single_updates
+            or not able.streams
+            or config.secure_sums
+            or session.run.options.witness is not None
+            or session.closing.early
+            or config.rule() is not None
+            or session.receiver.clip is not None
+            or session.safeguards.learns_norms
+            or session.compressed is not None
+            or session.run.flower.train_metrics_aggr_fn is not None
+            or len(session.run.buffers_at)
+        )
+
+    def ask(self, cohort: Round, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> bool:
+        """Prepare the one request for all participants; return False if the grid can't add up their updates."""
+        if cohort.weights is None:
+            return False
+        session, strategy, clients = self._session, self._session.strategy, [c.index for c in cohort.clients]
+        size, stragglers = messages.num_bytes(arrays), session.selection.stragglers
         parts = [1.0 if stragglers is None else stragglers.part(client) for client in clients]
-        tasks = SumTasks(nodes, clients, current.number, current.weights, np.array(parts))
-        if run.pace.weighs:
-            run.pace.loads.note_all(clients, size, parts)
-        current.bytes_down = size * len(clients)
-        fields = ConfigRecord({**config, messages.SERVER_ROUND: current.number, **rule})
-        squares = server_step.optimizer.reads_squares
-        self.request = SumRequest(arrays, fields, tasks, rule, bound, squares)
+        nodes = [client.node_id for client in cohort.clients]
+        tasks = SumTasks(nodes, clients, cohort.number, cohort.weights, np.array(parts))
+        if session.pace.weighs:
+            session.pace.loads.note_all(clients, size, parts)
+        cohort.bytes_down = size * len(clients)
+        rule = strategy.local_rule()
+        fields = ConfigRecord({**config, messages.SERVER_ROUND: cohort.number, **rule})
+        bound, squares = strategy.config.update_norm_bound, session.optimizer.reads_squares
+        self._request = SumRequest(arrays, fields, tasks, rule, bound, squares)
+        assert isinstance(grid, SummingGrid)
+        return grid.can_sum(self._request)
 
-    def work(self, grid: SummingGrid, cut_off: Callable[[], bool]) -> WeightedSum:
-        """Have the engine work on the tasks; return the weighted sum. ``cut_off``: whether to give up the round."""
-        current, request = self._current, self.request
-        current.begin_tasks(self._timeline, self._run.pace)
+    def run(self, cohort: Round, grid: Grid) -> Aggregate | None:
+        """Have the engine work on the tasks; return the weighted sum, None if the round is cancelled."""
+        session, request = self._session, self._request
+        assert request is not None
+        assert isinstance(grid, SummingGrid)
+        cohort.begin_tasks(session.timeline, session.pace)
         tasks = request.tasks
-        current.worth = dict(zip(tasks.clients, tasks.weights, strict=True))
-        if current.lost:
-            tasks = tasks.at(
-                [place for place, index in enumerate(tasks.clients) if index not in current.lost]
-            )
-        gathered = WeightedSum(len(current.model), len(tasks), bound=request.bound)
-        for client in current.clients:
-            if client.index in current.lost:
-                current.leave_out(client, messages.NO_REPLY)
+        cohort.worth = dict(zip(tasks.clients, tasks.weights, strict=True))
+        weights = tasks.weights
+        if cohort.lost:
+            tasks = tasks.at([place for place, index in enumerate(tasks.clients) if index not in cohort.lost])
+        total = WeightedSum(len(cohort.model), len(tasks), bound=request.bound)
+        for client in cohort.clients:
+            if client.index in cohort.lost:
+                cohort.leave_out(client, messages.NO_REPLY)
         if len(tasks):
-            self._gather(grid, request.with_tasks(tasks), gathered, cut_off)
-        return gathered
+            self._add_blocks(cohort, grid, request.with_tasks(tasks), total)
+        if session.closing.cut_off():
+            return None
+        return Aggregate(weights, total, Untrained(session.run.buffers))
 
-    def _gather(
-        self,
-        grid: SummingGrid,
-        request: SumRequest,
-        gathered: WeightedSum,
-        cut_off: Callable[[], bool],
-    ) -> None:
-        """Add the blocks' sums as they come, until the round is cut off; note the tasks that don't count."""
-        current, size = self._current, messages.num_bytes(request.arrays)
+    def _add_blocks(self, cohort: Round, grid: SummingGrid, request: SumRequest, total: WeightedSum) -> None:
+        """Add the blocks' sums as they come, until the round is cancelled; note the tasks that don't count."""
+        session, size = self._session, messages.num_bytes(request.arrays)
         tasks, begin = request.tasks, 0
-        self._pending.expect(dict(zip(tasks.nodes, tasks.clients, strict=True)))
+        session.pending.expect(dict(zip(tasks.nodes, tasks.clients, strict=True)))
         try:
             for block in grid.sums(request):
                 own = tasks[begin : begin + block.number]
                 begin += block.number
                 for node_id in own.nodes:
-                    self._pending.answered(node_id)
-                self._timeline.arrived_all(own.clients, self._run.pace.now())
+                    session.pending.answered(node_id)
+                session.timeline.arrived_all(own.clients, session.pace.now())
                 for place, (reason, outcome) in block.not_counted.items():
-                    self._run.last_reason = reason
-                    current.leave_out(current.client(own.clients[place]), reason, outcome=outcome)
-                bounded, told = [own.clients[place] for place in block.bounded], block.metrics
+                    session.run.last_reason = reason
+                    cohort.leave_out(cohort.client(own.clients[place]), reason, outcome=outcome)
+                bounded, metrics = [own.clients[place] for place in block.bounded], block.metrics
                 if block.not_counted:
                     counting = [place for place in range(block.number) if place not in block.not_counted]
-                    told = {name: [values[place] for place in counting] for name, values in told.items()}
+                    metrics = {
+                        name: [values[place] for place in counting] for name, values in metrics.items()
+                    }
                     own = own.at(counting)
-                current.count_all(own.clients, size, bounded)
-                current.metrics.add_columns(own.weights, told)
-                moved = self._server_step.looked_at(block.total)
-                gathered.add_block(moved, block.squares, own.weights, block.furthest)
-                if cut_off():
+                cohort.count_all(own.clients, size, bounded)
+                cohort.metrics.add_columns(own.weights, metrics)
+                update = session.server_step.looked_at(block.total)
+                total.add_block(update, block.squares, own.weights, block.furthest)
+                if session.closing.cut_off():
                     return
         finally:
-            self._pending.expect({})
+            session.pending.expect({})

@@ -108,7 +108,7 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
     witness = _Witness(problem, names, config.perturbation_beta)
     grid = SequentialGrid(_as_app(witness), experiment.num_clients)
     strategy = experiment.strategy
-    strategy.observer = observe
+    strategy.run_options.observer = observe
     strategy.start(
         grid,
         experiment.initial_arrays(),

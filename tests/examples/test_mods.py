@@ -104,7 +104,7 @@ def test_a_cell(strategy, whole, caplog):
             assert asked
             lost = whole and mod in CLIPPING
             assert caplog.text.count("no client evaluates the model") == lost
-            assert (len(made.run.result.evaluate_metrics_clientapp) == 0) == lost
+            assert (len(made.session.run.result.evaluate_metrics_clientapp) == 0) == lost
         else:
             assert cell.startswith("refused ")
             note = NOTES[str("⁰¹²³⁴⁵⁶⁷⁸⁹".index(cell[-1]))]

@@ -14,7 +14,7 @@ from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousCon
 from strategies.core.population import Population
 from strategies.core.receiver import Receiver
 from strategies.core.requests import TrainingRequests
-from strategies.core.run_state import RunState
+from strategies.core.run_state import RunOptions, RunState
 from strategies.flower.internals import give_id
 from strategies.timing.scheduler import Scheduler
 from strategies.timing.virtual_scheduler import VirtualScheduler
@@ -37,7 +37,7 @@ def run_of(clients: Sequence[Client] = (), **values: Any) -> Any:
         "pace": pace,
         "timeout": 5.0,
         "best": None,
-        "evaluation_fields": lambda client: {},
+        "options": RunOptions(),
         "stopped": lambda: False,
         "model": np.zeros(2),
         "buffers": Buffers(np.empty(0, np.intp), np.empty(0, bool), np.empty(0, bool)),
@@ -59,7 +59,7 @@ def begun(
         times = config.time_scenario, config.seed, config.time_budget
         return VirtualScheduler(clock, *times, None, config.availability, config.task_failure)
 
-    run = RunState("FedAvg", config, FlowerOptions(**flower), scheduler, VirtualClock())
+    run = RunState("FedAvg", config, FlowerOptions(**flower), scheduler, RunOptions(VirtualClock()))
     run.begin(model_of(*values))
     run.clients = list(clients)
     run.pace.enrol(run.clients)

@@ -75,8 +75,8 @@ def test_three_lines_in_a_stock_app_make_the_graph(by):
     # Nodes by their ids, as the app has no handler of query.describe: 0 and 1 have the same data.
     nodes = MemoryGrid(app, [{"partition-id": i} for i in range(3)], node_ids=[10, 20, 30])
     result = strategy.start(nodes, model(), num_rounds=2)
-    assert strategy.graph is not None
-    a = strategy.graph.adjacency
+    assert strategy.session.graph is not None
+    a = strategy.session.graph.adjacency
     assert a[0, 1] > 10 * a[0, 2] > 0
     # Clients 0 and 1 weigh more than client 2, whose centre is the lowest.
     p = a.sum(0) / a.sum()

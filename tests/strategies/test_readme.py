@@ -53,7 +53,7 @@ def test_a_run_that_was_killed_goes_on_and_ends_as_if_it_had_not_been(tmp_path, 
         rest = run(better)
     (first, *_) = rest["result"].evaluate_metrics_serverapp
     assert 15 < first < 25
-    assert rest["strategy"].aggregations == 50
+    assert rest["strategy"].session.aggregations == 50
     assert rest["result"].arrays["w"].data == whole["result"].arrays["w"].data
     assert "aggregation " not in caplog.text  # who is told prints what it likes
 
@@ -62,5 +62,5 @@ def test_it_stops_when_it_gets_no_better(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run(lambda number, arrays: MetricRecord({"loss": float(number)}))
     assert len(names["losses"]) == 6
-    assert names["strategy"].aggregations < 50
-    assert max(names["result"].evaluate_metrics_serverapp) == names["strategy"].aggregations
+    assert names["strategy"].session.aggregations < 50
+    assert max(names["result"].evaluate_metrics_serverapp) == names["strategy"].session.aggregations

@@ -25,8 +25,15 @@ MOST_ATTRIBUTES = 80  # of ours
 # Of Flower's FedAvg: its keywords, the helpers of its subclasses, and what Flower's older API calls first.
 FLOWERS = {*FLOWERS_ORDER, "_construct_messages", "_check_and_log_replies", "initialize_parameters"}
 # What one reads to mend the event loop, and what of the room the loop only asks.
-EVENT_LOOP = ("strategy", "event_stream", "tasks", "dispatcher")
-BESIDE = {"arrival_rule", "contribution_weights", "evaluation", "observed_periods", "statistics"}
+EVENT_LOOP = ("strategy", "pump", "session", "event_stream", "tasks", "dispatcher")
+BESIDE = {
+    "arrival_rule",
+    "contribution_weights",
+    "evaluation",
+    "executors",
+    "observed_periods",
+    "statistics",
+}
 MOST_READ_FILES, MOST_READ_LINES = 6, 2000
 # The default, and methods whose seconds, schedule or former checkpoints the app knows.
 NAMED_ELSEWHERE = {"fedavg", "fedbuff", "fedfix", "async-spectral", "rennala"}

@@ -21,7 +21,7 @@ class Every(AsynchronousStrategy):
 
     def ready(self, arrived: int) -> bool:
         """Tell whether there is enough for a new model: who has answered waits for it, and fewer may be left."""
-        return arrived >= min(self.config.every, len(self.ledger.counting))
+        return arrived >= min(self.config.every, len(self.session.ledger.counting))
 
     def fresh(self, staleness: int) -> bool:
         """Tell whether work counts that is so many models old."""

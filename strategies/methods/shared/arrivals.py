@@ -94,19 +94,19 @@ class Buffered(AsynchronousStrategy):
 
     def own_buffer_size(self, num_clients: int) -> int:
         """Return m for ``buffer_size = 0``: C/10, at least 2 and what a rule or a sum needs, at most 10; or C."""
-        least = 2 if self.secure is None else self.secure.fewest
-        if self.robust is not None:
-            least = max(least, self.robust.rule.least)
+        least = 2 if self.session.secure is None else self.session.secure.fewest
+        if self.session.robust is not None:
+            least = max(least, self.session.robust.rule.least)
         return min(max(least, min(num_clients // 10, 10)), num_clients)
 
     @property
     def m(self) -> int:
         """The number of contributions that make an aggregation."""
-        return self._size.of(len(self.ledger.counting))
+        return self._size.of(len(self.session.ledger.counting))
 
     def ready(self, arrived: int) -> bool:
         """When the buffer is full; with fewer clients left than that, when all have arrived."""
-        return arrived >= min(self.m, len(self.ledger.counting))
+        return arrived >= min(self.m, len(self.session.ledger.counting))
 
     def identical_weight(self, num_clients: int) -> float:
         """1/m."""
@@ -120,13 +120,14 @@ class Buffered(AsynchronousStrategy):
             raise ValueError(
                 f"buffer_size = {self.config.buffer_size}: there are {num_clients} clients, must be at most that"
             )
-        if self.secure is not None:
-            if self.m < self.secure.fewest:
+        secure, robust = self.session.secure, self.session.robust
+        if secure is not None:
+            if self.m < secure.fewest:
                 raise ValueError(
-                    f"buffer_size = {self.m} with secure_sums: a sum is of {self.secure.fewest} clients or more"
+                    f"buffer_size = {self.m} with secure_sums: a sum is of {secure.fewest} clients or more"
                 )
-            self.secure.check(self.m)
-        if self.robust is not None and self.m < (least := self.robust.rule.least):
+            secure.check(self.m)
+        if robust is not None and self.m < (least := robust.rule.least):
             raise ValueError(
-                f"{self.robust.rule.text}: needs {least} contributions in the buffer or more, buffer_size = {self.m}"
+                f"{robust.rule.text}: needs {least} contributions in the buffer or more, buffer_size = {self.m}"
             )

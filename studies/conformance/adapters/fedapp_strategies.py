@@ -207,7 +207,7 @@ def told(problem: Problem, strategy: Any, grid: Any, model: Vector) -> Vector:
 
         own = [flat(grid.contexts[i + 1].state[RECORD]) for i in range(len(problem.clients))]
     else:
-        own = [strategy.personal_model(client) for client in strategy.clients]
+        own = [strategy.personal_model(client) for client in strategy.session.clients]
     return np.stack([model, *own])
 
 

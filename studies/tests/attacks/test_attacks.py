@@ -40,11 +40,13 @@ def updates(attack: str, *, statistics: bool = False) -> tuple[dict[int, np.ndar
     found: dict[int, np.ndarray] = {}
     strategy = experiment.strategy
     assert isinstance(strategy, FedAvg)
-    strategy.receiver.witness = lambda client, model: found.update({client: model - strategy.model})
+    strategy.run_options.witness = lambda client, model: found.update(
+        {client: model - strategy.session.model}
+    )
     grid = HostileGrid(3, ATTACKS.get(attack), [0], 0)
     result = strategy.start(grid, arrays, 1, 1e9, server.task_config(experiment))
     grid.trainer.close()
-    return found, strategy, strategy.run.layout.to_vector(result.arrays)
+    return found, strategy, strategy.session.run.layout.to_vector(result.arrays)
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +67,19 @@ def test_a_hostile_client_sends_what_its_attack_says_and_the_others_their_update
     if attack in factor:
         assert own == pytest.approx(factor[attack] * true, rel=1e-4, abs=1e-5)
     elif attack == "constant":
-        assert own + strategy.model == pytest.approx(np.full(len(true), CONSTANT), abs=1e-6)
+        assert own + strategy.session.model == pytest.approx(np.full(len(true), CONSTANT), abs=1e-6)
     elif attack == "random":
         assert 0.9 < own.std() < 1.1
     else:
         assert 0 < np.linalg.norm(own - true) < 3 * np.linalg.norm(true)
-    size = strategy.clients[0].num_examples
+    size = strategy.session.clients[0].num_examples
     assert (size == FALSE_SIZE) == (attack == "sizes")
 
 
 def test_false_statistics_are_in_the_buffers_alone():
     _, strategy, false = updates("statistics", statistics=True)
     true = updates("honest", statistics=True)[2]
-    at = strategy.run.buffers.positions[~strategy.run.buffers.counters]
+    at = strategy.session.run.buffers.positions[~strategy.session.run.buffers.counters]
     rest = np.setdiff1d(np.arange(len(true)), at)
     assert np.array_equal(false[rest], true[rest])
     # A third of the mean is false.

@@ -28,7 +28,7 @@ class Run:
         self, strategy: Any, grid: Any, model: Any, config: Any, rounds: int = ROUNDS, start: float = START
     ) -> None:
         self.seen: list[Progress] = []
-        strategy.observer = self.seen.append
+        strategy.run_options.observer = self.seen.append
         strategy.start(grid, model(start), num_rounds=rounds, timeout=20, train_config=config)
         assert len(self.seen) == rounds + 1
 

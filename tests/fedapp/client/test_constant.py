@@ -20,7 +20,7 @@ class Shifted(FedAvg):
 
     def companions(self, clients: Sequence[Client]) -> Iterator[dict[str, Vector]]:
         for _ in clients:
-            yield {messages.CONSTANT: np.full(len(self.model), SHIFT)}
+            yield {messages.CONSTANT: np.full(len(self.session.model), SHIFT)}
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])

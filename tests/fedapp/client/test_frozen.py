@@ -162,9 +162,9 @@ class Devices(ClientApp):
 def test_each_device_is_sent_them_once_in_a_run_and_again_if_they_are_gone(make, values):
     experiment = make(**values)
     strategy = experiment.strategy
-    strategy.run.frozen = frozen_arrays(experiment)
-    assert strategy.run.frozen is not None
-    size = messages.num_bytes(strategy.run.frozen.record)
+    strategy.run_options.frozen = frozen_arrays(experiment)
+    assert strategy.run_options.frozen is not None
+    size = messages.num_bytes(strategy.run_options.frozen.record)
     grid = MemoryGrid(Devices(), [{**NODE, "partition-id": i} for i in range(CLIENTS)])
     lines: list[Any] = []
 
@@ -173,7 +173,7 @@ def test_each_device_is_sent_them_once_in_a_run_and_again_if_they_are_gone(make,
         if progress.aggregation == 1:
             grid.node(1).context.state.clear()  # its SuperNode is started anew
 
-    strategy.observer = observe
+    strategy.run_options.observer = observe
     result = strategy.start(
         grid, experiment.initial_arrays(), num_rounds=3, timeout=60, train_config=task_config(experiment)
     )

@@ -112,7 +112,7 @@ def test_together_are_all_tasks_once_in_their_order(number, size):
 def test_a_local_rule_that_changes_is_followed(both, monkeypatch):
     class Pulled(REGISTRY["async-fedavg"]):  # type: ignore[misc]
         def local_rule(self) -> dict[str, float]:
-            return {messages.ALPHA: 0.5 * (self.aggregations % 3)}
+            return {messages.ALPHA: 0.5 * (self.session.aggregations % 3)}
 
     plain = both(strategy="async-fedavg", local_epochs=2)[0]
     monkeypatch.setitem(REGISTRY, "async-fedavg", Pulled)
@@ -124,7 +124,7 @@ def test_a_local_rule_that_changes_is_followed(both, monkeypatch):
 def test_so_is_one_that_changes_while_the_model_does_not(both, monkeypatch):
     class Pulled(REGISTRY["rennala"]):  # type: ignore[misc]
         def local_rule(self) -> dict[str, float]:
-            return {messages.ALPHA: 2.0 * (self.ledger.dispatched % 2)}
+            return {messages.ALPHA: 2.0 * (self.session.ledger.dispatched % 2)}
 
     monkeypatch.setitem(REGISTRY, "rennala", Pulled)
     # Each client works about twice on every model.
@@ -187,7 +187,10 @@ def test_who_writes_into_requests_or_waits_for_real_time_gets_messages():
     assert isinstance(VectorizedGrid(client_app.app, 2), WorkingGrid)
     assert not isinstance(SequentialGrid(client_app.app, 2), WorkingGrid)
     assert issubclass(Own, AsynchronousStrategy)
-    assert (FedBuff(clock=VirtualClock()).pace.real_time, FedBuff(clock=WallClock()).pace.real_time) == (
+    assert (
+        FedBuff(clock=VirtualClock()).session.pace.real_time,
+        FedBuff(clock=WallClock()).session.pace.real_time,
+    ) == (
         False,
         True,
     )

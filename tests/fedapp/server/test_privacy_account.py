@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(own, tmp_path):
     experiment = prepare(config, CLIENTS)
     grid = make_grid("vectorized", CLIENTS, workers=1)
     # Told to stop after two rounds.
-    path = run(grid, experiment, lambda: experiment.strategy.aggregations == 2).path
+    path = run(grid, experiment, lambda: experiment.strategy.session.aggregations == 2).path
     before = json.loads((path / "summary.json").read_text("utf-8"))
     resume = {"resume": str(path)}
     lines, summary, model = done(RunConfig.load(resume))
@@ -229,7 +229,7 @@ def test_a_bound_on_contributions_outlives_a_stop(tmp_path):
     values = {**WITHOUT_ROUNDS, "checkpoint-every": 2}
     experiment = prepare(config_of(tmp_path, **values), CLIENTS)
     grid = make_grid("sequential", CLIENTS, workers=1)
-    path = run(grid, experiment, lambda: experiment.strategy.aggregations == 8).path
+    path = run(grid, experiment, lambda: experiment.strategy.session.aggregations == 8).path
     _, summary, model = done(RunConfig.load({"resume": str(path)}), "sequential")
     _, whole, whole_model = done(config_of(tmp_path, **values, **{"run-name": "whole"}), "sequential")
     assert model == whole_model
@@ -241,12 +241,12 @@ def test_against_the_server_the_rounds_of_a_client_count_in_full_also_after_a_st
     own["checkpoint-every"] = 3
     stopped = prepare(config_of(tmp_path, **own), CLIENTS)
     grid = make_grid("sequential", CLIENTS, workers=1)
-    path = run(grid, stopped, lambda: stopped.strategy.aggregations == 3).path
+    path = run(grid, stopped, lambda: stopped.strategy.session.aggregations == 3).path
     _, summary, model = done(RunConfig.load({"resume": str(path)}), "sequential")
     experiment = prepare(config_of(tmp_path, **own, **{"run-name": "whole"}), CLIENTS)
     whole = run(make_grid("sequential", CLIENTS, workers=1), experiment).path
     assert model == (whole / "model.safetensors").read_bytes()
-    most = max(account.accepted for _, account in experiment.strategy.accounts.items())
+    most = max(account.accepted for _, account in experiment.strategy.session.accounts.items())
     assert 1 < most < 6
     assert summary["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, most)
     assert summary["dp-neighbours"].endswith("with the same rounds in which it takes part")

@@ -196,8 +196,8 @@ def test_a_strategy_gets_its_config_from_the_run_config(
     strategy = build_strategy(config)
     assert type(strategy) is REGISTRY[name]
     assert (strategy.config.eval_every, strategy.config.time_budget, strategy.config.seed) == (3, 0.3, 4)
-    assert isinstance(strategy.clock, VirtualClock)
-    assert isinstance(build_strategy(configure(clock="wall")).clock, WallClock)
+    assert isinstance(strategy.session.clock, VirtualClock)
+    assert isinstance(build_strategy(configure(clock="wall")).session.clock, WallClock)
 
 
 def test_fedprox_gets_its_pull(configure: Callable[..., RunConfig]) -> None:
@@ -214,18 +214,18 @@ def test_the_spectral_method_gets_its_parameters(configure: Callable[..., RunCon
     assert strategy.local_rule() == {"strategies.beta": 0.25}
     assert strategy.config.neighbour_memory == 0.5
     assert strategy.config.client_weights == "adjacency"  # whatever the run config says
-    assert (strategy.graph.floor, strategy.graph.neighbours) == (1e-6, 3)
+    assert (strategy.session.graph.floor, strategy.session.graph.neighbours) == (1e-6, 3)
     at_one = build_strategy(configure(strategy="spectral", perturbation_beta=1.0))
     assert at_one.local_rule() == {}
-    assert at_one.graph is not None
+    assert at_one.session.graph is not None
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
 def test_adjacency_weights_for_the_baselines(name: str, configure: Callable[..., RunConfig]) -> None:
     config = configure(strategy=name, client_weights="adjacency", message_floor=1e-6, neighbours=3)
     strategy = build_strategy(prepare(config, 5).config)
-    assert (strategy.graph.floor, strategy.graph.neighbours) == (1e-6, 3)
-    assert build_strategy(configure(strategy=name)).graph is None
+    assert (strategy.session.graph.floor, strategy.session.graph.neighbours) == (1e-6, 3)
+    assert build_strategy(configure(strategy=name)).session.graph is None
 
 
 def test_engines_are_told_apart() -> None:

@@ -77,7 +77,7 @@ def test_columns_are_by_index_with_zeros_between():
 )
 def test_failed_and_refused_are_told_apart(kind, options, faulty, start):
     strategy, told = start(kind, rounds=4, spoil=faults, **options)
-    accounts = {index: vars(account) for index, account in strategy.accounts.items()}
+    accounts = {index: vars(account) for index, account in strategy.session.accounts.items()}
     assert accounts[0].pop("bytes") == told[-1].clients["bytes"][0] > 0
     accounts[0].pop("weight")
     # Task times are (.2, .6, 1) in F80, and all 1 in F0; what failed or was refused took its time for nothing.
@@ -109,7 +109,7 @@ def test_a_synchronous_round_counts_who_was_asked_and_who_was_late(start):
     assert told[-1].clients["participation"] == [3, 0, 3]
     assert told[-1].clients["late"] == [0, 3, 0]
     assert [progress.clients["tasks"] for progress in told[1:]] == [[n] * 3 for n in (1, 2, 3)]
-    assert strategy.at_work() == []
+    assert strategy.session.at_work() == []
 
 
 def test_what_was_shortened_is_counted_by_client(start):
@@ -125,7 +125,7 @@ def test_work_that_is_too_old_is_no_failure(start):
             return contribution.client.index != 1
 
     strategy, told = start(Choosy, rounds=6, time_scenario="F0")
-    account = dict(strategy.accounts.items())[1]
+    account = dict(strategy.session.accounts.items())[1]
     assert account.discarded > 0
     assert account.accepted == account.failed == account.late == account.refused == 0
     assert told[-1].clients["discarded"] == [0, account.discarded, 0]
@@ -137,7 +137,9 @@ def test_in_a_simulation_no_outcomes_are_told(kind, federation, model, train_con
     strategy = kind(observer=told.append)
     strategy.start(federation(), model(1.0), num_rounds=2, timeout=5.0, train_config=train_config(1, 0.1))
     assert all("tasks" not in progress.clients for progress in told)
-    assert sum(account.accepted for _, account in strategy.accounts.items()) > 0  # it counts all the same
+    assert (
+        sum(account.accepted for _, account in strategy.session.accounts.items()) > 0
+    )  # it counts all the same
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
@@ -158,11 +160,11 @@ def test_a_resumed_run_counts_on(kind, federation, model, train_config):
     kept.restore(states[-1])
     before = sum(account.accepted for _, account in kept.items())
     again = go(5, states[-1])
-    assert sum(account.accepted for _, account in again.accounts.items()) > before > 0
+    assert sum(account.accepted for _, account in again.session.accounts.items()) > before > 0
     # Seconds are real here, and go on, too.
-    assert again.accounts.costs()["device-seconds"] > kept.costs()["device-seconds"] > 0
+    assert again.session.accounts.costs()["device-seconds"] > kept.costs()["device-seconds"] > 0
     # A new run begins with none.
-    accounts = [go(2).accounts for _ in range(2)]
+    accounts = [go(2).session.accounts for _ in range(2)]
     counts = [{**each.columns(), "weight": each.column("weight", each.size)} for each in accounts]
     assert counts[0] == counts[1]
 
@@ -180,8 +182,8 @@ def test_a_round_that_is_cut_off_leaves_no_trace(federation, model, train_config
 
     strategy = FedAvg(stopped=stopped)
     strategy.start(grid, model(1.0), num_rounds=5, timeout=0.05, train_config=train_config(1, 0.1))
-    assert strategy.aggregations == 1
-    assert [account.tasks for _, account in strategy.accounts.items()] == [1, 1, 1]
+    assert strategy.session.aggregations == 1
+    assert [account.tasks for _, account in strategy.session.accounts.items()] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
@@ -192,7 +194,7 @@ def test_who_is_at_work_is_known_while_the_run_waits(kind, federation, model, tr
     seen: set[tuple[int, ...]] = set()
 
     def stopped() -> bool:
-        seen.add(tuple(sorted(strategy.at_work())))
+        seen.add(tuple(sorted(strategy.session.at_work())))
         return False
 
     strategy = kind(clock=WallClock(), stopped=stopped)

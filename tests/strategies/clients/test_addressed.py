@@ -35,14 +35,18 @@ def test_a_run_is_as_if_there_were_no_other_devices(
     some, _ = run(participation, None)
     alone, _ = run("full", 30)
     if kind is FedAvg:  # whose result doesn't depend on the time that a device takes
-        np.testing.assert_array_equal(some.model, alone.model)
+        np.testing.assert_array_equal(some.session.model, alone.session.model)
         everybody, _ = run("full", None)
-        assert not np.array_equal(some.model, everybody.model)
+        assert not np.array_equal(some.session.model, everybody.session.model)
     # Nobody else was asked, and nobody else is missed at the end.
-    assert {client.index for client in some.clients} == {0, 1}
-    assert dict(some.accounts.items()).keys() == {0, 1}
-    assert "node 30 (lima)" not in [who for who, _ in in_vain(some.population.roster, some.accounts)]
-    assert "node 30 (lima)" in [who for who, _ in in_vain(alone.population.roster, alone.accounts)]
+    assert {client.index for client in some.session.clients} == {0, 1}
+    assert dict(some.session.accounts.items()).keys() == {0, 1}
+    assert "node 30 (lima)" not in [
+        who for who, _ in in_vain(some.session.population.roster, some.session.accounts)
+    ]
+    assert "node 30 (lima)" in [
+        who for who, _ in in_vain(alone.session.population.roster, alone.session.accounts)
+    ]
 
 
 @pytest.mark.parametrize(

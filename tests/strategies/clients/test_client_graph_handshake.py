@@ -45,7 +45,7 @@ def test_how_often_a_client_was_asked_is_counted_and_saved(federation, add_node)
 def test_nobody_is_asked_where_no_graph_is_needed(federation, model, train_config):
     grid, strategy = federation(), FedAvg()
     strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
-    assert strategy.graph is None
+    assert strategy.session.graph is None
     assert grid.asked(messages.ASK_DIRECTION) == []
 
 
@@ -107,8 +107,11 @@ def test_without_a_valid_direction_a_client_takes_no_part_and_the_others_go_on(
     others = [i for i in range(3) if i != broken]
     assert [grid.asked("train", r) for r in (1, 2)] == [others, others]
     assert grid.asked(messages.ASK_DIRECTION).count(broken) <= 1  # and isn't asked again
-    assert strategy.graph.clients == tuple(others)
-    assert strategy.graph.weights(strategy.clients).tolist() == [0.5, 0.5]  # two clients have one edge
+    assert strategy.session.graph.clients == tuple(others)
+    assert strategy.session.graph.weights(strategy.session.clients).tolist() == [
+        0.5,
+        0.5,
+    ]  # two clients have one edge
     metrics = result.train_metrics_clientapp[2]
     assert (metrics["participants"], metrics["failures"]) == (2, 0)
     (warning,) = warnings(caplog)
@@ -160,7 +163,7 @@ def test_a_stop_ends_the_handshake_at_once(federation, model, train_config, same
     assert time.monotonic() - start < 10
     assert same_bytes(result.arrays, initial)
     assert grid.asked("train") == []
-    assert strategy.graph.clients == ()
+    assert strategy.session.graph.clients == ()
     assert warnings(caplog) == []  # nobody is blamed for not having answered
 
 

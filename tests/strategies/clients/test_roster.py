@@ -177,12 +177,12 @@ def test_a_node_that_does_not_say_its_partition_takes_no_other_clients_place(fed
 def test_who_has_not_answered_an_evaluation_is_named_also_when_gone(federation, caplog):
     strategy = AsyncFedAvg()
     grid = federation(range(12), [1] * 12, node_ids=[100 - i for i in range(12)])
-    strategy.run.clients = refresh(strategy.population.roster, grid)
+    strategy.session.run.clients = refresh(strategy.session.population.roster, grid)
     grid.node(1).present = False
-    strategy.run.clients = strategy.population.roster.look(grid, ConfigRecord())
+    strategy.session.run.clients = strategy.session.population.roster.look(grid, ConfigRecord())
     with caplog.at_level(logging.WARNING, LOGGER):
         for number, late in enumerate(([99], [7, 98, 99], list(grid.nodes)), 40):
-            strategy.evaluator.name_missing(number, late, len(late))
+            strategy.session.evaluator.name_missing(number, late, len(late))
     without = [r.getMessage().rpartition("it is without ")[2] for r in caplog.records]
     ten = ", ".join(f"client {i}" for i in range(10))
     assert without == ["client 1", "client 1, client 2, node 7", f"{ten} and 2 more"]
@@ -258,7 +258,7 @@ def test_so_many_nodes_are_waited_for_every_time_where_that_is_asked_for(federat
 
 @pytest.mark.parametrize(("options", "rounds"), [({"min_available_nodes": 3}, 3), ({"min_clients": 3}, 0)])
 def test_that_is_min_available_nodes_and_not_min_clients(options, rounds):
-    roster = FedAvg(**options).population.roster
+    roster = FedAvg(**options).session.population.roster
     assert (roster.min_clients, roster.min_nodes) == (3, rounds)
 
 

@@ -54,5 +54,3 @@ def test_a_state_has_index_size_and_since_when_one_is_away():
     again = absentees()
     again.restore({"aggregations": 4, "counting": rows})
     assert [(c.index, c.num_examples) for c in again.counting([])] == [(0, 4), (1, None)]
-    again.reset()
-    assert again.counting([]) == []

@@ -93,7 +93,7 @@ def test_a_strategy_can_be_pickled(kind):
     made = kind(seed=3)
     again = pickle.loads(pickle.dumps(made))
     assert again.config == made.config
-    assert again.safeguards.active is made.safeguards.active
+    assert again.session.safeguards.active is made.session.safeguards.active
 
 
 def test_a_strategy_with_a_deadline_can_be_pickled():
@@ -105,13 +105,13 @@ def test_a_strategy_with_a_deadline_can_be_pickled():
 def test_a_copy_keeps_its_own_books(kind):
     made = kind(fraction_evaluate=0.0)
     copied = deepcopy(made)
-    copied.clock = WallClock()
-    assert copied.safeguards.active
-    assert not made.safeguards.active
+    copied.session.clock = WallClock()
+    assert copied.session.safeguards.active
+    assert not made.session.safeguards.active
     copied = deepcopy(made)
     copied.start(grid(), arrays(w=np.zeros(1)), num_rounds=2)
-    assert copied.accounts.costs()["device-seconds"] > 0
-    assert made.accounts.costs() == {}
+    assert copied.session.accounts.costs()["device-seconds"] > 0
+    assert made.session.accounts.costs() == {}
 
 
 @pytest.mark.parametrize(

@@ -170,16 +170,16 @@ def test_every_strategy_ends_early_and_returns_the_best_model_also_when_it_is_re
     whole, plain = run(), run(keep="last", patience=0)
     assert [*whole.seen] == list(range(7))  # 3 evaluations after the best, at 3
     assert {number: plain.seen[number] for number in whole.seen} == whole.seen
-    assert whole.strategy.run.best.over.startswith("no progress: accuracy")
+    assert whole.strategy.session.run.best.over.startswith("no progress: accuracy")
     assert whole.result.arrays["w"].data == whole.seen[3]
-    assert whole.strategy.run.best.aggregation == 3
-    assert plain.strategy.run.best is None
+    assert whole.strategy.session.run.best.aggregation == 3
+    assert plain.strategy.session.run.best is None
     assert not {"best", "best-model"} & plain.states[5].keys()
     for number in (2, 6):  # before the best and after it
         later = run(state=whole.states[number])
         assert later.result.arrays["w"].data == whole.result.arrays["w"].data
         assert [*later.seen] == list(range(number + 1, 7))
-    assert np.isfinite(whole.strategy.model).all()
+    assert np.isfinite(whole.strategy.session.model).all()
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
@@ -189,7 +189,7 @@ def test_a_target_that_the_initial_model_reaches_ends_the_run_at_once(kind, fede
     result = strategy.start(
         federation(), model(1.0), train_config=train_config(), evaluate_fn=lambda *_: told
     )
-    assert (strategy.aggregations, result.arrays["w"].numpy().tolist()) == (0, [1.0])
+    assert (strategy.session.aggregations, result.arrays["w"].numpy().tolist()) == (0, [1.0])
 
 
 def test_a_loop_around_the_strategy_is_refused(federation, model, train_config):

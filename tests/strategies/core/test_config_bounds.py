@@ -47,7 +47,7 @@ def test_an_error_says_what_is_allowed():
 
 @pytest.mark.parametrize("given", ["*bn*", ["*bn*"], ("*bn*",)])
 def test_one_pattern_is_one_pattern(given):
-    assert FedAvg(untrained=given).run.flower.untrained == ("*bn*",)
+    assert FedAvg(untrained=given).session.run.flower.untrained == ("*bn*",)
 
 
 def test_weights_that_are_not_read_are_named(caplog):

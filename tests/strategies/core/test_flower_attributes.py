@@ -48,7 +48,7 @@ def test_an_attribute_that_is_set_does_what_the_keyword_does(name, value):
     for strategy, each in zip((set_later, given), grids, strict=True):
         with suppress(RunError):  # these clients read a record ``config``
             strategy.start(each, model(), 2)
-    assert set_later.model.tobytes() == given.model.tobytes()
+    assert set_later.session.model.tobytes() == given.session.model.tobytes()
     assert [sorted(m.content) for m in grids[0].sent] == [sorted(m.content) for m in grids[1].sent]
     assert [m.metadata.dst_node_id for m in grids[0].sent] == [m.metadata.dst_node_id for m in grids[1].sent]
 
@@ -62,7 +62,7 @@ def test_functions_can_be_read_called_and_set():
     assert result.evaluate_metrics_clientapp[1] == {"number": 3}
     assert "participants" in result.train_metrics_clientapp[1]
     strategy.evaluate_metrics_aggr_fn = strategy.train_metrics_aggr_fn  # Flower's own: as if none was given
-    assert strategy.run.flower.evaluate_metrics_aggr_fn is None
+    assert strategy.session.run.flower.evaluate_metrics_aggr_fn is None
 
 
 def test_a_wrong_value_is_refused_as_the_keywords_is():

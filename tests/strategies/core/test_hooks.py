@@ -50,9 +50,9 @@ class ConcurrentFedBuff(AsynchronousStrategy):
         return [(1 + c.staleness) ** -0.5 / self.config.buffer_size for c in contributions]
 
     def choose(self, free: Sequence[Member]) -> list[Member]:
-        idle = [m for m in self.ledger.counting if m.there and not self.ledger.busy(m)]
-        places = self.config.concurrency - len(self.ledger.tasks)
-        rng = streams.generator(self.config.seed, "next-clients", self.ledger.dispatched)
+        idle = [m for m in self.session.ledger.counting if m.there and not self.session.ledger.busy(m)]
+        places = self.config.concurrency - len(self.session.ledger.tasks)
+        rng = streams.generator(self.config.seed, "next-clients", self.session.ledger.dispatched)
         return [idle[i] for i in rng.choice(len(idle), min(places, len(idle)), replace=False)]
 
 
@@ -63,17 +63,17 @@ class AllClientCache(AsynchronousStrategy):
     """At every arrival h_j ← Δ_j and W ← W + Σ p_i h_i (Gu et al. 2021), once all have answered."""
 
     def ready(self, arrived: int) -> bool:
-        return all(member.answers for member in self.ledger.counting)
+        return all(member.answers for member in self.session.ledger.counting)
 
     def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
-        return [self.importance()[c.client.index] for c in contributions]
+        return [self.session.importance()[c.client.index] for c in contributions]
 
     def counted(self, contribution: Contribution) -> Vector:
-        self.vectors("updates").put(contribution.client.index, contribution.update)
+        self.session.vectors("updates").put(contribution.client.index, contribution.update)
         return contribution.update
 
     def direction(self, total: Vector) -> Vector:
-        return self.vectors("updates").weighted_sum(self.importance())
+        return self.session.vectors("updates").weighted_sum(self.session.importance())
 
 
 # ---- Late work, whole models -------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_control_variates_by_hand(go):
     # gradients at 5/8 are (−2.375, −1.375, 1.625); with c − c_i all are .375: Δ_i = −.1875, the same for all.
     run = go(Scaffold, 2, lr=0.5)
     assert run.values == [1.0, 0.625, 0.4375]
-    variates = run.strategy.vectors("variates")
+    variates = run.strategy.session.vectors("variates")
     assert [variates.get(i)[0] for i in range(3)] == [-2.375, -1.375, 1.625]
     assert run.seen[2].metrics["bytes-down"] == 2 * run.seen[2].metrics["bytes-up"]  # two vectors for one
 

@@ -44,11 +44,10 @@ def test_an_update_is_bounded_and_clipped(options, update, marked):
 
 def test_hook_and_witness_see_the_bounded_model():
     seen: list[Any] = []
+    run = begun()
+    run.options.witness = lambda index, model: seen.append((index, model.tolist()))
     part = receiver(
-        begun(),
-        bound=5.0,
-        received=lambda client, model: seen.append((client.index, model.tolist())),
-        witness=lambda index, model: seen.append((index, model.tolist())),
+        run, bound=5.0, received=lambda client, model: seen.append((client.index, model.tolist()))
     )
     received(part, (7.0, 9.0), index=2)
     assert seen == [(2, [4.0, 5.0])] * 2

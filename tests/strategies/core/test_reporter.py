@@ -25,7 +25,8 @@ def reporter(observer: Any, unit: str = "round", config: Any = None, kept: int =
     accounts[1].bytes, accounts[1].lost = 40, 2
     run = begun([client(0), client(1)], config)
     run.clock.wait_until(7.0)
-    return Reporter(run, accounts, Roster(), unit, lambda: kept, observer, StabilityMonitor(str))
+    run.options.observer = observer
+    return Reporter(run, accounts, Roster(), unit, lambda: kept, StabilityMonitor(str))
 
 
 def seen_of(part: Any, **options: Any) -> Progress:
@@ -48,7 +49,7 @@ def test_an_observer_gets_the_numbers_the_costs_and_the_time():
 
 def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_shares():
     part, seen = reporter(None), []
-    part.observer = seen.append
+    part._run.options.observer = seen.append
     part.by_client = {"acc": {1: 0.5}}
     told = MetricRecord({"loss": 0.5, messages.CLIENT_LOSSES: [1.0, 3.0]})
     part.report(
@@ -72,7 +73,7 @@ def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_
 
 def test_a_client_without_a_value_counts_in_no_mean():
     part, seen = reporter(None), []
-    part.observer = seen.append
+    part._run.options.observer = seen.append
     without = {
         f"{messages.WITHOUT}{messages.CLIENT_LOSSES}": [0],
         f"{messages.WITHOUT}{messages.PER_CLIENT}acc": [0],

@@ -395,7 +395,7 @@ def test_a_round_that_a_stop_cuts_off_leaves_no_trace(go, federation, model, tra
         timeout=10.0,
         train_config=train_config(2, 0.3),
     )
-    assert strategy.aggregations == done
+    assert strategy.session.aggregations == done
     assert go(name, state=saved(strategy.state()), **options).final == whole.final
 
 

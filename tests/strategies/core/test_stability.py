@@ -134,7 +134,7 @@ def test_fedfix_with_the_papers_step_is_said_to_diverge(
             strategy.start(federation([3.0] * 3, [1] * 3), model(1.0), **rest)
     else:
         strategy.start(federation([3.0] * 3, [1] * 3), model(1.0), **rest)
-    assert ("server_lr than 1 (0: the method's own)" in strategy.reporter.stability.warning) == warns
+    assert ("server_lr than 1 (0: the method's own)" in strategy.session.reporter.stability.warning) == warns
     assert caplog.text.count("the steps are too large; what helps") == warns
 
 

@@ -71,5 +71,5 @@ def small(model):
 def quick(monkeypatch):
     """Deadlines, retries and looks at the nodes for a run of a second."""
     monkeypatch.setattr("strategies.timing.scheduler.SHORTEST_DEADLINE", 0.15)
-    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 1.2)
+    monkeypatch.setattr("strategies.events.pump.RETRY_AFTER", 1.2)
     monkeypatch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.02)

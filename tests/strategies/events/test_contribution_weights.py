@@ -30,18 +30,21 @@ def weights(weighing: str = "time-based", bound: Any = None, discounts: bool = F
             np.array([c.num_examples for c in clients]) / sum(c.num_examples for c in clients)
         ),
     )
+    hooks: Any = SimpleNamespace(
+        observes_periods=False,
+        discounts=discounts,
+        interval=None,
+        periods=lambda times: times,
+        expected_periods=lambda times: times,
+        identical_weight=lambda n: 1 / n,
+    )
     return ContributionWeights(
         run,
         ledger,
         population,  # type: ignore[arg-type]
         SimpleNamespace(weights=bound or (lambda clients, d: d), left=lambda shares: None),  # type: ignore[arg-type]
         weighing,
-        observes=lambda: False,
-        discounts=lambda: discounts,
-        interval=lambda: None,
-        periods=lambda times: times,
-        expected_periods=lambda times: times,
-        identical_weight=lambda n: 1 / n,
+        hooks,
     )
 
 
@@ -71,7 +74,7 @@ def test_safeguards_bound_them_and_one_that_never_comes_weighs_nothing():
     part = weights(bound=lambda clients, d: np.minimum(d, 0.5))
     assert part.current.weight == {0: 0.125, 1: 0.5, 2: 0.5}
     part = weights()
-    part._method_periods = lambda times: np.array([1.0, np.inf, 4.0])
+    part._hooks.periods = lambda times: np.array([1.0, np.inf, 4.0])
     assert part.current.weight == {0: 0.125, 1: 0.0, 2: 2.5}
 
 
@@ -111,12 +114,12 @@ def test_where_staleness_discounts_the_mean_of_those_that_came_says_what_a_clien
 )
 def test_what_a_hook_gives_for_them_must_be_a_number_for_each_client(periods, said):
     part = weights()
-    part._method_periods = lambda times: periods
+    part._hooks.periods = lambda times: periods
     with pytest.raises(RunError) as error:
         part.current  # noqa: B018
     assert str(error.value) == f"Mine.periods {said}"
     part = weights()
-    part._expected_periods = lambda times: periods
+    part._hooks.expected_periods = lambda times: periods
     with pytest.raises(RunError) as error:
         part.expected_share()
     assert str(error.value) == f"Mine.expected_periods {said}"
@@ -128,7 +131,7 @@ def test_what_a_hook_gives_for_them_must_be_a_number_for_each_client(periods, sa
 def test_it_is_said_where_nobody_that_contributes_counts(periods, warns):
     part, said = weights(), []
     part._run.warn_once = lambda text, *values: said.append(text % values)
-    part._method_periods = lambda times: np.array(periods)
+    part._hooks.periods = lambda times: np.array(periods)
     assert part.current.weight == dict.fromkeys(range(3), 0.0)
     assert [text.split(":")[0] for text in said] == [
         "Mine.periods gives 0 for each client that contributes"

@@ -1,5 +1,6 @@
 """The dispatcher alone: who is sent which model when, and the tasks that a resumed run goes on with."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,13 @@ class Fixture:
         self.ledger = TaskLedger(self.run)
         self.accounts = Accounts()
         usual: dict[str, Any] = {
-            "places": lambda: 0,
+            "concurrency": 0,
+            "timed_steps": 4,
+            "local_rule": dict,
             "companions": lambda clients: iter(()),
             "choose": lambda free: free,
             "sends_again": lambda client: None,
-            "steps": lambda client: 0,
+            "task_steps": lambda client: 0,
         }
         self.part = Dispatcher(
             self.run,
@@ -41,10 +44,8 @@ class Fixture:
             training_requests(self.run),
             self.accounts,
             Timeline(),
+            SimpleNamespace(**(usual | hooks)),  # type: ignore[arg-type]
             without_messages=False,
-            local_rule=dict,
-            timed_steps=4,
-            **(usual | hooks),
         )
         self.part.begin(grid, Mail(grid, 1.0), ConfigRecord({"lr": 0.5}))
 
@@ -66,8 +67,8 @@ def make(federation):
 
 def test_newcomers_are_sent_the_model_and_their_tasks_are_due_by_the_scenario(make):
     it = make()
-    it.part.welcome(it.clients[:2])
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients[:2]))
+    it.part.dispatch(it.part.welcome(it.clients))
     tasks = it.under_way()
     assert sorted(tasks) == it.grid.asked() == [0, 1, 2]
     assert all((task.version, task.base.tolist()) == (0, [1.0, 2.0]) for task in tasks.values())
@@ -81,7 +82,7 @@ def test_newcomers_are_sent_the_model_and_their_tasks_are_due_by_the_scenario(ma
 
 def test_the_next_model_goes_out_with_the_next_task_and_to_nobody_at_work(make):
     it = make()
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients))
     it.run.clock.wait_until(0.5)
     member = it.arrive(0)
     it.run.model, it.run.aggregations = np.array([3.0, 4.0]), 1
@@ -101,7 +102,7 @@ def test_the_method_chooses_among_those_that_are_free(make):
         return free[-1:]
 
     it = make(choose=choose)
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients))
     it.part.dispatch(it.ledger.members.values())
     assert (offered, sorted(it.under_way())) == ([[0, 1, 2], [0, 1]], [1, 2])
     it.part.dispatch([])  # without places there is nobody else to choose
@@ -109,8 +110,8 @@ def test_the_method_chooses_among_those_that_are_free(make):
 
 
 def test_with_places_the_method_is_asked_also_where_none_of_the_named_clients_is_free(make):
-    it = make(places=lambda: 1, choose=lambda free: free[:1] or [it.ledger.members[2]])
-    it.part.welcome(it.clients)
+    it = make(concurrency=1, choose=lambda free: free[:1] or [it.ledger.members[2]])
+    it.part.dispatch(it.part.welcome(it.clients))
     it.part.dispatch([])
     assert sorted(it.under_way()) == [0, 2]
 
@@ -122,7 +123,7 @@ def test_another_model_and_vectors_beside_it_go_to_those_for_whom_the_method_say
         companions=lambda clients: iter({"h": np.full(2, float(c.index))} for c in clients),
     )
     it.run.aggregations = 5
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients))
     # The sixth aggregation began before they came.
     assert {member.since for member in it.ledger.members.values()} == {6}
     tasks = it.under_way()
@@ -139,8 +140,8 @@ def test_another_model_and_vectors_beside_it_go_to_those_for_whom_the_method_say
 
 
 def test_a_task_of_fewer_steps_takes_as_much_less_time(make):
-    it = make(steps=lambda client: client.index + 1)  # of 4
-    it.part.welcome(it.clients)
+    it = make(task_steps=lambda client: client.index + 1)  # of 4
+    it.part.dispatch(it.part.welcome(it.clients))
     tasks = it.under_way()
     assert [tasks[i].steps for i in range(3)] == [1, 2, 3]
     assert [it.due()[tasks[i].message_id] for i in range(3)] == pytest.approx([0.05, 0.3, 0.75])
@@ -150,13 +151,13 @@ def test_a_task_of_fewer_steps_takes_as_much_less_time(make):
 def test_a_request_that_cannot_be_stored_is_a_lost_task(make):
     it = make()
     it.grid.lose(1, "unstorable")
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients))
     assert {index: task.lost for index, task in it.under_way().items()} == {0: False, 1: True, 2: False}
 
 
 def test_a_client_that_goes_before_its_end_is_sent_nothing_and_its_task_ends_then(make):
     it = make(config=AsynchronousConfig(task_failure=0.999999))
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients))
     assert it.grid.asked() == []
     assert [task.gone for task in it.under_way().values()] == [True] * 3
     assert all(0 < due < 1 for due in it.due().values())
@@ -164,37 +165,37 @@ def test_a_client_that_goes_before_its_end_is_sent_nothing_and_its_task_ends_the
 
 def test_who_is_back_as_another_node_is_sent_the_model_and_its_former_task_is_forgotten(make):
     it = make()
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients))
     node = it.grid.add(77, {**it.grid.node(1).context.node_config})
-    it.part.welcome([Client(node.node_id, 1, 1, {})])
+    it.part.dispatch(it.part.welcome([Client(node.node_id, 1, 1, {})]))
     assert (len(it.ledger.tasks), it.under_way()[1].member.client.node_id) == (3, 77)
 
 
 def test_a_dropped_client_gets_a_task_when_it_is_asked_again(make):
     it = make()
-    it.part.welcome(it.clients)
+    it.part.dispatch(it.part.welcome(it.clients))
     member = it.arrive(2)
     member.drop(0)
     it.ledger.changed()
-    it.part.retry(member)
+    it.part.dispatch(it.part.retry(member))
     assert sorted(it.under_way()) == [0, 1, 2]
     assert member.dropped  # until it answers
 
 
 def test_a_resumed_run_sends_the_same_models_with_the_same_due_times(make):
-    first = make(steps=lambda client: 4)
-    first.part.welcome(first.clients)
+    first = make(task_steps=lambda client: 4)
+    first.part.dispatch(first.part.welcome(first.clients))
     first.run.clock.wait_until(0.2)
     first.arrive(0)
     first.ledger.queue.push(9.0, 0, Retry(first.ledger.members[0]))
     first.run.model, first.run.aggregations = np.array([3.0, 4.0]), 1
     state = {**first.ledger.state(), **first.run.pace.state()}
-    again = make(steps=lambda client: 4)
+    again = make(task_steps=lambda client: 4)
     again.run.restore({**first.run.state(), **state})
     again.run.begin(model_of(), again.run.resumed())
     again.ledger.restore(state)
     again.part.take_model()
-    again.part.resume(more=True)
+    again.part.dispatch(again.part.resume(more=True))
     tasks = again.under_way()
     assert sorted(tasks) == [0, 1, 2]  # client 0 was free, and is sent the new model
     assert [(tasks[i].version, tasks[i].sent, tasks[i].steps) for i in range(3)] == [

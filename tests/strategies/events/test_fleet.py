@@ -96,10 +96,10 @@ def test_a_run_is_the_independent_simulations(federation, start, model, fleet, s
     assert len(lost) > 3
     told = run.seen[-1].clients
     assert sum(m or 0 for m in run.metric("lost-tasks")) == sum(run.metric("failures")) == len(lost)
-    accounts = run.strategy.accounts
+    accounts = run.strategy.session.accounts
     assert [accounts[i].lost for i in range(4)] == [lost.count(i) for i in range(4)]
     assert told["importance"] == pytest.approx(P.tolist())
-    spans = [s for s in run.strategy.timeline.take() if s.outcome == LOST]
+    spans = [s for s in run.strategy.session.timeline.take() if s.outcome == LOST]
     assert [(s.client, s.ended) for s in spans] == [
         (who, pytest.approx(t)) for t, who in expected.lost if t <= until + 1e-9
     ]
@@ -111,8 +111,8 @@ def test_a_run_is_the_independent_simulations(federation, start, model, fleet, s
         for m in run.grid.requests()
     }
     assert len(tasks) == len(run.grid.requests())
-    handed_out = sum(member.tasks for member in run.strategy.ledger.members.values())
-    under_way = [t for t in run.strategy.ledger.tasks.values() if t.gone]
+    handed_out = sum(member.tasks for member in run.strategy.session.ledger.members.values())
+    under_way = [t for t in run.strategy.session.ledger.tasks.values() if t.gone]
     assert len(tasks) == handed_out - len(lost) - len(under_way)
 
 
@@ -121,7 +121,7 @@ def test_a_task_that_ends_as_its_client_goes_is_done(federation, start, there):
     run = start("async", federation([4.0, 0.0], [1, 1]), 6, **there("0,0,2,5\n1,0,1.5,5\n"))
     came = [(t, list(who)) for t, who in events_of(run)]
     assert came == [(1, [0]), (1, [1]), (2, [0]), (6, [0]), (6, [1]), (7, [0])]
-    assert [run.strategy.accounts[i].lost for i in (0, 1)] == [0, 2]
+    assert [run.strategy.session.accounts[i].lost for i in (0, 1)] == [0, 2]
 
 
 def test_lost_tasks_are_said_once(federation, start, fleet, caplog):
@@ -221,7 +221,7 @@ def test_a_run_that_is_over_before_its_first_model_says_so(federation, model, tr
         strategy = ACE(time_budget=budget, fraction_evaluate=0.0)
         grid = federation([4.0, 0.0, 1.0], [1, 1, 1])
         strategy.start(grid, model(1.0), num_rounds=9, train_config=train_config(1, 0.01))
-        made[budget] = strategy.aggregations
+        made[budget] = strategy.session.aggregations
         assert "no model is made until all 3 clients that count have answered once" in text_of(caplog)
         said = "the run is over, at 0.6 s, before its first model was made: 2 contributions wait for it"
         assert (said in text_of(caplog)) == (budget < 1)
@@ -255,7 +255,7 @@ def test_why_a_run_ends_whose_work_waits_in_vain_is_said(federation, model, trai
             num_rounds=9,
             train_config=train_config(1, 0.1),
         )
-        assert strategy.aggregations == 0
+        assert strategy.session.aggregations == 0
         assert not [text for text in texts if text not in text_of(caplog)]
 
 
@@ -273,10 +273,10 @@ def test_so_many_tasks_fail_at_times_spread_over_them(federation, start, scheme)
         task_failure=0.3,
         eval_every=150,
     )
-    accounts = [run.strategy.accounts[i] for i in range(3)]
+    accounts = [run.strategy.session.accounts[i] for i in range(3)]
     ended, lost = sum(a.accepted + a.lost for a in accounts), sum(a.lost for a in accounts)
     assert lost / ended == pytest.approx(0.3, abs=4 * (0.21 / ended) ** 0.5)
-    spans = [s for s in run.strategy.timeline.take() if s.outcome == LOST]
+    spans = [s for s in run.strategy.session.timeline.take() if s.outcome == LOST]
     parts = np.array([s.ended - s.began for s in spans])
     assert parts.mean() == pytest.approx(0.5, abs=4 * (1 / 12 / len(parts)) ** 0.5)
     assert 0 < parts.min() < parts.max() < 1
@@ -414,15 +414,21 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(federation, model, tr
 
     class Watched(kind):  # type: ignore[misc]
         def choose(self, free: Any) -> Any:
-            there = [m for m in self.ledger.members.values() if m.there and not self.ledger.busy(m)]
+            there = [
+                m for m in self.session.ledger.members.values() if m.there and not self.session.ledger.busy(m)
+            ]
             free = [m for m in there if m.again or not m.dropped]
             expected = sorted(m.client.index for m in free if self.works_on or not m.waiting)
-            assert self.ledger.free == expected
-            there = {i for i in self.ledger.members if self.pace.there(self.ledger.members[i].client)}
+            assert self.session.ledger.free == expected
+            there = {
+                i
+                for i in self.session.ledger.members
+                if self.session.pace.there(self.session.ledger.members[i].client)
+            }
             assert set(expected) <= there
             chosen = list(super().choose(free))
             draws.append(len(chosen))
-            at_work = len(self.ledger.tasks) + len(chosen)
+            at_work = len(self.session.ledger.tasks) + len(chosen)
             assert at_work <= 3
             assert at_work == 3 or len(chosen) == len(expected)
             return chosen
@@ -437,10 +443,12 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(federation, model, tr
         **({"buffer_size": 3} if kind is FedBuff else {}),
     )
     strategy.start(grid, model(1.0), num_rounds=60, timeout=10.0, train_config=train_config(1, 0.01))
-    assert strategy.aggregations == 60
+    assert strategy.session.aggregations == 60
     assert sum(draws) > 60
-    assert strategy.ledger.members[7].tasks > 3  # it was dropped, and is asked again
-    assert strategy.ledger.dispatched == sum(m.tasks for m in strategy.ledger.members.values())
+    assert strategy.session.ledger.members[7].tasks > 3  # it was dropped, and is asked again
+    assert strategy.session.ledger.dispatched == sum(
+        m.tasks for m in strategy.session.ledger.members.values()
+    )
 
 
 # ---- What is refused ----------------------------------------------------------------------------------------------
@@ -517,12 +525,12 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
         client_weights="uniform",
         **options,
     )
-    closing = strategy.closing
+    closing = strategy.session.closing
     ready = closing.ready
 
     def noted(current: Any) -> None:
         ready(current)
-        there = sum(strategy.pace.there(client) for client in strategy.clients)
+        there = sum(strategy.session.pace.there(client) for client in strategy.session.clients)
         told.append((there, closing.number_to_draw(), closing._early.needed, len(current.clients)))
 
     closing.ready = noted

@@ -59,11 +59,11 @@ def checked(kind: Any, told: list[tuple[float, ...]]) -> Any:
 
     class Checked(kind):  # type: ignore[misc]
         def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
-            weights, members = super().weigh(contributions), self.ledger.counting
-            d = self.population.importances([m.client for m in members]) * observed.periods(
-                members, self.aggregations
+            weights, members = super().weigh(contributions), self.session.ledger.counting
+            d = self.session.population.importances([m.client for m in members]) * observed.periods(
+                members, self.session.aggregations
             )
-            d = np.minimum(d, self.safeguards.heaviest or np.inf)
+            d = np.minimum(d, self.session.safeguards.heaviest or np.inf)
             known = dict(zip((m.client.index for m in members), d.tolist(), strict=True))
             told.append(tuple(weights))
             assert list(weights) == [known.get(c.client.index, 0.0) for c in contributions]
@@ -95,8 +95,8 @@ def test_a_run_weighs_as_the_formulas_say_of_all_clients(federation, start, monk
     )
     assert len(told) == 300
     assert len(set(told)) > 40
-    assert run.strategy.ledger.members[3].since > 0  # it was dropped
-    assert run.strategy.ledger.members[3].contributions > 1
+    assert run.strategy.session.ledger.members[3].since > 0  # it was dropped
+    assert run.strategy.session.ledger.members[3].contributions > 1
     assert ("safeguards" in options) == (max(map(max, told)) == 1.5)
 
 

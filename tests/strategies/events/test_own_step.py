@@ -201,7 +201,7 @@ def test_momentum_has_a_tenth_of_the_step_where_updates_are_stale(play):
     assert all(largest_root(a, P, 1 / P / 10) < 1 for a in (0.01, 0.1, 0.5, 1.0) for P in (2, 10, 100))
     for name, options, _ in (SCHEMES[0], SCHEMES[1], SCHEMES[4]):
         run = play(name, LAWS["F80"], 120, server_optimizer="momentum", **options)
-        assert run.strategy.optimizer.lr == pytest.approx(run.strategy.own_lr() / 10)
+        assert run.strategy.session.optimizer.lr == pytest.approx(run.strategy.own_lr() / 10)
         assert abs(run.values[-1]) < 0.5 < 2 > max(map(abs, run.values))
     longer = play("async", LAWS["equal"], 150, server_optimizer="momentum", server_lr=1 / 10)
     assert max(map(abs, longer.values)) > 10

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture
 def soon(quick, monkeypatch):
     """Who has failed is asked again at once: in a twentieth of the second that a task is taken to last."""
-    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.05)
+    monkeypatch.setattr("strategies.events.pump.RETRY_AFTER", 0.05)
 
 
 # ---- Tasks -------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_client_that_has_become_far_slower_counts_again(federation, start, qui
         stopped=enough,
     )
     assert text_of(caplog).count("client 2 is dropped") == 1
-    assert run.strategy.ledger.members[2].latest > 0.3
+    assert run.strategy.session.ledger.members[2].latest > 0.3
 
 
 # ---- Evaluations -------------------------------------------------------------------------------------------------
@@ -288,8 +288,8 @@ def test_who_is_at_work_may_do_better(federation, start, soon):
 
     grid.pull_messages = pulled
     run = start("async", grid, 3, clock=WallClock(), limit=60)
-    assert run.strategy.aggregations == 3
-    assert run.strategy.ledger.members[1].unfit > 3
+    assert run.strategy.session.aggregations == 3
+    assert run.strategy.session.ledger.members[1].unfit > 3
 
 
 def test_of_many_that_fail_one_is_always_at_work(federation, start, soon):
@@ -327,9 +327,9 @@ def test_an_outage_before_the_first_answer_ends_no_run(federation, start, soon):
     for client in range(3):
         grid.lose(client, "unavailable")
     run = start("async", grid, 3, clock=WallClock(), limit=120, timeout=60.0)
-    assert run.strategy.aggregations == 3
-    assert sum(account.late for _, account in run.strategy.accounts.items()) >= 18
-    assert not any(account.failed for _, account in run.strategy.accounts.items())
+    assert run.strategy.session.aggregations == 3
+    assert sum(account.late for _, account in run.strategy.session.accounts.items()) >= 18
+    assert not any(account.failed for _, account in run.strategy.session.accounts.items())
 
 
 @pytest.mark.parametrize("how", ["silent", "worked"])

@@ -273,7 +273,7 @@ def test_with_all_nodes_away_the_run_waits_and_asks_who_is_back_at_once(
     federation, start, quick, monkeypatch, caplog
 ):
     """Each is dropped, as it misses three tasks, and comes back under its own id, long before its retry."""
-    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 1e6)
+    monkeypatch.setattr("strategies.events.pump.RETRY_AFTER", 1e6)
     grid = delayed(federation(), 0.02, 0.02, 0.02)
     pull = grid.pull_messages
 
@@ -349,7 +349,7 @@ def test_a_newcomer_that_does_not_describe_itself_stalls_nobody(federation, star
 def test_all_clients_fail_in_wall_time_until_they_are_well_again(federation, start, caplog, monkeypatch):
     # None has been observed: τ is taken as 1 s, and 0.1 s pass until they are asked again. Deadlines are long:
     # no answer is late, however busy the machine is.
-    monkeypatch.setattr("strategies.events.strategy.RETRY_AFTER", 0.1)
+    monkeypatch.setattr("strategies.events.pump.RETRY_AFTER", 0.1)
     grid = delayed(federation(), 0.01, 0.01, 0.01)
     for client in range(3):
         grid.spoil(client, "raise")
@@ -403,10 +403,10 @@ def test_models_of_answered_tasks_are_not_kept(federation, start, quick):
     known = [
         task
         for task in gc.get_objects()
-        if isinstance(task, Task) and task.member in run.strategy.ledger.members.values()
+        if isinstance(task, Task) and task.member in run.strategy.session.ledger.members.values()
     ]
     assert len(known) <= 3
 
 
 def test_virtual_clock_is_the_default(federation, start):
-    assert isinstance(start("async", federation(), 1).strategy.clock, VirtualClock)
+    assert isinstance(start("async", federation(), 1).strategy.session.clock, VirtualClock)

@@ -135,7 +135,7 @@ def test_time_budget(federation, start, scheme, budget, times):
     )
     aggregations = [p for p in run.seen if p.aggregation or not p.time]
     assert sorted({p.aggregation for p in aggregations}) == list(range(len(times)))
-    assert run.strategy.clock.now() <= budget
+    assert run.strategy.session.clock.now() <= budget
     assert [p.time for p in run.seen][: len(times)] == pytest.approx(times)
     assert evaluated == ([0, len(times) - 1] if len(times) > 1 else [0])  # the last model, and once
 

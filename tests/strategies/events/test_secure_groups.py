@@ -154,14 +154,14 @@ def test_a_run_that_is_stopped_goes_on_with_work_that_clients_kept(run: Make, mo
         return call_next(message, context)
 
     def stopped() -> bool:
-        filling = made[-1].aggregations == 3 and len(made[-1].ledger.buffer) == 2
+        filling = made[-1].session.aggregations == 3 and len(made[-1].session.ledger.buffer) == 2
         return filling if moment == "while a buffer fills" else len(masked) > 3 * 3
 
     options = {"buffer_size": 3, "server_optimizer": "adam", **SECURE}
     whole = run(FedBuff, rounds=7, **options)[0]
     run(Watched, rounds=7, states=states, mods=(notes, masks_updates), stopped=stopped, **options)
     assert max(states) == 3
-    waiting = made[-1].ledger.kept
+    waiting = made[-1].session.ledger.kept
     assert len(waiting) == (2 if moment == "while a buffer fills" else 3)
     assert run(Watched, rounds=7, state=states[3], **options)[0] == whole
 

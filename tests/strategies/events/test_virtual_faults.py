@@ -58,7 +58,7 @@ def test_a_dropped_client_is_asked_again_after_ten_of_its_task_times(federation,
     grid = federation()
     grid.spoil(2, "raise")  # its tasks take 1 s
     run = start("async", grid, 200, lr=0.01, time_budget=13.5)
-    timeline = run.strategy.timeline
+    timeline = run.strategy.session.timeline
     began = [span.began for span in [*timeline.take(), *timeline.under_way(13.5)] if span.client == 2]
     assert began == pytest.approx([0.0, 1.0, 2.0, 13.0])
 

@@ -55,7 +55,7 @@ def go(model, train_config):
 
 IN_VAIN = (
     r"ready\({n}\) is False, and nobody is at work: {n} contributions wait, and {n} of 3 clients count; Many must be "
-    r"content with len\(self.ledger.counting\)"
+    r"content with len\(self.session.ledger.counting\)"
 )
 
 
@@ -84,12 +84,14 @@ def test_a_dropped_client_that_is_well_again_is_waited_for(go, federation):
         return pull(ids)
 
     grid.pull_messages = pulled
-    assert go(Many, grid, VirtualClock(), many=3).aggregations == 3
+    assert go(Many, grid, VirtualClock(), many=3).session.aggregations == 3
 
 
 def test_a_time_budget_ends_it_as_ever(go, federation):
     assert (
-        go(Many, federation(), VirtualClock(), availability="diurnal:0.9,4", time_budget=9.0).aggregations
+        go(
+            Many, federation(), VirtualClock(), availability="diurnal:0.9,4", time_budget=9.0
+        ).session.aggregations
         == 0
     )
 
@@ -105,7 +107,7 @@ def test_in_real_time_it_is_said_once_and_another_client_helps(go, federation, a
         return pull(ids)
 
     grid.pull_messages = pulled
-    assert go(Many, grid, WallClock(), many=4).aggregations == 3
+    assert go(Many, grid, WallClock(), many=4).session.aggregations == 3
     assert text_of(caplog).count("3 of 3 clients count; Many must be content with") == 1
     assert text_of(caplog).count("The run waits for another client") == 1
 
@@ -131,7 +133,7 @@ def test_when_all_are_away_it_is_not_the_scheme_that_waits_in_vain(go, federatio
 
     grid.pull_messages = pulled
     strategy = go(Rennala, grid, WallClock(), buffer_size=5, min_clients=3, seconds=50.0)
-    assert strategy.aggregations == 3
+    assert strategy.session.aggregations == 3
     assert "nobody is at work" not in text_of(caplog)
 
 
@@ -139,8 +141,8 @@ def test_when_all_are_away_it_is_not_the_scheme_that_waits_in_vain(go, federatio
 def test_the_example_is_content_with_those_who_are_left(go, federation, clock, caplog):
     grid = federation()
     grid.spoil(2, "raise")
-    assert go(Every, grid, clock(), every=3).aggregations == 3
-    assert go(Every, federation(), clock(), every=5).aggregations == 3
+    assert go(Every, grid, clock(), every=3).session.aggregations == 3
+    assert go(Every, federation(), clock(), every=5).session.aggregations == 3
     assert "nobody is at work" not in text_of(caplog)
 
 
@@ -160,13 +162,17 @@ def test_a_scheme_that_never_makes_a_model_is_refused(go, federation):
         ):
             go(Neither, grid, clock)
     assert grid.sent == []
-    assert go(Often, grid, VirtualClock()).aggregations == go(FedFix, grid, VirtualClock()).aggregations == 3
+    assert (
+        go(Often, grid, VirtualClock()).session.aggregations
+        == go(FedFix, grid, VirtualClock()).session.aggregations
+        == 3
+    )
 
 
 def test_intervals_with_nothing_in_them_cost_nothing(go, federation):
     strategy = go(FedFix, federation(), VirtualClock(), fedfix_interval=1e-9, rounds=20)
-    assert strategy.aggregations == 20
-    assert strategy.pace.now() == pytest.approx(4.0, abs=1e-7)  # tasks of 0.2, 0.6 and 1 s
+    assert strategy.session.aggregations == 20
+    assert strategy.session.pace.now() == pytest.approx(4.0, abs=1e-7)  # tasks of 0.2, 0.6 and 1 s
 
 
 @pytest.mark.parametrize("interval", [0.0, -1, 1e-10, float("nan"), float("inf")])

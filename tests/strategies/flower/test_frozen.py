@@ -145,7 +145,7 @@ def test_every_method_makes_the_model_of_whole_messages(name):
             assert not np.array_equal(values.numpy(), initial[array].numpy())
         else:
             assert values.data == initial[array].data
-    assert strategy.run.layout.names == TRAVELS
+    assert strategy.session.run.layout.names == TRAVELS
     size = nbytes(initial, TRAVELS)
     first = [m for m in result.train_metrics_clientapp.values() if m.get("bytes-up")]
     assert all(m["bytes-up"] % size == 0 for m in first)
@@ -208,8 +208,8 @@ def test_updates_are_compressed_as_those_of_a_model_of_what_travels(mods, compre
     expected = run(strategies[0], grid_of(stock()), initial)
     result = run(strategies[1], grid_of(stock(mods=mods)), initial)
     assert same(result.arrays, expected.arrays)
-    assert strategies[1].compressed is not None
-    size = strategies[1].compressed.size(ArrayRecord({name: initial[name] for name in TRAVELS}))
+    assert strategies[1].session.compressed is not None
+    size = strategies[1].session.compressed.size(ArrayRecord({name: initial[name] for name in TRAVELS}))
     assert [m["bytes-up"] for m in result.train_metrics_clientapp.values()] == [CLIENTS * size] * 3
 
 
@@ -255,7 +255,7 @@ def test_a_resumed_run_has_the_frozen_arrays_of_its_state_and_does_not_send_them
     expected = run(kind(**options), grid_of(stock()), model(), 4)
     grid, states = grid_of(stock()), []
     strategy = kind(**options)
-    strategy.observer = lambda progress: states.append(pickle.dumps(strategy.state()))
+    strategy.run_options.observer = lambda progress: states.append(pickle.dumps(strategy.state()))
     run(strategy, grid, model(), 4)
     sent = len(grid.sent)
     other = kind(**options)
@@ -273,7 +273,7 @@ def test_a_resumed_run_has_the_frozen_arrays_of_its_state_and_does_not_send_them
 def test_bytes_of_frozen_arrays_of_before_a_resumption_count():
     grid, states = grid_of(stock(mods=())), []  # without the mod, whole models go both ways
     strategy = FedBuff(trained="head*", eval_every=3)
-    strategy.observer = lambda progress: states.append(pickle.dumps(strategy.state()))
+    strategy.run_options.observer = lambda progress: states.append(pickle.dumps(strategy.state()))
     expected = run(strategy, grid, model(), 4).train_metrics_clientapp
     other = FedBuff(trained="head*", eval_every=3)
     other.restore(pickle.loads(states[2]))

@@ -220,7 +220,7 @@ def test_keywords_change_a_config_and_have_flowers_names():
         FedProx.Config(proximal_mu=0.5, seed=3), seed=4, min_available_nodes=7, min_evaluate_nodes=1
     )
     assert (strategy.config.proximal_mu, strategy.config.seed, strategy.config.min_clients) == (0.5, 4, 7)
-    assert strategy.run.flower.min_evaluate_nodes == 1
+    assert strategy.session.run.flower.min_evaluate_nodes == 1
 
 
 def test_records_and_weights_under_names_of_ones_own():
@@ -466,8 +466,8 @@ def test_the_clock_follows_from_where_it_runs(kind, devices, caplog):
     with caplog.at_level(logging.INFO, "flwr.strategies"):
         for _ in range(2):  # a second run begins anew
             strategy.start(grid(devices=devices), model(), num_rounds=2)
-            assert isinstance(strategy.clock, WallClock if devices else VirtualClock)
-            assert strategy.aggregations == 2
+            assert isinstance(strategy.session.clock, WallClock if devices else VirtualClock)
+            assert strategy.session.aggregations == 2
     said = "real time, on devices" if devices else "virtual time, in a simulation"
     assert caplog.text.count(f"clock: {said}") == (
         0 if kind is FedAvg else 2

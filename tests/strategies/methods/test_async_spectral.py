@@ -212,7 +212,7 @@ def test_without_a_discount_the_averages_of_one_time_have_the_mean_of_the_last_m
         "async-spectral", 30, buffer_size=1, witness=lambda index, model: last.update({index: model.copy()})
     )
     strategy, p = run.strategy, graph_of()[1]
-    u = np.stack([each["neighbours"] for each in strategy.companions(strategy.clients)])
+    u = np.stack([each["neighbours"] for each in strategy.companions(strategy.session.clients)])
     assert p @ u == pytest.approx(p @ np.stack([last[i] for i in range(6)]), abs=1e-6)
     assert np.ptp(u, axis=0).min() > 0.1
     assert run.seen[-1].metrics["bytes-kept"] == 4 * 6 * 3
@@ -252,7 +252,10 @@ def test_a_node_that_goes_while_it_works_and_one_that_comes(name, options, go, a
         run.grid.node(1).present = progress.aggregation < 6
         if progress.aggregation == 9:
             add_node(run.grid, like=0, partition=6, node_id=99, direction=[1.0, 2.0, -1.0, 0.5, 0.0])
-        done = run.strategy.graph.clients == stays and sum(progress.clients.get("participation", [])[6:]) > 1
+        done = (
+            run.strategy.session.graph.clients == stays
+            and sum(progress.clients.get("participation", [])[6:]) > 1
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.01)

@@ -236,7 +236,7 @@ def test_steps_that_take_longer_make_the_same_models_later(go):
     slower, other, later = go(FedCompass, 60, timed_local_steps=5, **options)
     assert models.tolist() == slower.tolist()
     assert sent_steps(grid) == sent_steps(other)
-    assert later.pace.now() == pytest.approx(4 * strategy.pace.now())
+    assert later.session.pace.now() == pytest.approx(4 * strategy.session.pace.now())
 
 
 def test_of_one_client_it_is_local_training_bit_for_bit(go, federation):
@@ -253,7 +253,7 @@ def test_steps_are_within_their_bounds_and_groups_arrive_together(go):
     steps = [each for _, each in sent_steps(grid)]
     assert min(steps) >= 4
     assert max(steps) == 20
-    shares = strategy.shares_of_clients()
+    shares = strategy.session.shares_of_clients()
     assert sum(shares["expected-share"]) == pytest.approx(1)
     assert shares["expected-share"] == pytest.approx(shares["observed-share"], abs=0.02)
 
@@ -262,7 +262,7 @@ def test_a_client_that_fails_is_dropped_and_no_group_waits_for_it(go, federation
     grid = federation(CENTRES, SIZES)
     grid.spoil(3, "raise")
     models, _, strategy = go(FedCompass, 60, grid=grid, server_lr=0.5)
-    assert strategy.ledger.members[3].dropped
+    assert strategy.session.ledger.members[3].dropped
     assert len(models) == 61
     assert np.isfinite(models).all()
 

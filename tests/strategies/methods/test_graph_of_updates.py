@@ -69,12 +69,14 @@ def test_on_data_of_rank_one_it_is_the_graph_of_the_data(model, name, options, n
     strategy.start(grid, model(*[0.0] * D), num_rounds=number)
     A = graph.adjacency(graph.misalignment(np.stack([direction_of(rows_of(i)) for i in range(C)])))
     A = graph.sparsify(A, neighbours)
-    found = strategy.graph.adjacency
+    found = strategy.session.graph.adjacency
     assert graph.laplacian(found) == pytest.approx(graph.laplacian(A), rel=1e-6, abs=1e-6)
     assert graph.homogeneity(found) == pytest.approx(graph.homogeneity(A), rel=1e-7)
-    assert strategy.graph.weights(strategy.clients) == pytest.approx(graph.client_weights(A), rel=1e-6)
+    assert strategy.session.graph.weights(strategy.session.clients) == pytest.approx(
+        graph.client_weights(A), rel=1e-6
+    )
     # Directions cost 4 C D bytes, as the last models do; and nobody was asked for one.
-    assert strategy.bytes_kept() == 2 * 4 * C * D
+    assert strategy.session.bytes_kept() == 2 * 4 * C * D
     assert not grid.requests(messages.ASK_DIRECTION)
 
 

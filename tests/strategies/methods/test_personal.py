@@ -158,7 +158,7 @@ def test_a_second_run_begins_without_the_clients_of_the_first():
 def test_of_those_that_take_part_alone_models_change():
     on, strategy = grid(), FedAMP(participation="fixed:0,2", fedamp_alpha=0.0, proximal_mu=0.0)
     start(strategy, on, rounds=1)
-    models = strategy.vectors("models")
+    models = strategy.session.vectors("models")
     assert [models.get(i)[0] for i in range(C)] == [1.5, 0.0, -0.5, 0.0]
 
 
@@ -168,7 +168,7 @@ def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit(
     alone = np.zeros(C, np.float32)
     for _ in range(5):
         alone = (alone - 0.5 * (alone.astype(float) - MIDDLES)).astype(np.float32)
-    assert [strategy.vectors("models").get(i)[0] for i in range(C)] == alone.tolist()
+    assert [strategy.session.vectors("models").get(i)[0] for i in range(C)] == alone.tolist()
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,9 @@ def test_a_simulation_that_goes_on_hands_back_what_its_clients_kept():
     whole, first, second = grid(), grid(), grid()
     start(Ditto(), whole, rounds=5)
     begun = Ditto()
-    begun.observer = lambda progress: states.append(begun.state()) if progress.aggregation == 2 else None
+    begun.run_options.observer = lambda progress: (
+        states.append(begun.state()) if progress.aggregation == 2 else None
+    )
     start(begun, first, rounds=2)
     resumed = Ditto()
     resumed.restore(states[-1])
@@ -222,7 +224,7 @@ def test_only_those_that_have_trained_have_something_to_hand_back():
     states: list[dict[str, Any]] = []
     on, other = grid(), grid()
     begun = Ditto(participation="fixed:1,3")
-    begun.observer = lambda progress: states.append(begun.state())
+    begun.run_options.observer = lambda progress: states.append(begun.state())
     start(begun, on, rounds=1)
     assert states[0]["personal-clients"] == []  # before the first round nobody has one
     assert states[-1]["personal-clients"] == [1, 3]
@@ -234,7 +236,7 @@ def test_only_those_that_have_trained_have_something_to_hand_back():
 
 def test_clients_that_cannot_say_what_they_keep_are_named_once(caplog):
     on, strategy = grid(keeps=False), Ditto()
-    strategy.observer = lambda progress: strategy.state() and None
+    strategy.run_options.observer = lambda progress: strategy.state() and None
     start(strategy, on)
     said = [r.getMessage() for r in caplog.records if "what they keep" in r.getMessage()]
     assert len(said) == 1
@@ -246,7 +248,7 @@ def test_devices_are_never_asked_and_know_the_run_by_a_number_of_its_own():
     on, other = grid(), grid()
     on.engine = other.engine = DEPLOYMENT
     strategy = Ditto(client_weights="uniform")
-    strategy.observer = lambda progress: states.append(strategy.state())
+    strategy.run_options.observer = lambda progress: states.append(strategy.state())
     start(strategy, on, rounds=2)
     assert on.requests(messages.ASK_KEPT) == []
     assert "personal" not in states[-1]

@@ -113,13 +113,13 @@ def test_approaches_the_minimum_of_the_federated_objective(name, federation, tra
         num_rounds=rounds,
         train_config=train_config(),
     )
-    if strategy.graph is None:
+    if strategy.session.graph is None:
         expected, p = 0.25, np.array([1, 2, 5]) / 8
     else:
-        expected, p = 2.28095, strategy.graph.weights(strategy.clients)
+        expected, p = 2.28095, strategy.session.graph.weights(strategy.session.clients)
     assert p @ [3.0, 2.0, -1.0] == pytest.approx(expected, abs=1e-5)
     if name in IDENTICAL:
-        p = np.array(strategy.shares_of_clients()["expected-share"])
+        p = np.array(strategy.session.shares_of_clients()["expected-share"])
         assert p == pytest.approx(IDENTICAL[name], abs=2e-3)
     assert result.arrays["w"].numpy() == pytest.approx(
         [p @ [3.0, 2.0, -1.0]], abs=0.1 if asynchronous else 1e-6

@@ -194,12 +194,12 @@ def test_on_devices_the_interval_follows_the_observed_task_times(federation, mod
     strategy = FedFix(fedfix_interval="auto", clock=WallClock())
     assert strategy.interval == 1.0  # until a client has answered
     strategy.start(grid, model(1.0), num_rounds=6)
-    ledger = strategy.ledger
+    ledger = strategy.session.ledger
     means = [m.seconds / m.answers for m in ledger.members.values() if m.answers]
     assert len(means) == 3
     assert min(means) < strategy.interval < 1.0  # a stand-in would be 1
-    times = strategy.pace.times(ledger.counting, ledger.members.values())
-    weights = strategy.contribution_weights.current
+    times = strategy.session.pace.times(ledger.counting, ledger.members.values())
+    weights = strategy.session.contribution_weights.current
     p = np.array(list(weights.importance.values()))
     expected = p * fedfix.periods(times, strategy.interval)
     assert list(weights.weight.values()) == pytest.approx(np.minimum(expected, 2.0).tolist())

@@ -215,7 +215,7 @@ def test_at_one_it_is_fedavg_with_adjacency_weights_bit_for_bit(
 
 def test_the_weights_are_adjacency_whatever_is_asked_for():
     assert Spectral(Spectral.Config(client_weights="samples")).config.client_weights == "adjacency"
-    assert Spectral().graph is not None
+    assert Spectral().session.graph is not None
 
 
 def test_starting_the_same_strategy_twice_gives_the_same_model(federation, model, same_bytes, train_config):

@@ -33,7 +33,6 @@ class Alone:
         clients = [Client(grid.node(i).node_id, i, n, {}, described=True) for i, n in enumerate(SIZES)]
         self.config = config = SynchronousConfig(**options)
         self.run = begun(clients, config, 1.0)
-        self.run.own_loop = True
         self.accounts, self.pending = Accounts(), PendingReplies(self.run)
         self.timeline = Timeline(self.accounts.took)
         self.requests = training_requests(self.run)

@@ -52,9 +52,11 @@ def run(federation: Make, train_config: Make, values_of: Make) -> Make:
         for partition in range(CLIENTS):
             grid.node(partition).context.node_config.update(goes=partition < gone, **(node or {}))
         strategy = FedAvg(**{**NOISY, **options})
-        strategy.run.repeatable = repeatable
+        strategy.run_options.repeatable = repeatable
         states: dict[int, Any] = {}
-        strategy.observer = lambda progress: states.update({progress.aggregation: strategy.state()})
+        strategy.run_options.observer = lambda progress: states.update(
+            {progress.aggregation: strategy.state()}
+        )
         if state is not None:
             strategy.restore(state)
         model = ArrayRecord({"w": Array(np.zeros(SIZE))})
@@ -149,7 +151,9 @@ def test_a_sum_that_was_opened_and_does_not_count_was_released_all_the_same(fede
     strategy = FedAvg(**NOISY)
     with pytest.raises(RunError, match="the masks don't cancel out"):
         strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=2)
-    assert [(each.accepted, each.opened) for _, each in strategy.accounts.items()] == [(0, 2)] * CLIENTS
+    assert [(each.accepted, each.opened) for _, each in strategy.session.accounts.items()] == [
+        (0, 2)
+    ] * CLIENTS
     again = FedAvg(**NOISY)
     again.restore(strategy.state())
-    assert [each.opened for _, each in again.accounts.items()] == [2] * CLIENTS
+    assert [each.opened for _, each in again.session.accounts.items()] == [2] * CLIENTS

@@ -100,9 +100,10 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
     arrays = {name: array.data for name, array in result.arrays.items()}
     told = {number: dict(metrics) for number, metrics in result.train_metrics_clientapp.items()}
     accounts = [
-        strategy.accounts.column(name, CLIENTS) for name in ("accepted", "refused", "clipped", "weight")
+        strategy.session.accounts.column(name, CLIENTS)
+        for name in ("accepted", "refused", "clipped", "weight")
     ]
-    return arrays, told, accounts, strategy.safeguards.norms.state()
+    return arrays, told, accounts, strategy.session.safeguards.norms.state()
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_one_that_never_answers_costs_the_first_round_ten_times_the_usual_and_th
     assert [grid.asked(messages.EVALUATE, n) for n in (1, 4)] == [FOUR, FOUR]
     assert (strategy.told("late-updates"), strategy.told("failures")) == ([1, 0, 0, 0], [0] * 4)
     assert strategy.told("participants") == [4] * 4
-    assert (strategy.accounts[4].late, strategy.at_work()) == (1, [4])
+    assert (strategy.session.accounts[4].late, strategy.session.at_work()) == (1, [4])
     assert [line for line in caplog.messages if "left out" in line] == [
         f"round 1: left out client 4 (node {grid.node(4).node_id}): no reply within 104 s: "
         "a round waits 10 times as long as half of the clients took"
@@ -172,4 +172,4 @@ def test_what_clients_usually_take_is_kept_for_a_run_that_goes_on(go):
     ]
     again = FedAvg()
     again.restore(strategy.state())
-    assert again.pending.state()[f"usual-times-{messages.TRAIN}"].tolist() == rows
+    assert again.session.pending.state()[f"usual-times-{messages.TRAIN}"].tolist() == rows

@@ -16,7 +16,7 @@ PRIVATE = {"client_weights": "uniform", "dp": "central", "dp_clipping_norm": 0.5
 
 def poisson(q: float, *, repeatable: bool = True, **options: Any) -> FedAvg:
     strategy = FedAvg(participation="poisson", fraction_train=q, **options)
-    strategy.run.repeatable = repeatable
+    strategy.run_options.repeatable = repeatable
     return strategy
 
 

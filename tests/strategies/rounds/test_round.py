@@ -109,7 +109,7 @@ def test_a_round_without_a_valid_reply_keeps_the_model_bit_for_bit(
         strategy = FedAvg()
         with pytest.raises(RunError, match=r"^no client's work was accepted in 1 aggregations"):
             strategy.start(grid, initial, num_rounds=1, timeout=0.05, train_config=train_config())
-    result = strategy.run.result
+    result = strategy.session.run.result
     assert same_bytes(result.arrays, initial)
     metrics = result.train_metrics_clientapp[1]
     assert (metrics["participants"], metrics["failures"]) == (0, 3)

@@ -8,13 +8,11 @@ import pytest
 
 from strategies.clients.accounts import ACCEPTED, Accounts
 from strategies.clients.client_metrics import MetricsMean
-from strategies.core.wrapper import OuterLoop
 from strategies.flower import messages
-from strategies.flower.errors import RunError
 from strategies.rounds.deadline import RoundSize
 from strategies.rounds.participation import Participation
 from strategies.rounds.round import Round
-from strategies.rounds.selection import check_loop, present
+from strategies.rounds.selection import present
 from strategies.timing.availability import NEVER
 from tests.strategies.parts import client, run_of
 
@@ -73,13 +71,3 @@ def test_those_that_are_there_and_the_next_that_comes():
 def test_nobody_is_waited_for_for_ever(comes, over, said, caplog):
     assert present(pace(set(), comes, over), THREE, lambda index: True, wait=True) == []
     assert said in caplog.text
-
-
-def test_a_loop_around_the_strategy_is_refused_where_clients_come_and_go():
-    config: Any = SimpleNamespace(availability="diurnal:0.5", task_failure=0.0)
-    loop = OuterLoop.around("FedAvg", own_start=False)
-    with pytest.raises(
-        RunError, match=r"diurnal.*in a wrapper around .* privacy; call the strategy's own start"
-    ):
-        check_loop(pace(set(), {}), config, loop)
-    check_loop(SimpleNamespace(always=True), config, loop)  # type: ignore[arg-type]

@@ -190,7 +190,7 @@ def test_time_budget(federation, model, train_config, participation, budget, rou
     assert sum(bool(grid.asked("train", r)) for r in range(1, 5)) == rounds
     assert seen.rounds == ([0, rounds] if rounds else [0])  # the last model is evaluated, and once
     if budget:
-        assert strategy.clock.now() <= budget
+        assert strategy.session.clock.now() <= budget
 
 
 def test_a_budget_that_ends_between_two_evaluations_leaves_the_report_of_so_many_rounds(

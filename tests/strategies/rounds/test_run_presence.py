@@ -41,7 +41,7 @@ def test_a_stop_in_mid_round_keeps_the_last_complete_round(federation, model, va
     assert values_of(result.arrays) == [0.625]  # round 1
     assert list(result.train_metrics_clientapp) == [1]
     assert seen.evaluated[-1] == (1, 0.625)
-    assert strategy.clock.now() == 1.0
+    assert strategy.session.clock.now() == 1.0
 
 
 def test_a_stop_before_the_first_round_returns_the_initial_model(federation, model, same_bytes):
@@ -112,7 +112,7 @@ def test_who_is_enough_may_still_come_in_flowers_simulation(
     text = "over_select = 0.3: all 3 clients are asked without it; fraction_train = 0.85 must be less"
     with nullcontext() if comes else pytest.raises(RunError, match=text):
         strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
-    assert strategy.aggregations == (3 if comes else 1)
+    assert strategy.session.aggregations == (3 if comes else 1)
     assert caplog.text.count(f"{text}; more clients may come") == 1
     assert len(grid.asked("train", 1)) == 3
 

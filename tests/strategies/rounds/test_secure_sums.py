@@ -99,7 +99,7 @@ def test_a_hidden_draw_has_rounds_that_have_sums(federation: Make, model: Make, 
     def go(copies: int, fraction: float, secure: bool) -> list[float]:
         options = {**PRIVATE, "dp_clipping_norm": 0.5, "participation": "poisson", "fraction_train": fraction}
         strategy = FedAvg(**options, secure_sums=secure)
-        strategy.run.repeatable = True
+        strategy.run_options.repeatable = True
         grid = federation(CENTRES * copies, SIZES * copies, mods=MODS)
         return values_of(strategy.start(grid, model(1.0), 2).arrays)
 

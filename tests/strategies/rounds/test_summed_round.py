@@ -14,16 +14,16 @@ from strategies.clients.client_metrics import MetricsMean
 from strategies.core.requests import PendingReplies
 from strategies.core.server_step import ServerStep
 from strategies.rounds.round import GONE, Round
-from strategies.rounds.summed import SummedRound
+from strategies.rounds.summed import EngineSums
 from strategies.updates.server_optimizer import make_optimizer
-from strategies.updates.sums import BlockSum, NotCounted, SumRequest
+from strategies.updates.sums import BlockSum, NotCounted, SummingGrid, SumRequest
 from tests.strategies.parts import begun, client
 
 WEIGHTS = [0.1, 0.2, 0.3, 0.4]
 SIZE = 128 + 2 * 8  # bytes of the model: a header and two values
 
 
-class Engine:
+class Engine(SummingGrid):
     """An engine with two blocks: Δ_0 = (1, 0), client 1 fails, and Δ_2 = (0, 2)."""
 
     request: SumRequest
@@ -48,33 +48,37 @@ class Engine:
 
 
 def made(
-    optimizer: str = "sgd", stragglers: Any = None, lost: Any = (3,)
-) -> tuple[SummedRound, Round, Engine]:
+    optimizer: str = "sgd", stragglers: Any = None, lost: Any = (3,), cancelled: bool = False
+) -> tuple[Any, Round, Engine]:
+    """Return a session in which an engine has been asked for a round, the round, and the engine."""
     clients = [client(index) for index in range(4)]
     run = begun(clients)
     current = Round(7, run.model, clients, WEIGHTS, MetricsMean(), lost=set(lost))
     pending = PendingReplies(run)
-    step = ServerStep(run, lambda: make_optimizer(optimizer, 1.0), 0.0, lambda: 1.0, stale=False)
-    part = SummedRound(
-        run,
-        step,
-        pending,
-        Timeline(),
-        current,
-        run.result.arrays,
-        ConfigRecord({"lr": 0.5}),
-        {messages.ALPHA: 0.1},
-        1.2,
-        stragglers,
+    step = ServerStep(run, make_optimizer(optimizer, 1.0), 0.0, lambda: 1.0, stale=False)
+    session = SimpleNamespace(
+        run=run,
+        pace=run.pace,
+        server_step=step,
+        optimizer=step.optimizer,
+        pending=pending,
+        timeline=Timeline(),
+        selection=SimpleNamespace(stragglers=stragglers),
+        closing=SimpleNamespace(cut_off=lambda: cancelled),
+        strategy=SimpleNamespace(
+            local_rule=lambda: {messages.ALPHA: 0.1}, config=SimpleNamespace(update_norm_bound=1.2)
+        ),
     )
-    return part, current, Engine(pending)
+    session.part, engine = EngineSums(session), Engine(pending)  # type: ignore[arg-type]
+    assert session.part.ask(current, run.result.arrays, ConfigRecord({"lr": 0.5}), engine)
+    return session, current, engine
 
 
 def test_the_request_has_all_tasks_and_the_methods_rule():
     stragglers = SimpleNamespace(part=lambda index: 0.5 if index == 2 else 1.0)
     for optimizer, part in (("sgd", None), ("fedexp", stragglers)):
         summed, current, _ = made(optimizer, part)
-        request = summed.request
+        request = summed.part._request
         assert dict(request.config) == {"lr": 0.5, messages.SERVER_ROUND: 7, messages.ALPHA: 0.1}
         assert (request.tasks.nodes, request.tasks.clients) == ([100, 101, 102, 103], [0, 1, 2, 3])
         assert request.tasks.parts.tolist() == [1.0, 1.0, 0.5 if part else 1.0, 1.0]
@@ -83,8 +87,8 @@ def test_the_request_has_all_tasks_and_the_methods_rule():
 
 
 def test_blocks_are_added_and_tasks_that_fail_or_are_lost_do_not_count():
-    part, current, engine = made()
-    gathered = part.work(engine, lambda: False)
+    session, current, engine = made()
+    gathered = session.part.run(current, engine).total
     assert engine.request.tasks.clients == [0, 1, 2]  # nobody works on the lost one
     assert (gathered.total.tolist(), gathered.squares, gathered.kept) == ([0.1, 0.6], 1.3, [0.1, 0.3])
     # Σ d = 1 over the 0.4 that count, but client 2 moves the sum by 0.6 already, of 1.2 at most
@@ -94,17 +98,17 @@ def test_blocks_are_added_and_tasks_that_fail_or_are_lost_do_not_count():
     assert (current.bounded, current.bytes_up, current.sizes) == ({0}, 2 * SIZE, {0: SIZE, 2: SIZE})
     assert current.metrics.result() == pytest.approx({"loss": (0.1 * 4 + 0.3 * 2) / 0.4})
     assert current.worth == dict(enumerate(WEIGHTS))
-    assert (engine.at_work, part._pending.at_work()) == ([[0, 1, 2], [2]], [])
-    assert (part._run.last_reason, part._run.any_moved) == ("out of memory", True)
+    assert (engine.at_work, session.pending.at_work()) == ([[0, 1, 2], [2]], [])
+    assert (session.run.last_reason, session.run.any_moved) == ("out of memory", True)
 
 
 def test_a_round_that_is_cut_off_takes_no_more_blocks():
-    part, _, engine = made()
-    gathered = part.work(engine, lambda: True)
-    assert (gathered.kept, part._pending.at_work()) == ([0.1], [])
+    session, current, engine = made(cancelled=True)
+    assert session.part.run(current, engine) is None
+    assert (len(engine.at_work), session.pending.at_work()) == (1, [])
 
 
 def test_nothing_is_asked_where_all_tasks_are_lost():
-    part, _, engine = made(lost=range(4))
-    assert part.work(engine, lambda: False).result(WEIGHTS) is None
+    session, current, engine = made(lost=range(4))
+    assert session.part.run(current, engine).total.result(WEIGHTS) is None
     assert not engine.at_work

@@ -25,7 +25,7 @@ class Dropping(FedAvg):
         return [each for each in super().configure_train(*args) if self._index(each) != 2]
 
     def _index(self, request: Message) -> int:
-        by_node = {client.node_id: client.index for client in self.clients}
+        by_node = {client.node_id: client.index for client in self.session.clients}
         return by_node[request.metadata.dst_node_id]
 
 
@@ -41,7 +41,7 @@ def test_a_client_that_a_hook_does_not_ask_is_no_failure(
     assert values_of(result.arrays) == pytest.approx([5 / 3], rel=1e-15)
     metrics = result.train_metrics_clientapp[1]
     assert (metrics["participants"], metrics["failures"]) == (2, 0)
-    assert [strategy.accounts[index].tasks for index in range(3)] == [1, 1, 0]
+    assert [strategy.session.accounts[index].tasks for index in range(3)] == [1, 1, 0]
     sent = [each for each in grid.requests() if each.metadata.message_type == messages.TRAIN]
     assert len(sent) == 2
     assert metrics["bytes-down"] == sum(map(messages.total_bytes, sent))
@@ -104,7 +104,9 @@ def test_all_clients_that_a_hook_asks_count(
     assert values_of(result.arrays) == pytest.approx([1 + moved], rel=1e-7)
     assert result.train_metrics_clientapp[1]["participants"] == 2
     assert sorted(grid.asked(messages.TRAIN)) == asked
-    assert [strategy.accounts[index].tasks for index in range(3)] == [int(i in asked) for i in range(3)]
+    assert [strategy.session.accounts[index].tasks for index in range(3)] == [
+        int(i in asked) for i in range(3)
+    ]
     assert sorted(grid.asked(messages.EVALUATE)) == [0, 1, 2]
 
 

@@ -56,9 +56,11 @@ class Runs:
         for partition, number in enumerate(steps):
             grid.node(partition).context.node_config["local-steps"] = number
         strategy = kind(**options)
-        strategy.run.repeatable = True  # central noise by the seed
+        strategy.run_options.repeatable = True  # central noise by the seed
         if states is not None:
-            strategy.observer = lambda progress: states.update({progress.aggregation: strategy.state()})
+            strategy.run_options.observer = lambda progress: states.update(
+                {progress.aggregation: strategy.state()}
+            )
         if state is not None:
             strategy.restore(state)
         result = strategy.start(grid, self._model(1.0, -1.0), rounds, train_config=self._train_config())

@@ -172,7 +172,7 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(federation, model, t
     strategy = FedAvg(config)
     with pytest.raises(RunError, match=r"^no client's work was accepted in 1 aggregations"):
         strategy.start(grid, model(1.0), num_rounds=1, timeout=10.0, train_config=train_config())
-    assert strategy.run.result.arrays["w"].numpy().tolist() == [1.0]
+    assert strategy.session.run.result.arrays["w"].numpy().tolist() == [1.0]
     assert (
         "round 1: 2 valid replies are fewer than the 3 for aggregation_rule = 'trimmed-mean', faulty_clients = 1, "
         "the model stays as it is"
@@ -220,7 +220,7 @@ def noises(federation: Make, model: Callable[..., ArrayRecord], train_config: Ma
         client_weights="uniform", dp="central", dp_clipping_norm=0.5, dp_noise_multiplier=3.0, seed=1
     )
     strategy = FedAvg(config)
-    strategy.run.repeatable = run.get("repeatable", True)
+    strategy.run_options.repeatable = run.get("repeatable", True)
     grid = federation()
     if run.get("spoil"):
         grid.spoil(1, "raise")

@@ -219,7 +219,7 @@ def test_counters_of_work_that_waits_go_on_as_changes_in_a_resumed_run():
     options = {"safeguards": "on", "group_slack": 1.5, "time_scenario": "exponential"}
     states: list[dict[str, Any]] = []
     strategy = FedCompass(fraction_evaluate=0.0, **options)
-    strategy.observer = lambda progress: states.append(deepcopy(strategy.state()))
+    strategy.run_options.observer = lambda progress: states.append(deepcopy(strategy.state()))
     whole = strategy.start(grid(), record(batches=5000), num_rounds=12, timeout=5.0)
     waiting = [state for state in states if "waiting" in state]
     assert waiting

@@ -91,11 +91,11 @@ def test_a_round_that_counts_for_nothing_leaves_no_count():
 
 def test_rounds_without_a_norm_have_the_adaptive_one_and_its_noise(federation, model, train_config):
     strategy = FedAvg(client_weights="uniform", dp="central", dp_noise_multiplier=30.0, seed=1)
-    strategy.run.repeatable = True
+    strategy.run_options.repeatable = True
     result = strategy.start(federation(), model(*[1.0] * 20_000), num_rounds=1, train_config=train_config())
     noise = np.asarray(result.arrays["w"].numpy(), dtype=np.float64) - 1
     # z_Δ S / n = 30 · 1.1547 · .1 / 3 = 1.1547, with four standard errors
     assert noise.std() == pytest.approx(1.1547, rel=0.02)
     assert result.train_metrics_clientapp[1]["dp-clipping-norm"] == 0.1
-    assert strategy.receiver.clip is not None
-    assert strategy.receiver.clip.norm != 0.1
+    assert strategy.session.receiver.clip is not None
+    assert strategy.session.receiver.clip.norm != 0.1

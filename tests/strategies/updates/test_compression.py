@@ -268,7 +268,7 @@ def test_central_privacy_bounds_what_the_codes_mean(compression, federation):
     lengths: list[float] = []
 
     def measure(_: int, model: Any) -> None:
-        lengths.append(float(np.linalg.norm(model - strategy.model)))
+        lengths.append(float(np.linalg.norm(model - strategy.session.model)))
 
     private = {"dp": "central", "dp_clipping_norm": 0.25, "dp_noise_multiplier": 1e-6}
     strategy = FedAvg(compression=compression, client_weights="uniform", witness=measure, **private)
@@ -311,7 +311,7 @@ def test_flowers_clipping_comes_before_it(federation, train_config):
     lengths: list[float] = []
 
     def measure(_: int, model: Any) -> None:
-        lengths.append(float(np.linalg.norm(model - strategy.model)))
+        lengths.append(float(np.linalg.norm(model - strategy.session.model)))
 
     grid = federation(mods=(compresses, fixedclipping_mod))
     strategy = FedAvg(compression="fp16", witness=measure, fraction_evaluate=0.0)

@@ -73,7 +73,7 @@ def go(model, train_config):
     ],
 )
 def test_auto_is_on_in_real_time(mode, clock, on):
-    assert FedAvg(FedAvg.Config(safeguards=mode), clock=clock()).safeguards.active is on
+    assert FedAvg(FedAvg.Config(safeguards=mode), clock=clock()).session.safeguards.active is on
 
 
 # Sizes --------------------------------------------------------------------------------------------
@@ -195,10 +195,10 @@ class Observed(AsynchronousStrategy):
 def observed(aggregations: int, **members: tuple[int, int]) -> list[float]:
     """Return the periods of clients that contributed so often since so many aggregations."""
     strategy = Observed()
-    strategy.run.aggregations = aggregations
+    strategy.session.run.aggregations = aggregations
     for index, (contributions, since) in enumerate(members.values()):
         client = Client(index + 1, index, 1, MetricRecord())
-        strategy.ledger.members[index] = Member(client, contributions=contributions, since=since)
+        strategy.session.ledger.members[index] = Member(client, contributions=contributions, since=since)
     return strategy.periods(np.ones(len(members))).tolist()
 
 
@@ -253,11 +253,11 @@ def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
     )
 
     def ledger() -> TaskLedger:
-        return strategy.ledger
+        return strategy.session.ledger
 
     strategy.start(grid, model(1.0), num_rounds=100_000, timeout=30.0, train_config=train_config(1, 0.1))
     there = [weights for weights in shares.values() if len(weights) == 4 and weights[3]]
-    assert strategy.ledger.members[3].contributions > 9
+    assert strategy.session.ledger.members[3].contributions > 9
     # The others' are near p P = ¼ · 4/2; 53 periods from before it came would have made the newcomer's 13.
     assert max(weights[3] for weights in there) < 3.0
 
@@ -270,11 +270,11 @@ def test_a_slow_clients_contribution_has_a_ceiling(bound, federation, go, caplog
         _, strategy = go(AsyncFedAvg, grid, 8, lr=0.1, arrival_weight_bound=bound)
     tau = np.array([0.2, 0.6, 1.0])
     unbounded = tau * (1 / tau).sum() / 3
-    weights = np.array(list(strategy.contribution_weights.current.weight.values()))
+    weights = np.array(list(strategy.session.contribution_weights.current.weight.values()))
     assert weights == pytest.approx(np.minimum(unbounded, bound), rel=1e-12)
     # What is minimised is said: q ∝ d / P, with P = τ Σ 1/τ.
     q = weights / (tau * (1 / tau).sum())
-    assert strategy.contribution_weights.distance() == pytest.approx(
+    assert strategy.session.contribution_weights.distance() == pytest.approx(
         0.5 * np.abs(q / q.sum() - 1 / 3).sum(), rel=1e-9
     )
     assert [r.getMessage() for r in caplog.records if "is slow" in r.getMessage()] == [
@@ -291,7 +291,7 @@ def test_the_ceiling_holds_for_weights_of_ones_own(federation, go):
 
     values, strategy = go(Heavy, federation(), 1, norm_ratio_bound=0.0)
     assert values[1] == 1 + 2.0 * 1.0  # client 0's update of 1, twice
-    assert strategy.ledger.members[0].weight == 2.0
+    assert strategy.session.ledger.members[0].weight == 2.0
 
 
 # Norms --------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ def test_an_update_far_longer_than_usual_is_shortened(federation, go):
     grid = federation(centres=(3.0, 3.0, 3.0, 3.0, 1e6 + 1), sizes=(1, 1, 1, 1, 1))
     values, strategy = go(FedAvg, grid)
     assert values[1] == pytest.approx(1 + (4 * 1 + 1.5) / 5, rel=1e-12)
-    assert strategy.safeguards.norms.norms == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5e5}
+    assert strategy.session.safeguards.norms.norms == {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 5e5}
 
 
 def test_f_liars_of_more_than_twice_as_many(federation, go):
@@ -310,7 +310,7 @@ def test_f_liars_of_more_than_twice_as_many(federation, go):
     # their updates of 5·10^5 count as 0.75, so that twice the size times that is 1.5 times the median norm.
     grid = federation(centres=(3.0, 3.0, 3.0, 1e6 + 1, 1e6 + 1), sizes=(1, 1, 1, 10**12, 10**12))
     values, strategy = go(FedAvg, grid)
-    assert list(strategy.importance().values()) == pytest.approx([1 / 7] * 3 + [2 / 7] * 2)
+    assert list(strategy.session.importance().values()) == pytest.approx([1 / 7] * 3 + [2 / 7] * 2)
     assert values[1] == pytest.approx(1 + (3 * 1 + 2 * 2 * 0.75) / 7, rel=1e-12)
 
 
@@ -334,7 +334,7 @@ def test_in_runs_without_rounds_too_from_the_first_arrival_on(kind, federation, 
     more = {"buffer_size": 5} if kind is FedBuff else {}
     values, strategy = go(kind, grid, 5, time_scenario="F0", client_weights="uniform", **more)
     assert max(map(abs, values)) < 100
-    assert strategy.ledger.members[0].contributions >= 1
+    assert strategy.session.ledger.members[0].contributions >= 1
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff, FedFix])
@@ -349,7 +349,7 @@ def test_two_liars_of_ten_that_answer_first_are_bounded_from_their_first_update_
     }[kind]
     values, strategy = go(kind, grid, 1, time_scenario="F0", **more)
     assert values[1] == pytest.approx(1 + first, rel=1e-9)
-    assert strategy.ledger.members[0].contributions == 1
+    assert strategy.session.ledger.members[0].contributions == 1
 
 
 def test_a_bound_of_ones_own_comes_in_place_of_it(federation, go):
@@ -402,9 +402,9 @@ def test_whoever_answers_long_before_the_others_waits_for_a_while_only(begins, f
         AsyncFedAvg, federation([3.0] * 4, [1] * 4), 60, time_scenario="F99", lr=0.01, server_lr=0.1, **there
     )
     assert len(values) == 61
-    assert [member.contributions for member in strategy.ledger.members.values()] == [58, 1, 1, 0]
-    assert strategy.pace.now() == pytest.approx(begins + 0.11 + 57 * 0.01)
-    assert not strategy.ledger.held
+    assert [member.contributions for member in strategy.session.ledger.members.values()] == [58, 1, 1, 0]
+    assert strategy.session.pace.now() == pytest.approx(begins + 0.11 + 57 * 0.01)
+    assert not strategy.session.ledger.held
 
 
 def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation, go):
@@ -422,23 +422,23 @@ def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation, go):
             safeguards="off",
         )[0]
     )
-    assert strategy.pace.now() == 5.0
+    assert strategy.session.pace.now() == 5.0
 
 
 def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation, go):
     # F0: of three answers at once each would make a model, when the third says which norms are usual.
     values, strategy = go(AsyncFedAvg, federation(), 1, time_scenario="F0", aggregation_weights="identical")
     assert values == [1.0, 2.0]  # client 0's update of 1
-    assert strategy.aggregations == 1
-    assert [member.contributions for member in strategy.ledger.members.values()] == [1, 0, 0]
+    assert strategy.session.aggregations == 1
+    assert [member.contributions for member in strategy.session.ledger.members.values()] == [1, 0, 0]
 
 
 def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(federation, go, tmp_path):
     (tmp_path / "there.csv").write_text("0,0,99\n1,0,0.5\n2,0,0.5\n")
     there = {"availability": f"trace:{tmp_path / 'there.csv'}", "time_scenario": "F0"}
     _, strategy = go(AsyncFedAvg, federation(), 5, lr=0.1, **there)
-    assert [member.contributions for member in strategy.ledger.members.values()] == [5, 0, 0]
-    assert strategy.pace.now() == 11 + 4
+    assert [member.contributions for member in strategy.session.ledger.members.values()] == [5, 0, 0]
+    assert strategy.session.pace.now() == 11 + 4
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
@@ -453,7 +453,7 @@ def test_a_run_goes_on_in_the_midst_of_what_was_held_back(kind, seconds, federat
     for done, state in enumerate(states):
         rest, again = go(kind, grid(), 9, state=state, **options)
         assert rest == whole[done + 1 :]
-        assert again.pace.now() == strategy.pace.now()
+        assert again.session.pace.now() == strategy.session.pace.now()
     assert [len(state["tasks-under-way"]) for state in states[1:-1]] == [4] * 8
 
 
@@ -467,8 +467,11 @@ def test_an_honest_client_with_many_examples_is_shortened_and_reports_say_how_mu
     grid = federation(centres=(3.0,) * 5, sizes=(1, 1, 1, 1, size))
     more = {FedBuff: {"buffer_size": 5}, FedFix: {"fedfix_interval": 1.0}}.get(kind, {})
     values, strategy = go(kind, grid, 5, time_scenario="F0", lr=1e-6, **more)
-    told = strategy.run.result.train_metrics_clientapp
-    distance, shares = told[5].get("weights-distance", 0.0), strategy.shares_of_clients()["expected-share"]
+    told = strategy.session.run.result.train_metrics_clientapp
+    distance, shares = (
+        told[5].get("weights-distance", 0.0),
+        strategy.session.shares_of_clients()["expected-share"],
+    )
     parts = [1.0] * 4 + [1.5 if size == 2 else 1.0]
     assert shares == pytest.approx([part / sum(parts) for part in parts], rel=1e-4)
     assert distance == pytest.approx(4 * (1 / 5.5 - 1 / 6) if size == 2 else 0.0, rel=1e-4, abs=1e-12)
@@ -501,7 +504,7 @@ def test_under_central_privacy_one_client_moves_the_model_by_no_more_than_the_no
     near, none, far = moved_to(0.02), moved_to(0.0), moved_to(1.0)
     for value in (near, far):  # the sensitivity S/n is to a client's update in place of none
         assert abs(value - none) <= (1 + 1e-6) / 21
-    assert {account.clipped for strategy in told for _, account in strategy.accounts.items()} == {0}
+    assert {account.clipped for strategy in told for _, account in strategy.session.accounts.items()} == {0}
 
 
 def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(federation, model, train_config):
@@ -519,7 +522,7 @@ def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(fed
 
 def test_sizes_of_clients_outside_a_round_tell_what_is_usual():
     guards, clients = (
-        FedAvg(FedAvg.Config(safeguards="on")).safeguards,
+        FedAvg(FedAvg.Config(safeguards="on")).session.safeguards,
         [Client(i + 1, i, 10.0, MetricRecord()) for i in range(20)],
     )
     liar = replace(clients[3], num_examples=10.0**12)

@@ -112,7 +112,7 @@ def test_an_adaptive_step_is_short_where_nobody_says_how_long_it_is(
     if optimizer == "momentum":  # which moves ten times as far in the end: a tenth, without rounds
         of_the_method = {"async-fedavg": 0.1, "fadas": 0.1}.get(name, 1.0) * of_the_method
     sgd_of_fadas = name == "fadas" and optimizer == "sgd"  # is amsgrad
-    assert strategy.optimizer.lr == pytest.approx(
+    assert strategy.session.optimizer.lr == pytest.approx(
         0.01 if adaptive or sgd_of_fadas else of_the_method, rel=1e-12
     )
 
@@ -155,7 +155,7 @@ def test_it_acts_on_the_sum_with_its_noise(federation, model, values_of, train_c
         strategy = FedAvg(
             FedAvg.Config(client_weights="uniform", dp="central", dp_clipping_norm=9.0, seed=1, **options)
         )
-        strategy.run.repeatable = True
+        strategy.run_options.repeatable = True
         result = strategy.start(federation(), model(1.0), num_rounds=1, train_config=train_config())
         return values_of(result.arrays)[0] - 1.0
 
@@ -254,7 +254,7 @@ def test_a_round_without_replies_leaves_the_mean_as_it_is(federation, model, tra
             grid.spoil(partition, "raise")
 
     strategy = FedAvg(server_optimizer=FEDEXP, observer=None)
-    strategy.observer = lambda p: spoil_from_the_second(p) if p.aggregation else None
+    strategy.run_options.observer = lambda p: spoil_from_the_second(p) if p.aggregation else None
     strategy.start(grid, model(1.0), num_rounds=2, train_config=train_config())
     assert seen[0] == seen[1] != 1.0
 

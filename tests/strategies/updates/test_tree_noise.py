@@ -72,7 +72,7 @@ def test_it_goes_on_from_a_checkpoint_also_past_rounds_without_a_model(restart, 
 
 def trained(grid: Any, model: Make, config: Any, rounds: int = 5, **options: Any) -> np.ndarray:
     strategy = FedAvg(seed=3, **options)
-    strategy.run.repeatable = True
+    strategy.run_options.repeatable = True
     result = strategy.start(grid, model(1.0), num_rounds=rounds, train_config=config)
     return np.asarray(result.arrays["w"].numpy())
 

@@ -1,0 +1,336 @@
+"""A run of a strategy: its parts, its grid, its configs, its checkpoint, and what is reported of it.
+
+A strategy is a method with its settings; a session is one run of it. Each ``start`` has a session of its own, so that
+nothing of a run is left in the next one. A subclass of each loop adds the parts that only that loop has.
+"""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from strategies.clients.accounts import Accounts, Timeline
+from strategies.clients.attendance import log_never_counted
+from strategies.clients.client_graph import ClientGraph
+from strategies.clients.registered import NodeRecord
+from strategies.clients.roster import Client, Roster
+from strategies.clock import Clock
+from strategies.core.client_vectors import ClientVectors
+from strategies.core.compressed_updates import CompressedUpdates
+from strategies.core.config import AsynchronousConfig, SecureConfig, StrategyConfig
+from strategies.core.evaluator import Evaluator
+from strategies.core.last_updates import LastUpdates
+from strategies.core.population import AbsentClients, Population
+from strategies.core.receiver import Receiver, clipping
+from strategies.core.reporter import EvaluateFn, Reporter
+from strategies.core.requests import PendingReplies, TrainingRequests, check_local_noise
+from strategies.core.run_state import Memory, RunState, State
+from strategies.core.server_step import ServerStep
+from strategies.core.stability import StabilityMonitor, keys_that_help
+from strategies.flower.arrays import Vector
+from strategies.flower.grids import DEPLOYMENT, MEMORY, engine_of
+from strategies.flower.packing import packing
+from strategies.timing.load import Loads
+from strategies.timing.scheduler import Scheduler
+from strategies.timing.virtual_scheduler import make_scheduler
+from strategies.updates.compressors import NONE
+from strategies.updates.safeguards import Bounds, Safeguards
+from strategies.updates.server_optimizer import ServerOptimizer
+
+log = logging.getLogger("flwr.strategies")
+
+
+class Session:
+    """One run of a strategy.
+
+    Parameters
+    ----------
+    strategy : FederatedStrategy
+        The method, whose hooks the run calls. (Its module imports this one, so that no type names it.)
+
+    Attributes
+    ----------
+    run : RunState
+        The model, the clients that are connected, and the number of aggregations.
+    accounts : Accounts
+        The outcomes, the seconds and the bytes of each client's tasks.
+    timeline : Timeline
+        The beginning and end of each client's tasks, until an observer takes them.
+    safeguards : Safeguards
+        The bounds on the influence of one client on the model.
+    population : Population
+        The clients that count, and their importances p_i.
+    pending : PendingReplies
+        The clients that have a request and haven't answered yet.
+    requests, receiver : TrainingRequests, Receiver
+        The messages to clients, and how a reply becomes a contribution.
+    server_step : ServerStep
+        The server optimizer's step.
+    evaluator, reporter : Evaluator, Reporter
+        The evaluation on clients, and what a run reports.
+    compressed : CompressedUpdates, optional
+        The server's side of compression, where clients compress their updates.
+    is_open : bool
+        Whether the strategy's own ``start`` is under way.
+    used : bool
+        Whether a run has begun: the next run of the strategy has another session.
+    """
+
+    grid: Grid
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFn | None
+    initial_arrays: ArrayRecord
+
+    def __init__(self, strategy: Any) -> None:
+        self.strategy = strategy
+        self.is_open = self.used = False
+        config, options, able = strategy.config, strategy.run_options, strategy.capabilities
+        flower, name, loads = strategy.flower_options, type(strategy).__name__, Loads()
+        self.run = run = RunState(name, config, flower, partial(_scheduler, config, loads), options)
+        self.accounts = Accounts()
+        self.timeline = Timeline(self.accounts.took)
+        # A bound that the config gives, or differential privacy, takes the place of the usual norm.
+        clip = clipping(config)
+        secure = config if isinstance(config, SecureConfig) and config.secure_sums else None
+        # Norm bounds need unmasked updates.
+        usual_norm = not config.update_norm_bound and clip is None and secure is None
+        bounds = Bounds(
+            config.size_ratio_bound,
+            config.examples_bound,
+            config.norm_ratio_bound if usual_norm else 0.0,
+            config.norm_ratio_bound,
+            config.arrival_weight_bound if isinstance(config, AsynchronousConfig) else 0.0,
+        )
+        self.safeguards = Safeguards(config.safeguards, bounds, run.in_real_time)
+        roster = Roster(
+            config.min_clients,
+            run.timeout,
+            run.stopped,
+            flower.weighted_by_key,
+            flower.configrecord_key,
+            flower.min_available_nodes,
+            NodeRecord(config.registered_nodes) if config.registered_nodes else None,
+            config.participation,
+        )
+        by_graph = config.client_weights == "adjacency"
+        memory = config.updates_memory() if by_graph else None
+        updates = None if memory is None else LastUpdates(run, memory)
+        graph = ClientGraph(config.message_floor, config.neighbours, updates=updates) if by_graph else None
+        away = AbsentClients(run, self.accounts) if able.corrects_participation and not by_graph else None
+        self.population = Population(run, roster, self.safeguards, config.client_weights, graph, away)
+        self.pending = PendingReplies(run, self._awaits_by_usual_times)
+        compresses = config.compression != NONE
+        compressed = CompressedUpdates(config.compression, config.seed, run) if compresses else None
+        self.compressed = compressed
+        if compressed is not None:
+            self.population.listeners.append(compressed.hand_back)
+        self.population.listeners.append(strategy.clients_present)
+        self.requests = TrainingRequests(
+            run,
+            loads,
+            strategy.local_rule,
+            strategy.task_fields,
+            strategy.outgoing,
+            compressed,
+            keeps=None if secure is None or able.has_rounds else secure.summed_metrics,
+        )
+        self.receiver = Receiver(
+            run,
+            self.safeguards,
+            must_weigh=config.client_weights == "samples",
+            replies_beside=able.replies_beside,
+            bound=config.update_norm_bound,
+            local_rule=strategy.local_rule,
+            received=strategy.received,
+            compressed=compressed,
+            clip=clip,
+            updates=updates,
+            masked=secure is not None,
+        )
+        self.server_step = ServerStep(
+            run, config.new_optimizer(), config.server_lr, strategy.own_lr, stale=not able.has_rounds
+        )
+        stability = StabilityMonitor(partial(keys_that_help, config, has_rounds=able.has_rounds))
+        self.evaluator = Evaluator(
+            run, self.population, self.pending, config.seed, strategy.evaluation_rule, strategy.personal_model
+        )
+        unit = "round" if able.has_rounds else "aggregation"
+        self.reporter = Reporter(run, self.accounts, roster, unit, self.bytes_kept, stability)
+        self._of_method: Sequence[Any] = ()
+
+    # ---- What a method, or whoever watches a run, asks ---------------------------------------------------------
+
+    @property
+    def model(self) -> Vector:
+        """The global model (D,) that the next aggregation moves; don't write to it."""
+        return self.run.model
+
+    @property
+    def clients(self) -> list[Client]:
+        """The connected clients, by index."""
+        return self.run.clients
+
+    @property
+    def aggregations(self) -> int:
+        """The number of aggregations so far."""
+        return self.run.aggregations
+
+    @property
+    def memory(self) -> Memory:
+        """The method's memory: saved and restored with the run, empty when a run begins."""
+        return self.run.memory
+
+    @property
+    def pace(self) -> Scheduler:
+        """The run's scheduler."""
+        return self.run.pace
+
+    @property
+    def clock(self) -> Clock:
+        """The run's clock; another one may be given before the run."""
+        return self.run.pace.clock
+
+    @clock.setter
+    def clock(self, clock: Clock) -> None:
+        self.run.use_clock(clock)
+
+    @property
+    def optimizer(self) -> ServerOptimizer:
+        """The server optimizer."""
+        return self.server_step.optimizer
+
+    @property
+    def graph(self) -> ClientGraph | None:
+        """The graph of clients, where importances follow from it."""
+        return self.population.graph
+
+    def vectors(self, name: str) -> ClientVectors:
+        """Return the method's vectors (D,) of the clients under a name; a new vector is 0."""
+        known = self.memory.vectors
+        if name not in known:
+            known[name] = ClientVectors(np.zeros(len(self.model)), max(len(self.clients), 1))
+        return known[name]
+
+    def importance(self) -> dict[int, float]:
+        """Return the importances p_i of the clients that count now, by index."""
+        return self.population.importance()
+
+    def minimised(self) -> dict[int, float]:
+        """Return the weights in the objective of the clients that count now, by index: p_i, or those of a scheme."""
+        return self.importance()
+
+    @abstractmethod
+    def shares_of_clients(self) -> dict[str, list[float]]:
+        """Return lists by client index: how often each client counted, its expected weight, and its weight so far."""
+
+    def at_work(self) -> list[int]:
+        """Return the clients, by index, that have been asked for something and haven't answered yet."""
+        return self.pending.at_work()
+
+    def bytes_kept(self) -> int:
+        """Return the bytes of the clients' vectors that the run keeps, in memory or in a file."""
+        known = 0 if self.graph is None or self.graph.updates is None else self.graph.updates.num_bytes
+        own = sum(getattr(part, "num_bytes", 0) for part in self._of_method)
+        return known + own + sum(vectors.matrix.nbytes for vectors in self.memory.vectors.values())
+
+    # ---- A checkpoint ------------------------------------------------------------------------------------------
+
+    def parts(self) -> list[Any]:
+        """Return the parts whose states make up a checkpoint: each has ``state`` and ``restore``."""
+        found = [
+            self.run,
+            self.server_step,
+            self.reporter.stability,
+            self.safeguards,
+            self.population.roster,
+            self.accounts,
+            *filter(None, (self.graph, self.population.away, self.compressed, self.run.best)),
+        ]
+        return [*found, *self.run.options.parts]
+
+    def state(self) -> State:
+        """Return what this run can be resumed from; see ``FederatedStrategy.state``."""
+        parts = [*self.parts(), *self._of_method]
+        return {key: value for part in parts for key, value in part.state().items()}
+
+    def restore(self, state: State) -> None:
+        """Go on from a state when the session is opened; see ``FederatedStrategy.restore``."""
+        try:
+            for part in [*self.parts(), *self._of_method]:
+                part.restore(state)
+        except KeyError as error:
+            raise ValueError(
+                f"the state has no {error}, which a run with these settings goes on from"
+            ) from None
+
+    # ---- A run -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def opened(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Iterator[None]:
+        """Open the run of the strategy's own ``start``: on a grid, with its configs, from an initial model."""
+        strategy, run = self.strategy, self.run
+        self.initial_arrays = run.travelling(initial_arrays)
+        self.grid = run.sending(packing(grid, self.receiver.most_bytes))
+        self.train_config = ConfigRecord() if train_config is None else train_config
+        self.evaluate_config = self.train_config if evaluate_config is None else evaluate_config
+        self.evaluate_fn = evaluate_fn
+        check_local_noise(strategy.config, self.train_config)
+        run.timeout = self.population.roster.timeout = timeout
+        strategy.summary()
+        run.enter(self.grid)
+        if self.compressed is not None:
+            evaluating = not strategy.has_rounds and run.flower.fraction_evaluate > 0
+            self.compressed.look(self.grid, evaluating=evaluating)
+        self.is_open = self.used = True
+        try:
+            yield
+        finally:
+            self.is_open = False
+        if self.population.roster.devices:
+            log_never_counted(self.population.roster, self.accounts)
+
+    def begin_model(self) -> State | None:
+        """Begin from the initial model, or from the state to resume, which is returned."""
+        run = self.run
+        state = run.resumed()
+        run.begin(self.initial_arrays, state)
+        self.requests.note_model(self.initial_arrays)
+        self.strategy.begin(run.layout, run.model)
+        return state
+
+    def add_method_parts(self) -> None:
+        """Have the method make its own parts of this run."""
+        self._of_method = tuple(self.strategy.parts())
+
+    def _awaits_by_usual_times(self) -> bool:
+        """Return True if missing replies aren't awaited until the timeout: on devices, with safeguards."""
+        run = self.run
+        on_devices = run.grid is not None and engine_of(run.grid) in (DEPLOYMENT, MEMORY)
+        return self.is_open and run.in_real_time() and on_devices and self.safeguards.active
+
+
+def _scheduler(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:
+    return make_scheduler(
+        clock,
+        config.time_scenario,
+        config.seed,
+        config.time_budget,
+        loads,
+        config.availability,
+        config.task_failure,
+    )

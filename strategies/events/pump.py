@@ -1,0 +1,406 @@
+"""The event pump: handlers change the state of a run and yield what changed; one place makes models and dispatches.
+
+Each handler is a generator of ``Step`` objects: after every change it says which clients are free, and whether a
+model may be due. ``_advance`` takes the step: it aggregates if the method is ready; otherwise the free clients get
+the model. No handler calls another one that aggregates.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from flwr.app import Message
+
+from strategies.clients.accounts import ACCEPTED, LOST_IN_A_ROW, MAX_MISSES
+from strategies.clients.member import Member
+from strategies.clients.roster import sized_by
+from strategies.clients.weights import of_each
+from strategies.events.dispatcher import FIRST
+from strategies.events.event_stream import Arrival, Event, Look, PatienceOver, Tick
+from strategies.events.executors import Combined
+from strategies.events.session import EventSession
+from strategies.events.tasks import Held, Retry, Task, Turn, Wake
+from strategies.flower import messages
+from strategies.flower.arrays import ArraysMismatchError
+from strategies.flower.errors import RunError
+from strategies.flower.grids import Work
+from strategies.timing.availability import NEVER
+from strategies.updates.chain import Contribution, Local, fault_of
+from strategies.updates.safeguards import PATIENCE
+
+log = logging.getLogger("flwr.strategies")
+
+RETRY_AFTER = 10.0  # task times until a dropped client is asked again
+NOBODY = "no client is left: each was lost or failed"
+LOSES = (
+    "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
+)
+
+
+class Step(NamedTuple):
+    """What a handler has changed.
+
+    Attributes
+    ----------
+    free : sequence of Member, optional
+        The clients that the event freed; empty: a place may be free; None: nobody is asked to work.
+    arrived : bool
+        Whether a contribution has arrived, so that the method is asked whether it is ready.
+    recheck : bool
+        Whether the method is asked although no contribution has arrived.
+    interval_over : bool
+        Whether an interval between two aggregations is over.
+    """
+
+    free: Sequence[Member] | None = ()
+    arrived: bool = False
+    recheck: bool = False
+    interval_over: bool = False
+
+
+class EventPump:
+    """Handles the events of a run without rounds.
+
+    Parameters
+    ----------
+    session : EventSession
+        The run.
+    """
+
+    def __init__(self, session: EventSession) -> None:
+        self.session, self.strategy = session, session.strategy
+        self._lost_in_a_row = self._refused_in_a_row = 0
+        self._not_in_sum: list[Member] = []  # clients at fault in a masked sum, whose failure is handled next
+
+    # ---- The pump ----------------------------------------------------------------------------------------------
+
+    def begin(self, *, resumed: bool) -> None:
+        """Dispatch the first tasks, or those that were under way when an earlier run ended."""
+        session, run = self.session, self.session.run
+        goes_on = session.goes_on()
+        if resumed:
+            self._advance(Step(session.dispatcher.resume(more=goes_on)))
+        if goes_on and not run.stopped():
+            self.strategy.check(len(session.ledger.members.keys() | {client.index for client in run.clients}))
+            self._advance(Step(session.dispatcher.welcome(run.clients) or None))
+            session.log_concurrency()
+        session.reporter.stability.moved(run.model, 0.0)
+
+    def handle(self, event: Event) -> None:
+        """Handle an event, and all that follows from it."""
+        for step in self._steps(event):
+            self._advance(step)
+
+    def _advance(self, step: Step) -> None:
+        """Make a model if one is due; otherwise send the model to free clients."""
+        if self._model_is_due(step):
+            self._aggregate()
+        elif step.free is not None and self.session.goes_on():
+            self.session.dispatcher.dispatch(step.free)
+
+    def _model_is_due(self, step: Step) -> bool:
+        """Return True if the interval is over, or the method is ready, and contributions wait."""
+        waiting = len(self.session.ledger.buffer)
+        if step.interval_over:
+            return waiting > 0  # an empty interval is no aggregation
+        if step.arrived:
+            return bool(self.strategy.ready(waiting))
+        return step.recheck and waiting > 0 and self.session.goes_on() and bool(self.strategy.ready(waiting))
+
+    def _aggregate(self) -> None:
+        """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over the contributions that wait; their clients get the new model.
+
+        The weight d_i of a contribution, also of a late one, is decided by ``weigh``.
+        """
+        session, run, ledger = self.session, self.session.run, self.session.ledger
+        taken = ledger.take_out(self.strategy.takes(ledger.buffer))
+        contributions = [_aged(contribution, run.aggregations) for contribution in taken]
+        combined = session.executor.combine(contributions, self._weights_of(contributions))
+        if combined is None:  # the run is stopped
+            return
+        owners = [ledger.members[contribution.client.index] for contribution in combined.contributions]
+        self._move(combined)
+        # After the step, whose size follows from the same numbers of contributions as the weights.
+        for member, weight in zip(owners, combined.weights, strict=True):
+            ledger.count(member, weight)
+        if combined.model is not None:
+            run.result.arrays = run.layout.to_record(combined.model)
+            run.model = run.layout.rounded(combined.model)
+            session.reporter.stability.moved(
+                run.model, len(combined.contributions) / self.strategy.most_at_work
+            )
+        session.dispatcher.take_model()
+        ledger.since.take(combined.contributions, run.flower.weighted_by_key)
+        run.aggregations += 1
+        if self.strategy.observes_periods:
+            session.contribution_weights.expire()
+        owners += self._leave_out(combined)
+        done = run.aggregations >= session.total
+        if not done:
+            session.dispatcher.dispatch(owners)
+        session.report(last=done)
+
+    def _weights_of(self, contributions: Sequence[Contribution]) -> list[float]:
+        """Return the method's weights d_i, at most as large as the safeguards allow."""
+        most, given = self.session.safeguards.heaviest, self.strategy.weigh(contributions)
+        if self.strategy.capabilities.discounts_staleness:
+            clients = [contribution.client for contribution in contributions]
+            of_each(f"{self.session.run.name}.weigh or discount", given, clients)
+        return [min(weight, most) if most else weight for weight in given]
+
+    def _move(self, combined: Combined) -> None:
+        """Check the next model (D,), and put the average of the buffers into it."""
+        session, model, weight = self.session, combined.model, combined.buffer_weight
+        if model is None:
+            return
+        session.server_step.sound(model)
+        if session.receiver.clip is None:  # averages of buffers would tell of the data
+            lr = min(1.0, weight * self.strategy.untrained_lr()) if weight else 0.0
+            combined.buffers.put_into(model, lr, session.run.model)
+
+    # ---- What an event changes ---------------------------------------------------------------------------------
+
+    def _steps(self, event: Event) -> Iterator[Step]:
+        """Yield what an event changes, and what follows for clients that a masked sum had to leave out."""
+        yield from self._on(event)
+        while self._not_in_sum:
+            yield from self._after_failure(self._not_in_sum.pop(0))
+
+    def _on(self, event: Event) -> Iterator[Step]:
+        match event:
+            case Arrival(task, reply):
+                yield from self._on_reply(task, reply)
+            case Retry(member) | Turn(member) if (
+                self.session.ledger.members.get(member.client.index) is not member
+            ):
+                return  # the client is forgotten
+            case Retry(member):
+                yield Step(self.session.dispatcher.retry(member) or None)
+            case Turn(member):
+                yield Step(self.session.dispatcher.turn(member) or None)
+                yield from self._if_gone_for_good(member)
+            case Wake():
+                yield Step(None, recheck=True)
+            case PatienceOver():
+                yield from self._release()
+            case Tick():
+                yield Step(None, interval_over=True)
+            case Look():
+                yield from self._look()
+
+    def _look(self) -> Iterator[Step]:
+        """Look up the connected clients; clients that are new, or back, are free."""
+        yield from self._release()
+        session, run, ledger = self.session, self.session.run, self.session.ledger
+        clients = session.population.look(session.grid, session.train_config, wait=False)
+        if clients is run.clients:
+            return
+        before = {client.index for client in run.clients}
+        if before and not clients and run.pace.real_time:
+            log.warning("no client is connected, the run waits for one")
+        run.clients = clients
+        for member in [*ledger.members.values()]:
+            if member.client.node_id in session.population.roster.refused:
+                ledger.forget(member)
+        yield Step(session.dispatcher.welcome(clients) or None)
+        # A client that was away is asked at once, not only when its next try is due.
+        yield Step([ledger.members[client.index] for client in clients if client.index not in before])
+
+    def _on_reply(self, task: Task, reply: Message | Work | None) -> Iterator[Step]:
+        """Check the reply to a task, or note that none comes; hold it back until usual norms are known."""
+        session, ledger, pace = self.session, self.session.ledger, self.session.run.pace
+        member = ledger.close(task)
+        session.timeline.arrived(member.client.index, pace.now())
+        if task.gone:
+            yield from self._on_lost(member)
+            return
+        try:
+            local = session.executor.receive(task, reply)
+        except ArraysMismatchError as error:
+            self._note_failure(member, str(error), fault_of(reply))
+            yield from self._after_failure(member)
+            return
+        assert reply is not None
+        # Not before: a dropped client that is asked again, and fails again, would begin the count anew for ever.
+        self._lost_in_a_row = 0
+        if pace.real_time:
+            session.contribution_weights.expire()
+        if member.dropped:
+            log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
+            ledger.changed()
+        if (
+            session.executor.counts_on_arrival or member.dropped
+        ):  # failures in masked sums count until it is in one
+            member.count_again(session.run.aggregations)
+        now = pace.now()
+        member.took(now - task.sent)
+        if not session.safeguards.must_wait(len(ledger.counting), session.run.buffers) or (
+            now >= ledger.patient_until
+        ):
+            yield from self._release()
+            if session.goes_on():
+                yield self._on_update(task, local, reply)
+            return
+        if not ledger.held:
+            ledger.patient_until = now + PATIENCE * (now - task.sent)
+            ledger.queue.push(ledger.patient_until, -FIRST, PatienceOver())
+        session.safeguards.see(local)
+        ledger.held.append(Held(task, local, reply))
+        ledger.wait(member, 1)
+        yield from self._release()
+        if ledger.held:
+            yield Step()  # its place, where there are places
+
+    def _release(self) -> Iterator[Step]:
+        """Take in the replies that were held back, once the usual norm is known or the wait is over."""
+        session, ledger, held = self.session, self.session.ledger, self.session.ledger.held
+        if not held:
+            return
+        enough = not session.safeguards.must_wait(len(ledger.counting), session.run.buffers)
+        if not enough and session.run.pace.now() < ledger.patient_until:
+            return
+        if not enough:
+            log.warning(
+                "only %d clients have answered: which updates are too long isn't known yet", len(held)
+            )
+        while held and session.goes_on():
+            first = held.popleft()
+            ledger.wait(first.task.member, -1)
+            yield self._on_update(*first)
+
+    def _on_update(self, task: Task, local: Local, reply: Message | Work) -> Step:
+        """Put a valid local model through the chain, and its contribution into the buffer."""
+        session, run, member, ledger = self.session, self.session.run, task.member, self.session.ledger
+        metrics = reply.metrics if isinstance(reply, Work) else messages.metrics_of(reply)
+        sized = sized_by(member.client, metrics, run.flower.weighted_by_key)
+        if sized.num_examples != member.client.num_examples:
+            member.client = sized
+            ledger.resized()
+        session.importance()  # how long its update may be depends on the clients' sizes
+        session.receiver.links()(local)
+        ledger.since.clipped += local.bounded
+        asked = [*task.companions, *([messages.STEPS] if task.steps else ())]
+        staleness = run.aggregations - task.version
+        contribution = session.receiver.contribution(local, reply, task.version, staleness, asked)
+        accepted = self.strategy.accept(contribution)
+        if session.executor.counts_on_arrival or not accepted:
+            outcome, size = ACCEPTED if accepted else messages.TOO_OLD, contribution.num_bytes
+            session.accounts[member.client.index].note(outcome, clipped=local.bounded, num_bytes=size)
+            session.timeline.end(member.client.index, run.pace.now(), outcome)
+        if not accepted:
+            self._refuse(contribution)
+            return Step([member])
+        self._refused_in_a_row = 0
+        if run.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
+            ledger.since.keep(reply.content)
+        ledger.keep(contribution)
+        ledger.buffer[-1] = self.strategy.on_contribution(contribution)
+        session.executor.accepted(task)
+        return Step([member], arrived=True)
+
+    def _refuse(self, contribution: Contribution) -> None:
+        """Note a contribution that the method doesn't accept; end the run if it accepts none."""
+        ledger = self.session.ledger
+        ledger.since.discard(contribution)
+        self._refused_in_a_row += 1
+        if self._refused_in_a_row > LOST_IN_A_ROW * len(ledger.members):
+            raise RunError(
+                f"the last {self._refused_in_a_row} contributions didn't count, one after the other: "
+                f"{self.session.run.name}'s accept, or fresh, must be True of some"
+            )
+
+    # ---- Tasks without a contribution --------------------------------------------------------------------------
+
+    def _on_lost(self, member: Member) -> Iterator[Step]:
+        """Note a task that is lost because its client went away; the client continues when it is back."""
+        session, ledger, client = self.session, self.session.ledger, member.client
+        now = session.run.pace.now()
+        ledger.since.failures += 1
+        ledger.since.lost += 1
+        session.accounts[client.index].note(messages.LOST)
+        session.timeline.end(client.index, now, messages.LOST)
+        session.run.warn_once(LOSES, client, member.tasks, now)
+        member.lost += 1
+        self._lost_in_a_row += 1
+        if self._lost_in_a_row > LOST_IN_A_ROW * max(len(ledger.members), 1):
+            others = " but those whose contributions wait" if ledger.buffer else ""
+            raise RunError(
+                f"the last {self._lost_in_a_row} tasks were lost, one after the other: no client{others} is there "
+                "for as long as its task takes (availability, task_failure, time_scenario)"
+            )
+        yield Step([member])
+        yield from self._if_gone_for_good(member)
+
+    def _if_gone_for_good(self, member: Member) -> Iterator[Step]:
+        """Ask for a model where a client has gone for good: a method may have waited for that one alone."""
+        if member.there or self.session.ledger.busy(member):
+            return
+        pace = self.session.run.pace
+        if pace.comes(member.client, pace.now()) == NEVER:
+            yield Step(None, recheck=True)
+
+    def _note_failure(self, member: Member, reason: str, outcome: str) -> None:
+        """Enter a task that failed, or had an invalid reply, in the accounts."""
+        session, client, now = self.session, member.client, self.session.run.pace.now()
+        session.ledger.since.failures += 1
+        session.run.missed(reason)
+        member.misses += 1
+        member.unfit = 0 if outcome == messages.LATE else member.unfit + 1
+        session.accounts[client.index].note(outcome)
+        session.timeline.end(client.index, now, outcome)
+        log.warning("client %s, task %d: %s", client.located, member.tasks, reason, extra=client.fields)
+
+    def _after_failure(self, member: Member) -> Iterator[Step]:
+        """Ask a client again after a failure; drop it after several failures in a row, and ask it again later."""
+        session, ledger, pace = self.session, self.session.ledger, self.session.run.pace
+        if not pace.real_time:
+            # In virtual time nothing else refreshes the clients; a node may have left, or changed its id.
+            yield from self._look()
+        if member.misses < MAX_MISSES:
+            yield Step([member])
+            return
+        if not member.dropped:
+            log.warning(
+                "%s is dropped after %d misses in a row, the others share its weight",
+                member.client,
+                member.misses,
+                extra=member.client.fields,
+            )
+            member.drop(session.run.aggregations)
+            ledger.changed()
+            yield from self._release()
+            if not ledger.counting and not pace.real_time:
+                raise session.run.given_up(NOBODY)
+        elif pace.real_time and session.hopeless():
+            raise session.run.given_up(NOBODY)
+        pause = RETRY_AFTER * float(pace.times([member], ledger.members.values())[0])
+        ledger.queue.push(pace.now() + pause, member.client.index, Retry(member))
+        yield Step(recheck=True)  # the others don't wait for it
+
+    def _leave_out(self, combined: Combined) -> list[Member]:
+        """Note the clients that a masked sum leaves out; return those that aren't at fault."""
+        session, number, free = self.session, self.session.run.aggregations, list[Member]()
+        for index, (reason, reply, outcome) in combined.missed.items():
+            if (member := session.ledger.members.get(index)) is None:
+                continue
+            if outcome is None:
+                self._note_failure(member, reason, messages.fault_of(reply))
+                self._not_in_sum.append(member)
+                continue
+            session.ledger.since.failures += 1
+            session.ledger.since.lost += outcome == messages.LOST
+            session.accounts[index].note(outcome)
+            session.timeline.end(index, session.run.pace.now(), outcome)
+            free.append(member)
+        left_out = {m.client.located: combined.missed[m.client.index].reason for m in free}
+        for reason in dict.fromkeys(left_out.values()):
+            named = ", ".join(who for who, why in left_out.items() if why == reason)
+            log.warning("aggregation %d: left out client %s: %s", number, named, reason)
+        return free
+
+
+def _aged(contribution: Contribution, aggregations: int) -> Contribution:
+    """Return a contribution with its present staleness: others may have been aggregated while it waited."""
+    staleness = aggregations - contribution.version
+    return contribution if staleness == contribution.staleness else replace(contribution, staleness=staleness)

@@ -1,0 +1,96 @@
+"""What can't work in a loop around the strategy: Flower's ``Strategy.start``, a wrapper, or a subclass's ``start``.
+
+Such a loop calls Flower's hooks ``configure_train`` and ``aggregate_train`` alone. The rounds are the same, but the
+loop sends the requests and keeps the time, reads single updates, and evaluates and ends by itself.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from strategies.core.requests import check_local_noise
+from strategies.flower.errors import RunError
+from strategies.rounds.session import RoundSession
+
+log = logging.getLogger("flwr.strategies")
+
+
+@dataclass(frozen=True)
+class OuterLoop:
+    """The words of errors for a loop around a strategy.
+
+    Attributes
+    ----------
+    who : str
+        Names the loop, and begins a subclause.
+    instead : str
+        What to call instead.
+    """
+
+    who: str
+    instead: str
+
+    @classmethod
+    def around(cls, session: RoundSession) -> "OuterLoop":
+        """Return the loop around the strategy of a run: a ``start`` of its class, or a wrapper."""
+        if session.strategy.capabilities.own_start:
+            return cls(f"a loop of its own, such as the start() of {session.run.name},", "super().start()")
+        return cls("a wrapper around the strategy, such as one for privacy,", "the strategy's own start()")
+
+    def check(self, session: RoundSession, config: ConfigRecord) -> None:
+        """Raise RunError for the first setting of a run that can't work in such a loop."""
+        check_local_noise(session.strategy.config, config)
+        for refusal in self._refusals(session):
+            raise RunError(f"{refusal}; call {self.instead}")
+
+    def _refusals(self, session: RoundSession) -> Iterator[str]:
+        config, run, strategy = session.strategy.config, session.run, session.strategy
+        if why := strategy.unseen_by_wrappers():
+            yield f"{run.name}: {why}, which {self.who} knows nothing of"
+        if session.compressed is not None:
+            yield f"compression = {config.compression!r}: {self.who} can't read compressed updates; allowed is none"
+        if run.flower.trained is not None:
+            yield f"trained: {self.who} sends whole models; allowed is none"
+        if run.best is not None:
+            yield (
+                f"keep = {config.keep!r}, stop_at = {config.stop_at!r}, patience = {config.patience}: {self.who} "
+                "evaluates and ends by itself"
+            )
+        if not run.pace.always:
+            yield (
+                f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: virtual time "
+                f"doesn't pass in {self.who.removesuffix(',')}"
+            )
+        if config.secure_sums:
+            yield f"secure_sums = True: {self.who} reads single updates"
+        if config.round_deadline or config.over_select:
+            yield (
+                f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}: {self.who} waits "
+                "for all replies of a round before any counts"
+            )
+
+
+def follow(
+    session: RoundSession, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+) -> None:
+    """Prepare a round of a loop around the strategy, such as Flower's ``Strategy.start`` and its wrappers."""
+    run, strategy = session.run, session.strategy
+    OuterLoop.around(session).check(session, config)
+    run.grid, run.aggregations = grid, server_round - 1
+    run.take_layout(arrays)
+    session.requests.note_model(arrays)
+    if session.used:
+        return
+    session.used = True
+    run.enter(grid)
+    run.model = run.initial_model(arrays)
+    strategy.begin(run.layout, run.model)
+    if session.optimizer.averages:
+        log.warning(
+            "server_optimizer = %r: its result is the mean of the last two models, which a loop around the "
+            "strategy doesn't make: it has the last one",
+            strategy.config.server_optimizer,
+        )

@@ -1,0 +1,309 @@
+"""A run in rounds: the parts that only rounds have, and the steps of the round loop that no method changes."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from strategies.clients import client_metrics
+from strategies.clients.accounts import ACCEPTED
+from strategies.clients.client_metrics import MetricsMean
+from strategies.clients.weights import Weights
+from strategies.core.session import Session
+from strategies.flower import messages
+from strategies.flower.arrays import Vector
+from strategies.rounds.aggregator import Aggregator
+from strategies.rounds.closing import Closing, WaitForAll
+from strategies.rounds.deadline import RoundSize
+from strategies.rounds.early_closing import EarlyClosing
+from strategies.rounds.round import Chosen, EngineExecutor, MaskedExecutor, Round
+from strategies.rounds.selection import CallUp, Selection
+from strategies.updates.chain import Noise
+from strategies.updates.clipping import AdaptiveClip
+
+log = logging.getLogger("flwr.strategies")
+
+
+class RoundSession(Session):
+    """A run in rounds.
+
+    Attributes
+    ----------
+    selection : Selection
+        The participation scheme: the draw of participants, and their expected weights.
+    closing : WaitForAll or EarlyClosing
+        When a round closes, and which replies count in it.
+    sampler : CallUp
+        Samples the participants of each round.
+    aggregator : Aggregator
+        Aggregates the replies of a round's participants.
+    engine_sums : EngineExecutor
+        Has an engine train a round's participants, and takes the sums of their updates.
+    masked_sums : MaskedExecutor, optional
+        Has a round's participants mask their updates, and takes the masks off their sum.
+    cohort : Round, optional
+        The present round.
+    """
+
+    engine_sums: EngineExecutor
+    masked_sums: MaskedExecutor | None = None
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy)
+        config, able = strategy.config, strategy.capabilities
+        self.selection = Selection(config, self.run, self.population, able)
+        self.closing = self._new_closing()
+        self.sampler = CallUp(
+            self.run, self.population, self.selection, self.closing, strategy.select, strategy.check
+        )
+        self.aggregator = Aggregator(
+            config,
+            self.run,
+            self.receiver,
+            self.safeguards,
+            self.server_step,
+            self.selection,
+            able,
+            strategy.counted,
+            strategy.without_companions,
+        )
+        self.cohort: Round | None = None
+
+    def _new_closing(self) -> Closing:
+        """Return when rounds close: when all have answered, at a deadline, or with as many replies as are needed."""
+        config, able, run, selection = (
+            self.strategy.config,
+            self.strategy.capabilities,
+            self.run,
+            self.selection,
+        )
+        if not (config.round_deadline or config.over_select):
+            return WaitForAll(run, self.pending, self.timeline, selection.suffices)
+        size = RoundSize(run, partial(attrgetter("scheme"), selection), config.over_select)
+        return EarlyClosing(
+            config,
+            run,
+            self.population,
+            selection,
+            size,
+            self.receiver,
+            self.pending,
+            self.accounts,
+            self.timeline,
+            able,
+        )
+
+    # ---- The steps of the loop ---------------------------------------------------------------------------------
+
+    def begin(self, num_rounds: int) -> None:
+        """Evaluate the initial model, or go on from the state to resume; wait for the clients."""
+        run = self.run
+        state = self.begin_model()
+        if run.aggregations < num_rounds and not run.is_over():
+            run.clients = self.population.look(self.grid, self.train_config)
+        if state is None:
+            run.pace.begin()
+            self.reporter.report(0, run.result, {}, evaluate_fn=self.evaluate_fn, shares=dict)
+        else:
+            run.clock.resume(state["time"])  # waiting for the clients didn't count
+        if self.masked_sums is not None:
+            self.masked_sums.look(self.grid)
+        self.closing.begin()
+
+    def remaining_rounds(self, num_rounds: int) -> Iterator[int]:
+        """Yield the numbers of the rounds to come, until an evaluation meets a stop condition."""
+        for server_round in range(self.run.aggregations + 1, num_rounds + 1):
+            if self.run.is_over():
+                return
+            yield server_round
+
+    def nobody_to_ask(self) -> bool:
+        """Return True if the run is stopped, or no client is available any more."""
+        return self.run.stopped() or self.sampler.nobody_comes
+
+    def open_cohort(self, server_round: int, arrays: ArrayRecord, chosen: Chosen) -> Round:
+        """Open a round of the sampled participants, with their weights."""
+        run = self.run
+        run.model, (participants, weights) = run.layout.to_vector(arrays), chosen
+        metrics = MetricsMean(run.flower.weighted_by_key, run.flower.train_metrics_aggr_fn)
+        each = self.selection.each
+        self.cohort = Round(server_round, run.model, list(participants), weights, metrics, each)
+        if isinstance(self.receiver.clip, AdaptiveClip):
+            self.receiver.clip.begin()
+        return self.cohort
+
+    def requests_of(self, cohort: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+        """Build a round's requests, in the order of the clients."""
+        key, requests = self.run.flower.arrayrecord_key, []
+        self.closing.open(cohort)
+        companions = self.strategy.companions(cohort.clients)
+        beside: Mapping[str, Vector] = {}
+        for client in cohort.clients:
+            beside = next(companions, {})
+            fields = self.requests.fields(client, cohort.number, cohort.number, config)
+            fields.update(part := self.selection.asks(client))
+            requests.append(self.requests.request(client, fields, arrays, beside))
+            self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))
+            if key in beside:  # sent in place of the model
+                cohort.bases[client.index] = self.run.layout.rounded(beside[key])
+            self.closing.sent(client, requests[-1])
+        self.closing.ready(cohort)
+        cohort.requests = [request.metadata for request in requests]
+        cohort.companions = tuple(beside)
+        cohort.bytes_down = sum(messages.total_bytes(request) for request in requests)
+        return requests
+
+    def cohort_of(self, server_round: int, arrays: ArrayRecord, asked: Sequence[Message]) -> Round | None:
+        """Return the round of the clients that ``configure_train`` asks, which may be other ones than were drawn."""
+        by_node = {request.metadata.dst_node_id: request for request in asked}
+        others = self.sampler.others(by_node, self.cohort, self.grid, self.train_config)
+        if others is not None:  # their sizes in replies are their weights: the draw has none for them
+            cohort = self.open_cohort(server_round, arrays, (others, None))
+            self.closing.open(cohort)
+            for client in others:
+                self.closing.sent(client, by_node[client.node_id])
+            self.closing.ready(cohort)
+            cohort.bytes_down = sum(map(messages.total_bytes, asked))
+        return self.cohort
+
+    def exceeds_budget(self, cohort: Round) -> bool:
+        """Return True if a round would end after the time budget."""
+        pace = self.run.pace
+        return bool(pace.budget) and pace.over(pace.now() + self.closing.duration(cohort, cohort.number))
+
+    def finish_round(self, cohort: Round, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
+        """Make a round's model the global one, and move the clock on by the round's duration."""
+        run, result, pace = self.run, self.run.result, self.run.pace
+        result.arrays = result.arrays if arrays is None else arrays
+        pace.clock.wait_until(pace.now() + self.closing.duration(cohort, cohort.number))
+        self.reporter.stability.moved(run.model, 1.0)  # from which this round began
+        run.aggregations = cohort.number
+        result.train_metrics_clientapp[cohort.number] = metrics or MetricRecord()
+
+    def report(self, *, evaluate: bool, on_clients: bool = True) -> None:
+        """Report the last round; with ``evaluate`` its model is evaluated before, by default on clients, too."""
+        run, strategy, number = self.run, self.strategy, self.run.aggregations
+        told = run.told(self.optimizer)
+        metrics = run.result.train_metrics_clientapp.get(number, MetricRecord())
+        if not evaluate:
+            self.reporter.report(number, told, metrics)
+            return
+        of_clients = dict[str, Any]()
+        if on_clients:
+            requests = list(strategy.configure_evaluate(number, told.arrays, self.evaluate_config, self.grid))
+            of_clients, self.reporter.by_client = self.evaluator.collect(
+                told, number, requests, self.grid, strategy.aggregate_evaluate
+            )
+        self.reporter.report(
+            number,
+            told,
+            {**metrics, **of_clients},
+            evaluate_fn=self.evaluate_fn,
+            shares=self.shares_of_clients,
+        )
+
+    def close(self) -> Result:
+        """Evaluate the last model if it hasn't been, and return the result of the run."""
+        run = self.run
+        if run.aggregations > run.evaluated:  # ended early, between two evaluations
+            self.report(evaluate=True, on_clients=not run.stopped())
+        run.check_worked(self.initial_arrays)
+        if self.closing.early:
+            self.selection.log_observed(self.accounts)
+        return run.outcome(run.told(self.optimizer))
+
+    # ---- From a round's sum to the next model ------------------------------------------------------------------
+
+    def settle(self, cohort: Round) -> MetricRecord:
+        """Enter the outcomes of a round in the accounts; return the round's metrics."""
+        sent, received = self.run.take_frozen_bytes()
+        cohort.bytes_down, cohort.bytes_up = cohort.bytes_down + sent, cohort.bytes_up + received
+        clip, masked = self.receiver.clip, self.masked_sums is not None
+        metrics = cohort.told(clipped=clip is None and (self.receiver.bounds_updates or masked))
+        cohort.settle(self.accounts, self.timeline, self.run.pace.now())
+        metrics.update(self.closing.settle(cohort))
+        if self.selection.weights_say_shares and self.safeguards.left(()) is not None:
+            p = self.importance()
+            if (q := self.expected_shares(p)) is not None:
+                metrics["weights-distance"] = 0.5 * float(np.abs(q - np.array(list(p.values()))).sum())
+        metrics = client_metrics.beside(metrics, cohort.metrics.result())
+        if isinstance(clip, AdaptiveClip):
+            metrics[messages.CLIPPING_NORM] = clip.norm
+        return metrics
+
+    def add_central_noise(self, cohort: Round, update: Vector, sensitivity: float) -> None:
+        """Add central noise to a round's sum (D,), and adapt the norm to which the next round clips."""
+        config, clip, run = self.strategy.config, self.receiver.clip, self.run
+        z, tree = config.dp_noise_multiplier, self.aggregator.tree
+        if tree is not None:
+            tree(update, Noise(z, config.dp_clipping_norm), sensitivity, cohort.number)
+        elif isinstance(clip, AdaptiveClip):
+            rng, expected = run.central_noise(cohort.number), 1 / sensitivity
+            Noise(clip.multiplier(z, expected), clip.norm)(update, sensitivity, rng)
+            clip.adapt(z, expected, rng)
+        elif clip is not None:
+            Noise(z, clip.norm)(update, sensitivity, run.central_noise(cohort.number))
+        run.any_moved = True  # the noise moves the model, whoever came
+        update[run.buffers_at] = 0.0
+
+    def why_model_stays(self, cohort: Round) -> str:
+        """Return why a round made no model, for the log."""
+        rule, participants = self.strategy.config.rule(), len(cohort.clients) - len(cohort.failures)
+        if self.closing.early and not cohort.clients:
+            return "no reply in time"
+        if not participants:
+            return "no valid reply"
+        if rule is not None:
+            return f"{participants} valid replies are fewer than the {rule.least} for {rule.text}"
+        return f"{participants} valid replies without a weight above 0"
+
+    # ---- What a run knows of its clients, and its checkpoint ---------------------------------------------------
+
+    def minimised(self) -> dict[int, float]:
+        """Return E[d_i] of the clients that count now, by index, as if all were present and in time."""
+        return self.selection.minimised()
+
+    def shares_of_clients(self) -> dict[str, list[float]]:
+        """Return per-client statistics, by index: participations, importance, expected and observed share.
+
+        The shares are only known where weights define them: not under a robust rule, nor where a method chooses
+        clients or aggregates their work by itself.
+        """
+        config, able = self.strategy.config, self.strategy.capabilities
+        sized = config.client_weights != "samples" or all(
+            client.num_examples is not None for client in self.run.clients
+        )
+        p = self.importance() if sized else {}
+        size = max(self.accounts.size, max(p, default=-1) + 1)
+        shares = {"importance": p} if p else {}
+        weighed = config.rule() is None
+        if p and weighed and (q := self.expected_shares(p)) is not None:
+            shares["expected-share"] = dict(zip(p, q.tolist(), strict=True))
+        told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}
+        if weighed and (not able.aggregates or able.by_weights):
+            told["observed-share"] = client_metrics.shares(self.accounts.column("weight", size))
+        counted = self.accounts.column(ACCEPTED, size)
+        return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
+
+    def expected_shares(self, p: Mapping[int, float]) -> Weights | None:
+        """Return clients' expected shares (n,) of the objective by their p_i, less where safeguards shorten."""
+        expected: Weights | None = self.strategy.expected_weights(np.array(list(p.values())))
+        left = self.safeguards.left(p)
+        if expected is None or left is None:
+            return expected
+        shares = expected * left
+        return np.asarray(shares / (shares.sum() or 1.0))
+
+    def at_work(self) -> list[int]:
+        """Return the indices of the clients that have a request, late tasks included."""
+        return list({*super().at_work(), *self.closing.busy()})
+
+    def parts(self) -> list[Any]:
+        """Return the parts that have a state: those of every run, and those of the round loop."""
+        adaptive = [self.receiver.clip] if isinstance(self.receiver.clip, AdaptiveClip) else []
+        return [*super().parts(), self.pending, self.closing, self.aggregator, *adaptive]
