@@ -95,6 +95,8 @@ class Capabilities:
         Whether it corrects who takes part more often than others: all clients count, also those that are away.
     past_the_sum : str
         How clients' work affects the model outside a round's weighted sum, unseen by a wrapper; "" if it doesn't.
+    payload_off_hint : str
+        The parameter and value with which no vector is sent beside the model; "" if there is none.
     past_protection : str
         What a client gets of others' models as they came, past a robust rule and central noise; "" if it gets none.
     unequal : str
@@ -136,6 +138,7 @@ class Capabilities:
     streams: bool = True
     corrects_participation: bool = False
     past_the_sum: str = ""
+    payload_off_hint: str = ""
     past_protection: str = ""
     unequal: str = ""
     counts_again: bool = False

@@ -136,6 +136,11 @@ class StrategyConfig:
         """Return a new server optimizer; a method with one of its own replaces this."""
         return make_optimizer(self.server_optimizer, self.server_lr or 1.0)
 
+    @property
+    def unseen_by_wrappers(self) -> str:
+        """How work affects the model outside a round's weighted sum with these settings; "" if it doesn't."""
+        return ""
+
     def updates_memory(self) -> float | None:
         """Return the GiB of last updates that may be in memory, where the graph of clients is made of them.
 

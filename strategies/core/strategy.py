@@ -230,14 +230,6 @@ class FederatedStrategy(Strategy):
         """Return the model (D,) that a client evaluates beside the global model; None if the client keeps its own."""
         return None
 
-    def without_companions(self) -> str:
-        """Return the parameter and value with which no vector is sent beside the model; "" if there is none."""
-        return ""
-
-    def unseen_by_wrappers(self) -> str:
-        """Return how clients' work affects the model outside a round's weighted sum; "" if it doesn't."""
-        return self.capabilities.past_the_sum
-
     def parts(self) -> Sequence[Any]:
         """Return the method's own parts of a new run that have a state: each has ``state`` and ``restore``.
 

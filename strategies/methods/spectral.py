@@ -46,6 +46,7 @@ class Spectral(SynchronousStrategy):
         "each client of the spectral method gets an average of its neighbours' models"
     )
 
+    payload_off_hint: ClassVar[str] = "perturbation_beta = 1"
     _neighbours: NeighbourModels
 
     def adapted(self, config: StrategyConfig) -> StrategyConfig:
@@ -55,21 +56,6 @@ class Spectral(SynchronousStrategy):
     def local_rule(self) -> dict[str, float]:
         """Return β for the clients, or {} if β = 1, where the step is FedAvg's."""
         return self.config.local_rule
-
-    def without_companions(self) -> str:
-        """Return the parameter with which no average of the neighbours is sent."""
-        return "perturbation_beta = 1"
-
-    def unseen_by_wrappers(self) -> str:
-        """Return how work affects others, unseen by a wrapper such as Flower's for differential privacy."""
-        if self.config.graph_source == "updates":
-            return "graph_source = 'updates', allowed there is 'data': clients count by each other's last updates"
-        if not self.config.local_rule:
-            return ""
-        return (
-            f"perturbation_beta = {self.config.perturbation_beta}, allowed there is 1: each client is sent a mean "
-            "of its neighbours' models"
-        )
 
     def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_t^i (D,) of each participant."""

@@ -32,8 +32,6 @@ class Aggregator:
     ----------
     counted : callable
         Hook of the method: what of a contribution is weighted and summed.
-    without_companions : callable
-        Hook of the method: with which parameter nothing goes beside the model.
 
     Attributes
     ----------
@@ -51,11 +49,10 @@ class Aggregator:
         selection: Selection,
         capabilities: Capabilities,
         counted: Callable[[Contribution], Vector],
-        without_companions: Callable[[], str],
     ) -> None:
         self.config, self.run, self.receiver, self.safeguards = config, run, receiver, safeguards
         self.server_step, self.selection, self.capabilities = server_step, selection, capabilities
-        self.counted, self._without_companions = counted, without_companions
+        self.counted = counted
         self.tree: TreeNoise | None = None
         if config.dp == "central" and config.dp_mechanism == "tree":
             self.tree = TreeNoise(config.dp_restart, run.central_noise)
@@ -86,7 +83,7 @@ class Aggregator:
             return
         text = f"a mod of the app lets no client train ({next(iter(current.failures.values()))})"
         if beside := self.receiver.beside(current.companions):
-            other = self._without_companions()
+            other = self.capabilities.payload_off_hint
             text += f": beside the model each is sent {', '.join(beside)}; allowed are mods that let it pass"
             text += f", or {other}" if other else ""
         raise RunError(text)

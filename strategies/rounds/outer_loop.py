@@ -48,7 +48,7 @@ class OuterLoop:
 
     def _refusals(self, session: RoundSession) -> Iterator[str]:
         config, run, strategy = session.strategy.config, session.run, session.strategy
-        if why := strategy.unseen_by_wrappers():
+        if why := strategy.capabilities.past_the_sum or config.unseen_by_wrappers:
             yield f"{run.name}: {why}, which {self.who} knows nothing of"
         if session.compressed is not None:
             yield f"compression = {config.compression!r}: {self.who} can't read compressed updates; allowed is none"

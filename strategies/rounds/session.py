@@ -70,7 +70,6 @@ class RoundSession(Session):
             self.selection,
             able,
             strategy.counted,
-            strategy.without_companions,
         )
         self.cohort: Round | None = None
 

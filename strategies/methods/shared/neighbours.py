@@ -55,6 +55,18 @@ class PerturbedConfig(StrategyConfig):
         """The field of training messages that holds β; none if β = 1, where the local step is FedAvg's."""
         return {messages.BETA: self.perturbation_beta} if self.perturbation_beta < 1 else {}
 
+    @property
+    def unseen_by_wrappers(self) -> str:
+        """How work affects others, unseen by a wrapper such as one of Flower's for privacy; "" if it doesn't."""
+        if self.graph_source == "updates":
+            return "graph_source = 'updates', allowed there is 'data': clients count by each other's last updates"
+        if not self.local_rule:
+            return ""
+        return (
+            f"perturbation_beta = {self.perturbation_beta}, allowed there is 1: each client is sent a mean of its "
+            "neighbours' models"
+        )
+
     def updates_memory(self) -> float | None:
         """Return the GiB of last updates that may be in memory; None with ``graph_source = "data"``."""
         return self.neighbour_memory if self.graph_source == "updates" else None
