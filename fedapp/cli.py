@@ -119,7 +119,9 @@ def _importing() -> Iterator[None]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"fedapp {version('fedapp')}, flwr {version('flwr')}")
+        from strategies import __version__  # imports Flower, which takes a second
+
+        print(f"fedapp {__version__}, flwr {version('flwr')}")
         raise typer.Exit
 
 

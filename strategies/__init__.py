@@ -174,6 +174,7 @@ from strategies.timing.availability import make_availability
 from strategies.updates.chain import Contribution
 from strategies.updates.compression import compresses, size_of
 
+# The version of the library and of the app. Flower reads a copy in pyproject.toml, which a test compares.
 __version__ = "0.1.0"
 
 warn_of_namesakes()

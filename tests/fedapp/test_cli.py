@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from importlib.metadata import entry_points
 
 import pytest
 from typer.testing import CliRunner
 
+import strategies
 from fedapp import names
 from fedapp.cli import _imported, app
 from fedapp.config import RunConfig
@@ -95,8 +97,12 @@ def test_names_are_those_of_what_they_stand_for():
     assert (tuple(LOSSES), tuple(METRICS)) == (names.LOSSES, names.METRICS)
 
 
-def test_the_version():
-    assert re.match(r"fedapp \d+\.\d+\.\d+, flwr \d+", run("--version").output)
+def test_the_version_of_the_app_is_the_library_s_everywhere(repository):
+    assert re.match(rf"fedapp {re.escape(strategies.__version__)}, flwr \d+", run("--version").output)
+    for project in ("pyproject.toml", "studies/pyproject.toml"):
+        declared = tomllib.loads((repository / project).read_text("utf-8"))["project"]
+        assert declared["version"] == strategies.__version__
+    assert f"## {strategies.__version__}\n" in (repository / "CHANGELOG.md").read_text("utf-8")
 
 
 @pytest.mark.thorough
