@@ -282,6 +282,12 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
     velocity: Stack | None = None
     losses = _Losses(torch.zeros(len(tasks), device=device))
     with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
+        if trainee.convolutions.take_products(device):
+            state = {**first.fixed, **first.start}
+            trainee.convolutions.by_channel = takes_by_channel(
+                first.model, trainee, state, first.x[first.rows]
+            )
+            trainee.forget()
 
         def loss_of(own: Parameters, fixed: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return batch_loss(trainee, first.loss, fixed)(own, x, y, mask)

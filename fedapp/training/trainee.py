@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedapp.training.convolutions import Convolutions
 from fedapp.training.layers import is_changed
 from fedapp.training.rule import Parameters
 from fedapp.training.state import StateNames, names_of, same_values
@@ -68,6 +69,7 @@ class Trainee:
         self.drops = _seed_dropout(self.module, self)
         self._alone = False
         _pool_first(self.module)
+        self.convolutions = Convolutions(self.module)
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
                 _judge_alone(layer)

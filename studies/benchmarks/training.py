@@ -4,9 +4,10 @@
     python -m studies.benchmarks.training --workloads cifar10 --clients 100 --samples 400
 
 One round each of W1, W2 and W3 (``studies/benchmarks/workloads.py``), of W3's model in batches of 20, of NIID-Bench's
-LeNet (``studies/reproduce/nets.py``), and of logistic regression and a perceptron of 128 on images of CIFAR-10's
-shape with 10 epochs of batches of 256, as in table 4.2 of Buttaci's master's thesis (Politecnico di Torino). Every
-client trains once, on data that are already on the device; trained models come back to the host.
+LeNet (``studies/reproduce/nets.py``), of ResNet-18 on images of CIFAR-10's shape, and of logistic regression and a
+perceptron of 128 on such images with 10 epochs of batches of 256, as in table 4.2 of Buttaci's master's thesis
+(Politecnico di Torino). Every client trains once, on data that are already on the device; trained models come back to
+the host. On a GPU, models with convolutions are also trained with PyTorch's grouped ones, in turn.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from fedapp.models import build_model
+from fedapp.training import convolutions
 from fedapp.training.batches import plan_batches, task_rng
 from fedapp.training.gpu import gpu
 from fedapp.training.rule import LocalRule
@@ -47,6 +49,7 @@ WORKLOADS = {
     "W3": LocalWork("cnn"),
     "femnist": LocalWork("cnn", batch_size=20),
     "lenet": LocalWork("studies.reproduce.nets:lenet"),
+    "resnet18": LocalWork("resnet18", (3, 32, 32)),
     "cifar10": LocalWork("logistic", (3, 32, 32), 256, 10),
     "cifar10-mlp": LocalWork("mlp", (3, 32, 32), 256, 10),
 }
@@ -108,6 +111,15 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
     return median(taken[1:])
 
 
+def with_grouped_convolutions(work: Callable[[], object], repeats: int, device: torch.device) -> float:
+    """Return the median duration of some work whose convolutions are vmap's own: a grouped one of all clients."""
+    before, convolutions.DEVICES = convolutions.DEVICES, frozenset()
+    try:
+        return seconds(work, repeats, device)
+    finally:
+        convolutions.DEVICES = before
+
+
 def main() -> None:
     """Print a line of JSON for each workload and number of clients."""
     parser = argparse.ArgumentParser(
@@ -118,9 +130,10 @@ def main() -> None:
     parser.add_argument("--workloads", default="W1,W2,W3", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--bare-clients", type=int, default=100, help="clients of the bare loop, scaled up")
+    parser.add_argument("--tf32", action="store_true", help="as the app's key tf32, on a GPU")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    device = gpu(tf32=False) if torch.cuda.is_available() else torch.device("cpu")
+    device = gpu(tf32=options.tf32) if torch.cuda.is_available() else torch.device("cpu")
     for name in options.workloads.split(","):
         for num_clients in options.clients or (1_000, 10_000):
             tasks = tasks_of(WORKLOADS[name], num_clients, options.samples, device)
@@ -128,6 +141,10 @@ def main() -> None:
             ours = seconds(
                 lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
             )
+            if device.type == "cuda":
+                grouped = with_grouped_convolutions(
+                    lambda tasks=tasks, trainer=trainer: all_of(trainer, tasks), options.repeats, device
+                )
             trainer.close()
             few = tasks[: options.bare_clients]
             bare = seconds(lambda few=few: bare_loop(few), 1, device) * len(tasks) / len(few)
@@ -141,6 +158,7 @@ def main() -> None:
                 "times as fast": round(bare / ours, 2),
             }
             if device.type == "cuda":
+                figures["with grouped convolutions, seconds"] = round(grouped, 4)
                 figures["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
             print(json.dumps(figures), flush=True)
 
