@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedapp.training.rule import Parameters
+from fedapp.training.state import as_array
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import added_in_order
 
@@ -100,9 +101,11 @@ class ModelsOnGPU(Models):
     """Models on the GPU where they were trained: only their sum goes to the host; parameters as in ``models_of``."""
 
     def __init__(self, stacks: Sequence[Parameters], starts: Mapping[str, int]) -> None:
-        self.arrays: list[tuple[int, Tensor]] = [
-            (starts[name], torch.cat([_flat(stack[name]) for stack in stacks])) for name in stacks[0]
-        ]
+        self.arrays: list[tuple[int, Tensor]] = []
+        for name in stacks[0]:
+            found = [_flat(stack[name]) for stack in stacks]
+            self.arrays.append((starts[name], torch.cat(found) if len(found) > 1 else found[0]))
+        self._sent: tuple[Vector, Tensor] | None = None
 
     @cached_property
     def harmless(self) -> bool:
@@ -114,12 +117,12 @@ class ModelsOnGPU(Models):
         """Copy the client's arrays to the host, into a copy of ``base``."""
         model = base.copy()
         for start, values in self.arrays:
-            model[start : start + values.shape[1]] = values[row].cpu().numpy()
+            model[start : start + values.shape[1]] = as_array(values[row])
         return model
 
     def weighted_sum(self, rows: Sequence[int], weights: Sequence[float], base: Vector) -> Vector:
         """Add up ``AT_ONCE_ON_GPU`` values of all clients at a time, which bounds the GPU's memory."""
-        total, device = np.zeros(len(base)), self.arrays[0][1].device
+        total, device, sent = np.zeros(len(base)), self.arrays[0][1].device, self._on_gpu(base)
         places = torch.tensor(rows, device=device)
         factors = torch.tensor(weights, dtype=torch.float64, device=device).unsqueeze(1)
         step = max(AT_ONCE_ON_GPU // max(len(rows), 1), 1)
@@ -127,6 +130,12 @@ class ModelsOnGPU(Models):
             for begin in range(0, values.shape[1], step):
                 some = values[:, begin : begin + step].index_select(0, places).double()
                 place = slice(start + begin, start + begin + some.shape[1])
-                some -= torch.from_numpy(base[place]).to(device)
-                total[place] = some.mul_(factors).sum(0).cpu().numpy()
+                some -= sent[place]
+                total[place] = as_array(some.mul_(factors).sum(0))
         return total
+
+    def _on_gpu(self, base: Vector) -> Tensor:
+        """Return the model that was sent, on the GPU: it is moved there once for all sums."""
+        if self._sent is None or self._sent[0] is not base:
+            self._sent = base, torch.from_numpy(base).to(self.arrays[0][1].device)
+        return self._sent[1]

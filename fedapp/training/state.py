@@ -73,8 +73,15 @@ def is_in_numpy(dtype: torch.dtype) -> bool:
 
 
 def as_array(value: Tensor) -> np.ndarray:
-    """Return a tensor's values on the host, in float32 where NumPy has no type for them."""
-    return (value if is_in_numpy(value.dtype) else value.float()).numpy(force=True)
+    """Return a tensor's values on the host, in float32 where NumPy has no type for them.
+
+    Values from a GPU are in pinned memory, which PyTorch keeps for the next ones: a copy to fresh pageable memory
+    takes many times as long.
+    """
+    value = value.detach() if is_in_numpy(value.dtype) else value.detach().float()
+    if value.is_cuda:
+        value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True).copy_(value)
+    return value.numpy(force=True)
 
 
 def as_bytes(value: Tensor) -> Tensor:
