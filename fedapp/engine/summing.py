@@ -6,6 +6,7 @@ and the random stream of its batches.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,23 +25,42 @@ from strategies.updates.aggregation import square_of
 from strategies.updates.safeguards import moved_by
 from strategies.updates.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
 
+# A block on a GPU: the most bytes of models, in float32, the fewest clients, and how many blocks a round has if both
+# allow it.
+MODELS_ON_GPU, FEWEST_ON_GPU, BLOCKS_ON_GPU = 1 << 30, 16, 4
+
 
 def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:
     """Yield the sums of a round's blocks of clients."""
     terms = SharedTerms(request, nodes, rows_of)
-    first = next(divided(request), request.tasks)
+    parts = list(divided(request, on_gpu=terms.on_gpu))
+    first = parts[0] if parts else request.tasks
     yield from trainer.ahead(
         lambda tasks: terms.block(tasks, trainer),
-        divided(request),
+        parts,
         alone=terms.on_gpu,
         in_turn=terms.waits(first, trainer),
     )
 
 
-def divided(request: SumRequest) -> Iterator[SumTasks]:
-    """Yield the tasks of each block."""
-    for places in blocks(len(request.tasks), Layout.of(request.arrays).size):
+def divided(request: SumRequest, *, on_gpu: bool) -> Iterator[SumTasks]:
+    """Yield the tasks of each block: by their number, the model's size and the kind of device alone."""
+    number, size = len(request.tasks), Layout.of(request.arrays).size
+    for places in blocks_on_gpu(number, size) if on_gpu else blocks(number, size):
         yield request.tasks[places.start : places.stop]
+
+
+def blocks_on_gpu(number: int, size: int) -> list[range]:
+    """Return the consecutive blocks of ``number`` tasks, for a model of ``size`` values, that a GPU trains.
+
+    A GPU takes as long for the steps of a few clients as for those of many, so that blocks are large: a round has
+    ``BLOCKS_ON_GPU`` of them, which workers can share, or fewer, if a block would have less than ``FEWEST_ON_GPU``
+    clients, or more, if the models of a block would take more memory than ``MODELS_ON_GPU``.
+    """
+    most = max(MODELS_ON_GPU // (4 * max(size, 1)), 1)
+    count = max(-(-number // most), min(BLOCKS_ON_GPU, number // FEWEST_ON_GPU), min(number, 1))
+    ends = [number * each // count for each in range(count + 1)] if count else []
+    return [range(start, end) for start, end in pairwise(ends)]
 
 
 class SharedTerms:

@@ -24,7 +24,7 @@ from flwr.app import ConfigRecord, Context, Message
 from ray.exceptions import RayError, RayTaskError
 
 from fedapp import client_app, federation
-from fedapp.client.request import record_of
+from fedapp.client.request import config_of, device_of, record_of
 from fedapp.config import ConfigError
 from fedapp.config.options import SimulationConfig
 from fedapp.engine.nodes import descriptions
@@ -252,8 +252,15 @@ class WorkersGrid(VectorizedGrid):
         """Yield the sums of a round's blocks of clients."""
         name, shared = uuid4().hex, ray.put(replace(request, tasks=request.tasks[:0]))
         frozen = self._frozen_of(request.config)
-        units = [Unit(tasks.nodes[0], "sums", (name, shared, tasks, frozen)) for tasks in divided(request)]
+        units = [
+            Unit(tasks.nodes[0], "sums", (name, shared, tasks, frozen))
+            for tasks in divided(request, on_gpu=self._on_gpu(request.config))
+        ]
         return self.workers.run(units)
+
+    def _on_gpu(self, config: ConfigRecord) -> bool:
+        """Tell whether workers train on GPUs, one of which this process has, too."""
+        return self.gpus and device_of(config_of(config)).type != "cpu"
 
     def can_work(self, request: WorkRequest) -> bool:
         """Return False: workers are sent messages."""

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 from fedapp.training.task import LocalTask
 
-# Working memory of a chunk in bytes: on a CPU what stays in its caches, on a GPU what keeps it busy.
+# Working memory of a chunk: on a CPU the bytes that stay in its caches, on a GPU a part of its memory, as an estimate
+# that the real use is up to twice as much as.
 CPU_CHUNK = 8 << 20
-GPU_CHUNK = 4 << 30
+PART_OF_GPU = 1 / 8
 
 # Padded examples per real one that a vmapped chunk may have.
 MOST_PADDING = 1.5
@@ -54,7 +56,9 @@ def stack_bytes(like: LocalTask, widest: int) -> int:
 
 
 def _budget(task: LocalTask) -> int:
-    return CPU_CHUNK if task.x.device.type == "cpu" else GPU_CHUNK
+    if task.x.device.type == "cpu":
+        return CPU_CHUNK
+    return int(PART_OF_GPU * torch.cuda.get_device_properties(task.x.device).total_memory)
 
 
 def _bytes(task: LocalTask) -> tuple[int, int]:

@@ -7,9 +7,10 @@
 
 On a CPU convolutions and LSTMs are trained singly: batched over clients they are several times slower. What gains
 there is a frozen net with adapters in short steps: a product with frozen weights is then one for all clients. On a
-GPU, where the launch of a small kernel costs more than the kernel, all these are vmapped. The choice follows from
-task and device alone, never from a stopwatch, so that it is the same in every run. Neither what is in a chunk nor any
-result depends on the number of threads.
+GPU, where the launch of a small kernel costs more than the kernel, all these are vmapped, unless there are only a few
+clients: a step under vmap launches several times the kernels of a client's own. The choice follows from tasks and
+device alone, never from a stopwatch, so that it is the same in every run. Neither what is in a chunk nor any result
+depends on the number of threads.
 """
 
 import math
@@ -154,6 +155,10 @@ TrainedStack = tuple[Parameters, Tensor]
 # Bytes of a stack whose steps are short.
 SHORT = 1 << 20
 
+# Fewer clients a GPU trains singly: to launch a step of many clients took as long as to launch 7 steps of single ones
+# for W3's CNN, and 8 for ResNet-18, in a bare loop (studies/benchmarks/RESULTS.md).
+FEWEST_VMAPPED_ON_GPU = 4
+
 # Errors of the whole process: smaller stacks would fit, but give other bits; a GPU is unusable after an error.
 OF_ALL_TASKS = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 
@@ -289,7 +294,7 @@ class Trainer:
                 yield from ((way, [i]) for i in positions)
                 continue
             for chunk in cut([tasks[i] for i in positions], positions, padded=way == "vmapped"):
-                yield way, chunk
+                yield from self._as_stacked(way, tasks[chunk[0]], chunk)
 
     def _stacks_of(self, block: TaskBlock) -> Iterator[tuple[Way, list[int]]]:
         """Yield a way to train and the places of tasks, a stack at a time: as ``_chunks`` of the same tasks."""
@@ -311,7 +316,16 @@ class Trainer:
                 stacks = cut([block.one(place) for place in places], places, padded=True)
             else:
                 stacks = cut_evenly(block.one(places[0]), max(kinds[place][1] for place in places), places)
-            yield from ((way, stack) for stack in stacks)
+            for stack in stacks:
+                yield from self._as_stacked(way, block.one(stack[0]), stack)
+
+    def _as_stacked(self, way: Way, like: LocalTask, places: list[int]) -> Iterator[tuple[Way, list[int]]]:
+        """Yield the ways and places of a stack: on a GPU few clients are trained singly, unless ``way`` is given."""
+        few = way == "vmapped" and len(places) < FEWEST_VMAPPED_ON_GPU and like.x.device.type != "cpu"
+        if few and self.way is None:
+            yield from (("single", [place]) for place in places)
+        else:
+            yield way, places
 
     def _way(self, task: LocalTask) -> Way:
         way = self.way or way_of(task)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedapp.models import build_model
 from fedapp.names import WAYS
+from fedapp.training import chunks
 from fedapp.training import trainer as training
 from fedapp.training.batches import Batches, plan_batches, task_rng
 from fedapp.training.optimizer import optimizer_of
@@ -150,6 +151,26 @@ def test_the_way_follows_from_task_and_device(name, on_cpu, on_gpu):
     assert way_of(task) == on_cpu
     assert can("vmapped", task) == (name != "lstm")  # tried once for a model, here on the CPU
     assert way_of(replace(task, x=SimpleNamespace(device=torch.device("cuda")))) == on_gpu
+
+
+@pytest.mark.parametrize(
+    ("way", "number", "expected"),
+    [
+        (None, 8, [("vmapped", 4), ("vmapped", 4)]),
+        (None, 7, [("vmapped", 4), ("single", 1), ("single", 1), ("single", 1)]),
+        ("vmapped", 7, [("vmapped", 4), ("vmapped", 3)]),
+    ],
+)
+def test_a_gpu_trains_few_clients_one_by_one(way, number, expected, trainer, monkeypatch):
+    tasks = tasks_of("cnn", sizes=(8,) * number, epochs=1)
+    assert can("vmapped", tasks[0])
+    # A chunk's memory holds four clients: four times the parameters, and 16 times two values for each of 8·64 inputs.
+    each = 4 * sum(value.nbytes for value in tasks[0].start.values()) + 16 * 8 * 4 * 64
+    memory = SimpleNamespace(total_memory=4 * each / chunks.PART_OF_GPU)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    x = SimpleNamespace(device=torch.device("cuda"), shape=tasks[0].x.shape)
+    found = trainer(way)._chunks([replace(task, x=x) for task in tasks])
+    assert [(way, len(positions)) for way, positions in found] == expected
 
 
 def test_a_cpu_trains_adapters_of_a_frozen_net_at_once_in_short_steps_alone():

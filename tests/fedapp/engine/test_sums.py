@@ -79,11 +79,35 @@ def test_many_clients_are_summed_block_by_block(both):
 def test_sums_on_a_gpu_differ_by_rounding_at_most(both, monkeypatch):
     asked = []
     monkeypatch.setattr(summing, "models_of", lambda *of: asked.append(ModelsOnGPU(*of)) or asked[-1])
+    monkeypatch.setattr(summing.SharedTerms, "on_gpu", True)
+    monkeypatch.setattr(summing, "FEWEST_ON_GPU", 4)
     path, other = both(model="mlp", data_imbalance=1.0, partitioner="label-quantity-skew")
-    assert asked
+    assert len(asked) == 2 * summing.BLOCKS_ON_GPU
     ours, theirs = load_file(path / "model.safetensors"), load_file(other / "model.safetensors")
     for name, value in theirs.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("number", "size", "sizes"),
+    [
+        (0, 10, []),
+        (1, 10, [1]),
+        (31, 10, [31]),
+        (32, 10, [16, 16]),
+        (100, 10, [25, 25, 25, 25]),
+        (1000, 10, [250, 250, 250, 250]),
+        # 2^30 bytes hold 161 models of 1,663,370 values, and 1 of 2^28 or more.
+        (100, 1_663_370, [25, 25, 25, 25]),
+        (700, 1_663_370, [140, 140, 140, 140, 140]),
+        (3, 1 << 28, [1, 1, 1]),
+        (2, 1 << 40, [1, 1]),
+    ],
+)
+def test_a_gpu_has_few_large_blocks(number, size, sizes):
+    found = summing.blocks_on_gpu(number, size)
+    assert [len(block) for block in found] == sizes
+    assert [place for block in found for place in block] == list(range(number))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
