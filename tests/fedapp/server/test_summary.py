@@ -195,7 +195,7 @@ def test_a_run_whose_model_swings_says_so_beside_its_status(server_lr, unstable,
 @pytest.mark.parametrize(
     "keys",
     [
-        {"round_deadline": 30.0, "keep": "best", "best_of": "accuracy", "record_divergence": True},
+        {"keep": "best", "best_of": "accuracy", "record_divergence": True},
         {"strategy": "fedbuff", "availability": "bernoulli:0.9", "test_on": "own", "task_failure": 0.1},
         {"dp": "central", "client_weights": "uniform", "participation": "poisson", "fraction_train": 0.5},
     ],
