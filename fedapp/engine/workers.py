@@ -64,6 +64,10 @@ class RayWorker:
         """Return the id of the machine that this worker runs on."""
         return str(ray.get_runtime_context().get_node_id())
 
+    def is_on_gpu(self, config: ConfigRecord) -> bool:
+        """Return True if this worker trains on a GPU."""
+        return device_of(config_of(config)).type != "cpu"
+
     def sums(self, name: str, request: SumRequest, tasks: SumTasks, frozen: "Frozen") -> BlockSum:
         """Return the sum of a block of the round with this name."""
         _offer(frozen)
@@ -259,8 +263,8 @@ class WorkersGrid(VectorizedGrid):
         return self.workers.run(units)
 
     def _on_gpu(self, config: ConfigRecord) -> bool:
-        """Tell whether workers train on GPUs, one of which this process has, too."""
-        return self.gpus and device_of(config_of(config)).type != "cpu"
+        """Return True if workers train on GPUs; a worker is asked."""
+        return self.gpus and bool(next(self.workers.run([Unit(1, "is_on_gpu", (config,))])))
 
     def can_work(self, request: WorkRequest) -> bool:
         """Return False: workers are sent messages."""
