@@ -9,7 +9,6 @@ Messages and replies are copied, as a network does, and replies that are there c
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from strategies import streams
 from strategies.clock import WallClock
 from strategies.flower import messages
-from strategies.flower.internals import RUN_ID, be_the_server, give_id, unavailable_reply
+from strategies.flower.internals import RUN_ID, be_the_server, copy_of, give_id, unavailable_reply
 from strategies.flower.local_grid import LocalGrid
 from strategies.flower.messages import answer_to
 
@@ -167,7 +166,7 @@ class MemoryGrid(LocalGrid):
             if how == "unstorable":
                 continue
             ids.append(message.metadata.message_id)
-            self.sent.append(deepcopy(message))
+            self.sent.append(copy_of(message))
             if how == "drop":
                 continue
             due = self._clock.now() + (node.delay if category != "query" else 0.0)
@@ -188,10 +187,10 @@ class MemoryGrid(LocalGrid):
         if how == "unavailable":
             return [unavailable_reply(message.metadata)]
         try:
-            reply = answer_to(message, self.app(deepcopy(message), node.context))
+            reply = answer_to(message, self.app(copy_of(message), node.context))
         except Exception as error:  # as flwr/server/superlink/fleet/vce/vce_api.py does
             reply = Message(Error(code=0, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
-        return [deepcopy(reply) for _ in range(2 if how == "twice" else 1)]
+        return [copy_of(reply) for _ in range(2 if how == "twice" else 1)]
 
     def _draw(self) -> int:
         return int(self.random.integers(1 << 63))

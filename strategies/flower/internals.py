@@ -8,6 +8,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from importlib.metadata import version
 from threading import Lock
@@ -18,6 +19,8 @@ from flwr.serverapp.strategy import FedAvg
 
 #: The versions of Flower that all tests of the library have passed.
 TESTED = ("1.41.0", "1.42.0")
+
+Scalar = int | float | str | bytes  # a value of a record that nobody can change
 
 
 @contextmanager
@@ -138,6 +141,21 @@ def empty_run() -> Run:
 def give_id(message: Message, message_id: str) -> None:
     """Set a message's id, as a Grid does when the message is pushed; Flower has no public setter."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def copy_of(message: Message) -> Message:
+    """Return a copy of a message, as a network makes one; bytes and numbers, which nobody can change, are shared."""
+    made = copy(message)
+    made.__dict__["_metadata"] = copy(message.metadata)
+    if message.has_content():
+        made.content = content = message.content.copy()
+        for name, record in message.content.items():
+            own: Any = record.copy()
+            content[name] = own
+            for key, value in record.items():
+                if not isinstance(value, Scalar):
+                    own[key] = copy(value)  # an array or a list
+    return made
 
 
 def message_to_bytes(message: Message) -> bytes:

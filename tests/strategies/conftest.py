@@ -5,6 +5,7 @@ test expects can be worked out by hand. Nothing here imports fedapp or torch.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -14,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 
 from strategies.flower import messages
+from strategies.flower.grids import Work, WorkRequest
 from strategies.flower.internals import TaskIdentity
 from strategies.testing import MemoryGrid, Node, be_the_server
 
@@ -26,25 +28,18 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        client, config = context.node_config, message.content.config_records["config"]
-        received = message.content.array_records["arrays"]
-        alpha, lr = config.get(messages.ALPHA, 0.0), config.get("lr", 0.5)
-        # What the server asks for comes first, and then a client's own E_k.
-        steps = config.get(messages.STEPS) or client.get("local-steps", config.get("local-steps", 1))
-        lr = lr / steps if config.get("normalize-steps") else lr
+        client, config = context.node_config, message.content["config"]
+        received = message.content["arrays"]
+        alpha, lr, steps = _steps(client, config)
         trained: dict[str, np.ndarray] = {}
-        starts = {name: array.numpy() for name, array in received.items()}
+        starts = {name: _values(array.data) for name, array in received.items()}
         for name, start in starts.items():
-            w = start.astype(np.float64)
-            beta, u = config.get(messages.BETA, 1.0), 0.0
-            if beta < 1:
+            u = 0.0
+            if config.get(messages.BETA, 1.0) < 1:
                 u = message.content.array_records["neighbours"][name].numpy().astype(np.float64)
             constant = messages.arrays_of(message, messages.CONSTANT)
             h = 0.0 if constant is None else constant[name].numpy().astype(np.float64)
-            for _ in range(steps):
-                at = beta * w + (1 - beta) * u
-                w = w - lr * (client["curvature"] * (at - client["centre"]) + alpha * (w - start) + h)
-            trained[name] = np.asarray(w, dtype=start.dtype)  # a 0-d array becomes a scalar in sums
+            trained[name] = _descend(client, config, start, u, h)
         loss = _loss(client, starts.values())
         metrics = MetricRecord({"num-examples": client["num-examples"], "train-loss": loss})
         arrays = ArrayRecord({name: Array(values) for name, values in trained.items()})
@@ -63,8 +58,8 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         client = context.node_config
-        arrays = message.content.array_records["arrays"].values()
-        loss = _loss(client, (array.numpy() for array in arrays))
+        arrays = message.content["arrays"].values()
+        loss = _loss(client, (_values(array.data) for array in arrays))
         metrics = MetricRecord({"num-examples": client["num-examples"], "loss": loss})
         return Message(
             _misbehave(client.get("fault-evaluate"), RecordDict({"metrics": metrics})), reply_to=message
@@ -92,6 +87,32 @@ def client_app(*, describes: bool = True, mods: Iterable[Any] = ()) -> ClientApp
             return Message(content, reply_to=message)
 
     return app
+
+
+def _steps(client: Any, config: Any) -> tuple[float, float, int]:
+    """Return α, the step size and the number of steps of a client's task."""
+    # What the server asks for comes first, and then a client's own E_k.
+    steps = config.get(messages.STEPS) or client.get("local-steps", config.get("local-steps", 1))
+    lr = config.get("lr", 0.5)
+    return config.get(messages.ALPHA, 0.0), lr / steps if config.get("normalize-steps") else lr, steps
+
+
+def _descend(client: Any, config: Any, start: np.ndarray, u: Any = 0.0, h: Any = 0.0) -> np.ndarray:
+    """Return what a client makes of an array by its steps."""
+    alpha, lr, steps = _steps(client, config)
+    beta, w = config.get(messages.BETA, 1.0), start.astype(np.float64)
+    for _ in range(steps):
+        at = beta * w + (1 - beta) * u
+        w = w - lr * (client["curvature"] * (at - client["centre"]) + alpha * (w - start) + h)
+    return np.asarray(w, dtype=start.dtype)  # a 0-d array becomes a scalar in sums
+
+
+@lru_cache(maxsize=64)
+def _values(data: bytes) -> np.ndarray:
+    """Return the values of an array's bytes; many clients read the same model."""
+    values: np.ndarray = np.load(BytesIO(data), allow_pickle=False)
+    values.flags.writeable = False
+    return values
 
 
 def _loss(client: Any, arrays: Iterable[np.ndarray]) -> float:
@@ -185,6 +206,40 @@ class InProcessGrid(MemoryGrid):
             config[f"fault-{category}"] = fault
 
 
+class WorkingClients(InProcessGrid):
+    """The bare clients as an engine has them: asynchronous strategies are answered without messages.
+
+    For long runs, of which a test looks at times, weights and models alone.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.done: dict[str, Work] = {}
+        self.count = 0
+
+    def can_work(self, request: WorkRequest) -> bool:
+        return True
+
+    def hand_out(self, request: WorkRequest) -> list[str]:
+        ids = []
+        for task in request.tasks:
+            client = self.nodes[task.node_id].context.node_config
+            self.count += 1
+            ids.append(f"task/{self.count}")
+            self.done[ids[-1]] = self._work_of(client, request)
+        return ids
+
+    def work(self, task_id: str) -> Work | None:
+        return self.done.pop(task_id, None)
+
+    def _work_of(self, client: Any, request: WorkRequest) -> Work:
+        if "fault-train" in client:
+            return Work(np.empty(0), MetricRecord(), reason="out of memory")
+        model = _descend(client, {**request.config, **request.rule}, request.base).astype(np.float64)
+        metrics = {"num-examples": client["num-examples"], "train-loss": _loss(client, [request.base])}
+        return Work(model, MetricRecord(metrics), request.layout.num_bytes)
+
+
 # ---- Fixtures ---------------------------------------------------------------------------------------------------
 
 
@@ -208,7 +263,8 @@ def federation():
     """Make an in-process grid of clients with curvatures a, centres c and sizes n.
 
     The defaults are the three clients that most hand calculations use: p = (1/8, 2/8, 5/8). From w = 1, one step of
-    lr 0.5 gives Δ_i = −0.5 (1 − c_i) = (1, 0.5, −1).
+    lr 0.5 gives Δ_i = −0.5 (1 − c_i) = (1, 0.5, −1). Without ``messages`` the clients of asynchronous strategies work
+    as those of an engine do.
     """
 
     def make(
@@ -222,6 +278,7 @@ def federation():
         num_partitions: int | None = None,
         directions: Iterable[Iterable[float]] | None = None,
         mods: Iterable[Any] = (),
+        messages: bool = True,
     ) -> InProcessGrid:
         centres, sizes = list(centres), list(sizes)
         directions = None if directions is None else list(directions)
@@ -234,7 +291,8 @@ def federation():
             if directions is not None:
                 config["direction"] = list(directions[i])
             nodes.append(config)
-        return InProcessGrid(client_app(describes=describes, mods=mods), nodes, node_ids, seed)
+        kind = InProcessGrid if messages else WorkingClients
+        return kind(client_app(describes=describes, mods=mods), nodes, node_ids, seed)
 
     return make
 
