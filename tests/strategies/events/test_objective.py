@@ -42,7 +42,7 @@ def test_example_1_of_the_paper(federation, start):
 def test_example_2_of_the_paper(federation, start, caplog, scenario, weights, limit):
     run = start(
         "async",
-        federation([0.0, 6.0], [1, 1]),
+        federation([0.0, 6.0], [1, 1], messages=False),
         600,
         lr=0.02,
         time_scenario=scenario,
@@ -72,9 +72,8 @@ def test_quadratics_converge_to_the_optimum_of_the_expected_shares(
     federation, start, caplog, scheme, weights, sizes
 ):
     rounds, centres = 500 if scheme == "async" else 300, [8.0, 3.0, 0.0, -9.0]
-    run = start(
-        scheme, federation(centres, sizes), rounds, lr=0.02, eval_every=rounds, aggregation_weights=weights
-    )
+    grid = federation(centres, sizes, messages=False)
+    run = start(scheme, grid, rounds, lr=0.02, eval_every=rounds, aggregation_weights=weights)
     p = np.array(sizes) / sum(sizes)
     if weights == "time-based":
         q = p
@@ -114,9 +113,8 @@ def test_expected_shares_are_those_observed_in_the_long_run(federation, start, t
         # client 1: 1.1 s is 3 intervals.
         (tmp_path / "times.csv").write_text("0,.25\n0,.25\n0,.25\n0,3.25\n1,1.1\n2,0.9\n3,1.5\n")
         scenario = f"trace:{tmp_path / 'times.csv'}"
-    run = start(
-        scheme, federation([0.0] * 4, SIZES), 300, lr=0.01, time_scenario=scenario, eval_every=300, limit=240
-    )
+    grid = federation([0.0] * 4, SIZES, messages=False)
+    run = start(scheme, grid, 300, lr=0.01, time_scenario=scenario, eval_every=300, limit=240)
     last = run.evaluations[-1].clients
     assert last["observed-share"] == pytest.approx(last["expected-share"], abs=0.012)
 

@@ -83,7 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_a_run_weighs_as_the_formulas_say_of_all_clients(federation, start, monkeypatch, scheme, case):
     told, options = list[tuple[float, ...]](), OPTIONS[case]
     monkeypatch.setitem(KINDS, scheme, checked(KINDS[scheme], told))
-    grid = federation(CENTRES, SIZES)
+    grid = federation(CENTRES, SIZES, messages=False)
     grid.spoil(3, "raise")  # is dropped, and back later
 
     def observe(progress: Progress) -> None:
@@ -110,9 +110,8 @@ def test_arrivals_look_at_all_clients_only_where_the_model_is_evaluated(federati
         return importances(population, clients)
 
     monkeypatch.setattr(Population, "importances", noted)
-    run = start(
-        "async", federation(CENTRES, SIZES), 200, lr=0.01, eval_every=100, aggregation_weights="observed"
-    )
+    grid = federation(CENTRES, SIZES, messages=False)
+    run = start("async", grid, 200, lr=0.01, eval_every=100, aggregation_weights="observed")
     assert len(run.evaluations) == 3
     assert looks.count(1) <= 2 * 3
     assert looks.count(2) <= 2 * 3
