@@ -17,12 +17,12 @@ from strategies.core.parameters import parameters_of
 
 _INTRODUCTION = """# Keys of the run config
 
-`fedapp keys NAME` prints one key. Every run reads a key of which nothing else is said. A value that nothing in a run
-reads is named before the first round. Bounds are of whole numbers where the default is one.
-[methods.md](methods.md) tells which strategies have rounds.
+`fedapp keys NAME` prints one key. Unless the column "read by" says otherwise, a key applies to every run. Keys
+without effect are listed before the first round. A key with an integer as default takes integers alone.
+[methods.md](methods.md) says which strategies have rounds.
 
-A strategy's key and the keyword of its class have one name (`fedfix-interval`, `FedFix(fedfix_interval=…)`), range
-and default, apart from these:
+A strategy's key and the keyword of its class have the same name (`fedfix-interval`, `FedFix(fedfix_interval=…)`),
+range and default. These defaults differ:
 
 | key | default in the app | default in the library |
 |---|---|---|

@@ -9,12 +9,15 @@ import pytest
 
 from fedapp.config import defaults
 from fedapp.config.methods import table
-from strategies import REGISTRY
+from strategies import REGISTRY, SynchronousStrategy
 from strategies.core.about import About
 from strategies.flower.arrays import Layout
 from strategies.updates.compression import size_of
 from tests.docs.pages import GUIDES, blocks_of, text_of
 from tests.runs import lines_of, same_files
+
+# A letter of a formula: one with an index, or one of those that stand alone.
+LETTER = r"(?<![\w−-])(?:[A-Za-zα-ωΔ]_[a-z]\b|Δt\b|[BCDELRWchmwαβγδεηκτω](?![\w.-]))"
 
 
 def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(run_app, monkeypatch):
@@ -50,6 +53,46 @@ def test_every_key_that_is_set_exists(page):
 
 def test_the_table_of_methods_is_the_registrys():
     assert table() in text_of("docs/methods.md")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md", "CHANGELOG.md"])
+def test_the_methods_are_counted_alike_on_all_pages(page):
+    words = " ".join(text_of(page).split())
+    assert set(re.findall(r"\b(\d+) methods\b", words)) == {str(len(REGISTRY))}
+    rounds = sum(issubclass(kind, SynchronousStrategy) for kind in REGISTRY.values())
+    for synchronous, others in re.findall(
+        r"\b(\d+) (?:work )?in rounds and (\d+) (?:are )?asynchronous", words
+    ):
+        assert (int(synchronous), int(others)) == (rounds, len(REGISTRY) - rounds)
+
+
+def test_the_sheet_of_letters_has_every_letter_before_the_first_formula():
+    before, sheet, after = re.split(
+        r"^## (?:Letters and words|All methods)\n", text_of("docs/methods.md"), flags=re.M
+    )
+    assert not re.search(LETTER, before)
+    told = {
+        letter for row in re.findall(r"^\| ([^|]+) \|", sheet, re.M) for letter in re.findall(LETTER, row)
+    }
+    used = re.findall(LETTER, re.sub(r"`[^`]*`|\]\([^)]*\)", "", after))
+    assert {letter.replace("_j", "_i") for letter in used} <= told
+    assert {
+        "W",
+        "w_i",
+        "d_i",
+        "p_i",
+        "q_i",
+        "P_i",
+        "τ_i",
+        "τ_c",
+        "M_c",
+        "m",
+        "L",
+        "B",
+        "R",
+        "u_i",
+        "h_i",
+    } <= told
 
 
 def test_every_method_says_its_rule_and_where_it_helps():

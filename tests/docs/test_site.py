@@ -98,7 +98,7 @@ def test_messages_are_on_the_page_of_errors(site):
 def test_formulas_are_set_as_they_are_meant(site):
     methods = (site[0] / "methods.html").read_text("utf-8")
     assert "Σ p<sub>i</sub> f<sub>i</sub>" in methods
-    assert 'id="words-and-letters"' in methods
+    assert 'id="letters-and-words"' in methods
     api = (site[0] / "api.html").read_text("utf-8")
     assert "d_i; by default those of the draw" in api  # in code all stays as it is
     assert "x<sup>−S</sup>" in (site[0] / "fleet.html").read_text("utf-8")

@@ -203,7 +203,7 @@ def test_the_sentences_of_the_page_follow_from_the_curves(page: str):
     ahead = {name: merits(femnist, "feddyn-steps") - merits(femnist, name) for name in ("scaffold", "fadas")}
     assert [f"{each.mean():.3f}" for each in ahead.values()] == ["0.029", "0.010"]
     assert ahead["fadas"].min() > 0
-    assert "It made 10,079 runs in 19 core-hours" in words
+    assert "took 10,079 runs in 19 core-hours" in words
     assert len(curves) == 10079
     assert round(sum(each.seconds for each in curves.values()) / 3600) == 19
 
@@ -309,8 +309,7 @@ def test_what_the_page_of_the_methods_says_against_its_table_follows_from_the_cu
     assert told(over, 1) == []
     assert (len(told(over, -1)), span(told(over, -1))) == (3, "0.011 to 0.037")
     assert (
-        "which isn't offered any more, is 0.004 to 0.030 ahead in four cells, and 0.003 to 0.008 below"
-        in words
+        "**`round-deadline`** is 0.004 to 0.030 ahead in four cells, and 0.003 to 0.008 below on" in words
     )
     assert (len(told(late, 1)), span(told(late, 1))) == (4, "0.004 to 0.030")
     assert all(late[cell].mean() < 0 for cell in own_laws)
