@@ -50,7 +50,7 @@ class Receiver:
         replies_beside: int,
         bound: float,
         local_rule: Callable[[], dict[str, float]],
-        received: Callable[[Client, Vector], None],
+        received: Callable[[Client, Vector], None] | None,
         compressed: CompressedUpdates | None = None,
         clip: Clip | AdaptiveClip | None = None,
         updates: Link | None = None,
@@ -73,6 +73,7 @@ class Receiver:
             most_bytes=self.most_bytes,
             buffers=run.buffers,
             more=None if self._safeguards.active else self._trained_on_more,
+            measures=self._safeguards.learns_norms,
             **({} if compressed is None else _compressed_replies(compressed, self._run)),
         )
 
@@ -102,16 +103,17 @@ class Receiver:
             Bound(self._bound, self._run.buffers) if self._bound else None,
             self.clip,
             safeguards.norms if safeguards.learns_norms else None,
-            Tell(self._received),
+            Tell(self._received) if self._received else None,
             self._updates,
             Tell(lambda client, model: witness(client.index, model)) if witness else None,
         )
 
     @property
-    def only_learns_norms(self) -> bool:
-        """Whether replies are whole models, and nothing but the usual norm is between the check and the sum."""
-        others = (self._compressed, self._bound or None, self.clip, self._updates, self._run.options.witness)
-        return all(other is None for other in others)
+    def reads_models(self) -> bool:
+        """Whether a step between the check and the sum reads whole models: any but the usual norm."""
+        witness = self._run.options.witness
+        readers = self._compressed, self._bound or None, self.clip, self._received, self._updates, witness
+        return any(reader is not None for reader in readers)
 
     @property
     def bounds_updates(self) -> bool:

@@ -148,7 +148,7 @@ class Session:
             replies_beside=able.replies_beside,
             bound=config.update_norm_bound,
             local_rule=strategy.local_rule,
-            received=strategy.received,
+            received=strategy.received if able.sees_single_updates else None,
             compressed=compressed,
             clip=clip,
             updates=updates,

@@ -31,8 +31,15 @@ REAL = "fiub"  # allowed kinds of dtypes: floats, signed and unsigned integers, 
 HALF = np.dtype(np.float16)
 
 BLOCK = 8192  # values of a vector that are worked on at once: 64 KiB in float64, which a core's cache holds
+CHUNK = (
+    4 * BLOCK
+)  # values of an update that are worked on at once: the L2 cache holds them with w̄ and the sum
 HEADER = 4096  # upper bound of the bytes of an array's header
 LARGEST_SQUARE = float(np.finfo(np.float32).max)  # upper bound of the square of a model's norm
+SURELY_VALID = (
+    LARGEST_SQUARE / 2
+)  # a square that was summed in lower precision, and is at most this, is valid
+OWN_PRECISION = (np.dtype(np.float32), np.dtype(np.float64))  # squares of whole numbers would wrap around
 LARGEST_WHOLE = 2**53  # whole numbers up to this are the same in float64
 
 
@@ -124,12 +131,32 @@ class Layout:
             If the record has other names, shapes or dtypes, or holds a value that isn't finite, values such as 1e30,
             whose squared norm overflows float32, or whole numbers beyond ±2^53, which float64 doesn't hold.
         """
-        vector, square = np.empty(self.size), 0.0
-        for values, span in zip(self.flat(record), self.spans, strict=True):
-            square += _copied(values, vector[span])
-        if not square <= LARGEST_SQUARE:
+        model = ModelView(self, self.flat(record))
+        vector = model.to_vector()
+        if not model.square() <= SURELY_VALID:
             check_values(vector)
         return vector
+
+    @cached_property
+    def pieces(self) -> list[list[tuple[int, slice, slice]]]:
+        """The pieces of arrays of which each chunk of a vector (D,) consists.
+
+        A piece is the number of an array, a slice of the flat array, and the place of the slice in the chunk.
+        """
+        pieces, first = list[list[tuple[int, slice, slice]]](), 0
+        for chunk in chunks(self.size):
+            pieces.append([])
+            while self.spans[first].stop <= chunk.start:
+                first += 1
+            for array in range(first, len(self.spans)):
+                span = self.spans[array]
+                if span.start >= chunk.stop:
+                    break
+                low, high = max(span.start, chunk.start), min(span.stop, chunk.stop)
+                if low < high:
+                    inside = slice(low - span.start, high - span.start)
+                    pieces[-1].append((array, inside, slice(low - chunk.start, high - chunk.start)))
+        return pieces
 
     def flat(self, record: ArrayRecord) -> list[NDArray[Any]]:
         """Return the arrays of a record of this layout, flat, in this order; views of its bytes where that can be.
@@ -194,6 +221,52 @@ class Layout:
         return record
 
 
+@dataclass(frozen=True)
+class ModelView:
+    """A model (D,) whose values are still in the bytes of a record; they are read chunk by chunk.
+
+    Attributes
+    ----------
+    arrays : list of array
+        The values of each array, flat, in the order of the layout.
+    """
+
+    layout: Layout
+    arrays: list[NDArray[Any]]
+
+    def to_vector(self) -> Vector:
+        """Return a copy of the model (D,)."""
+        vector = np.empty(self.layout.size)
+        for values, span in zip(self.arrays, self.layout.spans, strict=True):
+            vector[span] = values
+        return vector
+
+    def exchange(self, arrays: Iterable[int], base: NDArray[Any]) -> Vector:
+        """Return the values (B,) of some arrays, by number, and replace them by those of a model ``base`` (D,)."""
+        values = np.concatenate([self.arrays[number] for number in arrays], dtype=np.float64)
+        for number in arrays:
+            self.arrays[number] = base[self.layout.spans[number]]
+        return values
+
+    def read(self, place: slice, out: Vector) -> None:
+        """Copy the values of a chunk, given its place in the vector (D,), to ``out``."""
+        for array, inside, at in self.layout.pieces[place.start // CHUNK]:
+            out[at] = self.arrays[array][inside]
+
+    def square(self) -> float:
+        """Return ‖w‖², summed in the arrays' own precision; it isn't finite if a value isn't."""
+        square = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for values in self.arrays:
+                square = sum_of_squares(values, square)
+        return square
+
+
+def chunks(size: int) -> list[slice]:
+    """Return the places of the chunks of a vector of ``size`` values."""
+    return [slice(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK)]
+
+
 def check_values(vector: Vector) -> None:
     """Raise ArraysMismatchError if a model (D,) isn't finite, or its squared norm overflows float32."""
     # The square shows NaN, infinity, and a model whose gradients would overflow. It isn't computed by BLAS, whose
@@ -239,20 +312,13 @@ def distance(model: Vector, base: NDArray[Any]) -> float:
     return math.sqrt(square)
 
 
-def add_weighted(total: Vector, weight: float, update: NDArray[Any]) -> None:
-    """Add d Δ to a sum (D,) in place, block by block, so that d Δ is never in memory."""
-    for start in range(0, len(total), BLOCK):
-        total[start : start + BLOCK] += weight * update[start : start + BLOCK]
-
-
-def _copied(values: np.ndarray, out: Vector) -> float:
-    """Copy values (n,) to float64; return the sum of their squares, which shows any that isn't finite."""
-    square = 0.0
-    for start in range(0, len(out), BLOCK):
-        part = out[start : start + BLOCK]
-        part[:] = values[start : start + BLOCK]
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller names what is wrong
-            square += float(part.dot(part))
+def sum_of_squares(values: NDArray[Any], square: float = 0.0) -> float:
+    """Return ``square`` + ‖values‖² of an array (n,), added block by block; floats in their own precision."""
+    for start in range(0, len(values), BLOCK):
+        part = values[start : start + BLOCK]
+        if part.dtype not in OWN_PRECISION:
+            part = part.astype(np.float64)
+        square += float(part.dot(part))
     return square
 
 

@@ -1,26 +1,25 @@
 """The aggregation of a round's replies, in the order of the clients: their weighted sum, or their contributions."""
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from flwr.app import Message
 
-from strategies.clients.roster import Client
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
 from strategies.core.receiver import Receiver
 from strategies.core.run_state import RunState
 from strategies.core.server_step import ServerStep
-from strategies.flower.arrays import ArraysMismatchError, Vector
+from strategies.flower.arrays import ArraysMismatchError, Vector, sum_of_squares
 from strategies.flower.errors import RunError
-from strategies.rounds.in_one_pass import Added, InOnePass
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
 from strategies.updates.aggregation import Gathered, WeightedSum, gathering
 from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Check, Contribution, UnweighedError
+from strategies.updates.chain import Contribution, Local, UnweighedError
 from strategies.updates.safeguards import Safeguards
 from strategies.updates.tree_noise import TreeNoise
 
@@ -67,12 +66,11 @@ class Aggregator:
         if self.tree is not None:
             self.tree.restore(state)
 
-    def in_one_pass(self, current: Round, check: Check, total: Gathered) -> InOnePass | None:
-        """Return the ``InOnePass`` of a round; None if any part of the strategy looks at single updates."""
-        plain = self.receiver.only_learns_norms and not self.server_step.optimizer.reads_squares
-        if not plain or self.capabilities.sees_single_updates:
-            return None
-        return InOnePass(check, self.safeguards, current, total) if isinstance(total, WeightedSum) else None
+    @property
+    def sums_replies(self) -> bool:
+        """Whether nothing reads a single update between its check and the sum, except for its norm."""
+        reads_lengths = self.server_step.optimizer.reads_squares
+        return not (reads_lengths or self.receiver.reads_models or self.capabilities.sees_single_updates)
 
     def check_mods(self, current: Round) -> None:
         """Raise RunError if mods of the app let no client train: such a run would never get anywhere."""
@@ -92,8 +90,8 @@ class Aggregator:
 class RoundAggregation:
     """Aggregates the replies of one round, which come one by one in any order.
 
-    Where the weights are known, a reply is aggregated as soon as all clients before it have answered, and isn't kept.
-    Otherwise the replies wait until the round is over.
+    Where the weights are known, replies are aggregated as soon as all clients before them have answered, and aren't
+    kept. Otherwise the replies wait until the round is over.
 
     Attributes
     ----------
@@ -120,16 +118,18 @@ class RoundAggregation:
             each=current.each,
         )
         self._check, self._links = aggregator.receiver.check(), aggregator.receiver.links()
+        self._norm = math.sqrt(sum_of_squares(current.model))
         self._unweighed = False
         # Until enough norms are known, those of all replies are looked at before any reply counts.
         self._looks_first = guards.must_wait(len(run.clients), run.buffers)
         # An error that the SuperLink reports carries its own node id: replies go by the ids of their requests.
         self._positions = {request.message_id: place for place, request in enumerate(current.requests)}
         self._waiting: dict[int, Message] = {}  # by position
-        self._next = 0  # the position of the reply that is aggregated next
+        self._seen: dict[int, Local] = {}  # models that the safeguards have seen, by position
         self._come = 0  # the position of the first reply that hasn't come
-        self._at_once = aggregator.in_one_pass(current, self._check, self.total)
-        self._batches = deque(self._at_once.batches if self._at_once is not None else ())
+        # The sum of a block whose updates nothing reads is made in one go: its replies are read only once.
+        self._block = self.total if isinstance(self.total, WeightedSum) and aggregator.sums_replies else None
+        self._batches = deque(_batches(current, 1 if self._block is None else self._block.block))
         streams = aggregator.capabilities.streams and not self._looks_first
         self.weights: Sequence[float] = []
         self._known = streams and current.weights is not None
@@ -139,18 +139,13 @@ class RoundAggregation:
     def take(self, reply: Message) -> None:
         """Take a reply; a reply to none of the round's requests is passed over."""
         position = self._positions.get(reply.metadata.reply_to_message_id)
-        if position is None or position < self._next:
+        if position is None or not self._batches or position < self._batches[0].start:
             return
         self._waiting[position] = reply
         while self._come in self._waiting:
             self._come += 1
-        if not self._known:
-            return
-        if self._at_once is None:
-            while self._next < self._come:
-                self._aggregate_next()
-        elif self._batches and self._batches[0].stop <= self._come:
-            self._note(self._at_once.add(self._batches.popleft(), self._waiting, self.weights))
+        while self._known and self._batches and self._batches[0].stop <= self._come:
+            self._aggregate(self._batches.popleft())
 
     def end(self) -> None:
         """Aggregate the replies that have waited, and note which clients' are missing.
@@ -163,18 +158,10 @@ class RoundAggregation:
         current, aggregator = self._current, self._aggregator
         if not self._known:
             self._weigh()
-        if self._at_once is not None and self._looks_first:
-            self._note(self._at_once.add_all(self._waiting, self.weights))
-        elif self._at_once is not None:
-            for places in self._batches:
-                self._note(self._at_once.add(places, self._waiting, self.weights))
-        elif self._looks_first:
-            for place, client in enumerate(current.clients):
-                with suppress(ArraysMismatchError):
-                    local = self._check(client, self._waiting.get(place), current.base_of(client))
-                    aggregator.safeguards.see(local)
-        while self._next < len(current.clients):
-            self._aggregate_next()
+        if self._looks_first:
+            self._look()
+        while self._batches:
+            self._aggregate(self._batches.popleft())
         if aggregator.safeguards.active:
             self.buffers.bound(aggregator.safeguards.buffers)
         if self._unweighed and len(current.failures) == len(current.clients):
@@ -187,49 +174,88 @@ class RoundAggregation:
         self.weights = self._aggregator.selection.weights_of(current, replies)
         current.worth = {client.index: d for client, d in zip(current.clients, self.weights, strict=True)}
 
-    def _aggregate_next(self) -> None:
-        """Add the next client's update to the sum, or note why its reply doesn't count."""
+    def _look(self) -> None:
+        """Let the safeguards see all valid updates before any of them counts."""
+        for place, client in enumerate(self._current.clients):
+            with suppress(ArraysMismatchError):
+                local = self._check(client, self._waiting.get(place), self._current.base_of(client))
+                self._aggregator.safeguards.see(local)
+                if local.in_reply:
+                    self._seen[place] = local
+
+    def _aggregate(self, places: range) -> None:
+        """Validate, weigh and add the next replies; note why a reply doesn't count."""
+        valid, faults = dict[int, Local](), dict[int, ArraysMismatchError]()
+        for place in places:
+            try:
+                valid[place] = self._read(place)
+            except ArraysMismatchError as error:
+                faults[place] = error
+        summed = len(valid)
+        if self._block is not None:  # values are checked, and updates measured, as they are summed
+            self._block.sum_block(self._weighted(valid))
+        for place in places:
+            reply = self._waiting.pop(place, None)
+            try:
+                if place in faults:
+                    raise faults[place]
+                own = valid[place].base is self._current.model
+                self._check.check_values(valid[place], self._norm if own else None)
+            except ArraysMismatchError as error:
+                valid.pop(place, None)
+                self._leave_out(place, error, reply)
+            else:
+                assert reply is not None
+                self._add(place, valid[place], reply)
+        if self._block is not None:
+            if len(valid) < summed or not all(local.in_reply for local in valid.values()):
+                # Some updates don't count, or have been shortened since: the block is summed again.
+                self._block.sum_block(self._weighted(valid))
+            self._block.end()
+
+    def _read(self, place: int) -> Local:
+        """Return the model of a reply whose values are still to be checked."""
+        client = self._current.clients[place]
+        if place in self._seen:
+            return self._seen.pop(place)
+        return self._check.read(client, self._waiting.get(place), self._current.base_of(client))
+
+    def _weighted(self, models: Mapping[int, Local]) -> list[tuple[float, Local]]:
+        return [(self.weights[place], local) for place, local in models.items()]
+
+    def _add(self, place: int, local: Local, reply: Message) -> None:
+        """Put a valid model through the chain, and add its update to the sum unless that is of a block."""
         aggregator, current = self._aggregator, self._current
-        client, weight = current.clients[self._next], self.weights[self._next]
-        reply = self._waiting.pop(self._next, None)
-        self._next += 1
-        try:
-            local = self._check(client, reply, current.base_of(client))
-        except ArraysMismatchError as error:
-            self._leave_out(client, error, reply)
-            if client.index not in current.lost:
-                self.total.skip()
-            return
-        assert reply is not None
+        client, weight = local.client, self.weights[place]
         self._links(local)
         asked = [*current.companions, *aggregator.selection.asks(client)]
+        self.buffers.add(client.index, weight, local.untrained, local.counted_from)
+        current.take_in(client, weight, reply, bounded=local.bounded)
+        if self._block is not None:
+            aggregator.receiver.look_at(client, reply, asked)
+            aggregator.run.any_moved = aggregator.run.any_moved or local.moves()
+            return
         contribution = aggregator.receiver.contribution(local, reply, current.number - 1, 0, asked)
         if aggregator.capabilities.needs_all_updates:
             current.contributions.append(contribution)
         else:
             self.total.add(weight, aggregator.server_step.looked_at(aggregator.counted(contribution)))
-        self.buffers.add(contribution.client.index, weight, contribution.untrained, contribution.counted_from)
-        current.take_in(client, weight, reply, bounded=local.bounded)
 
-    def _leave_out(self, client: Client, error: ArraysMismatchError, reply: Message | None) -> None:
+    def _leave_out(self, place: int, error: ArraysMismatchError, reply: Message | None) -> None:
         """Note why a client's reply doesn't count."""
-        self._current.leave_out(client, str(error), reply)
-        self._aggregator.run.last_reason = self._current.failures[client.index]
+        current, client = self._current, self._current.clients[place]
+        current.leave_out(client, str(error), reply)
+        self._aggregator.run.last_reason = current.failures[client.index]
         self._unweighed = self._unweighed or isinstance(error, UnweighedError)
+        if self._block is None and client.index not in current.lost:
+            self.total.skip()
 
-    def _note(self, added: Sequence[Added]) -> None:
-        """Note what became of the next clients' replies, which were added to the sum at once."""
-        aggregator, current = self._aggregator, self._current
-        for each in added:
-            client, weight = current.clients[each.place], self.weights[each.place]
-            reply, model = self._waiting.pop(each.place, None), each.model
-            if each.error is not None:
-                self._leave_out(client, each.error, reply)
-            elif model is not None and reply is not None:
-                aggregator.run.any_moved = aggregator.run.any_moved or model.moved
-                aggregator.receiver.look_at(
-                    client, reply, [*current.companions, *aggregator.selection.asks(client)]
-                )
-                self.buffers.add(client.index, weight, model.untrained, model.counted_from)
-                current.take_in(client, weight, reply, bounded=model.scale is not None)
-        self._next = added[-1].place + 1 if added else self._next
+
+def _batches(current: Round, size: int) -> Iterator[range]:
+    """Yield the positions of clients in batches of ``size``; lost tasks aren't counted."""
+    begin, number = 0, 0
+    for place, client in enumerate(current.clients):
+        number += client.index not in current.lost
+        if number == size or place == len(current.clients) - 1:
+            yield range(begin, place + 1)
+            begin, number = place + 1, 0

@@ -6,9 +6,9 @@ weights. Rules here get updates instead of models: the result is the same, and d
 digits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import frexp, inf, isfinite, ldexp, sqrt
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -17,16 +17,14 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedMedian, FedTrimmedAvg, Kr
 from numpy.typing import NDArray
 
 from strategies.flower import messages
-from strategies.flower.arrays import BLOCK, Vector, add_weighted
+from strategies.flower.arrays import CHUNK, Vector, chunks
 from strategies.flower.internals import without_chatter
-from strategies.updates.chain import ModelInReply
+from strategies.updates.chain import Local
 from strategies.updates.safeguards import bounded, moved_by
 
 MEAN = "mean"
 _NOTHING: Vector = np.empty(0)
 _UPDATE = "update"
-ORDINARY = 1e18  # norm of an update that is far too long to be one, and far below what makes a model invalid
-CHUNK = 4 * BLOCK  # values of a model that are worked on at once: the L2 cache holds them with w̄ and the sums
 
 
 @dataclass(frozen=True)
@@ -154,26 +152,53 @@ class WeightedSum:
     ) -> None:
         self.total = np.zeros(size)
         self.squares = 0.0
-        self.bound, self._furthest, self._private, self._each = bound, 0.0, private, each
+        self.bound, self.furthest, self._private, self._each = bound, 0.0, private, each
         self.kept: list[float] = []
         self._squares = squares
-        # The block's sum between ``add`` and ``end``, what is tried between ``attempt`` and ``keep``; else anything.
-        self._second, self._begun = np.empty(size), False
         self.block = self._left = block_size(number, size)
-        self._block_squares, self._attempted = 0.0, list[float]()
+        # The block's sum (D,), or together with the sum of the blocks before it where ``_whole`` says so.
+        self._second, self._begun, self._whole = np.empty(size), False, False
+        self._block_squares, self._block_kept = 0.0, list[float]()
 
     def add(self, weight: float, update: Vector) -> None:
         """Add the weight d_i and the update Δ_i (D,) of a client."""
         if self.bound:
             update = bounded(weight, update, self.bound)
-            self._furthest = max(self._furthest, moved_by(weight, update))
-        if not self._begun:
-            self._second[:], self._begun = 0.0, True
-        add_weighted(self._second, weight, update)
-        self.kept.append(weight)
+            self.furthest = max(self.furthest, moved_by(weight, update))
         if self._squares:
             self._block_squares += weight * square_of(update)
+        self._sum([(weight, update)], whole=self._left == 1)
         self.skip()
+
+    def sum_block(self, updates: Sequence[tuple[float, Local]]) -> None:
+        """Sum the weights d_i and updates Δ_i of the next block of clients, which ``end`` adds to the sum.
+
+        Updates are measured on the way. If some don't count, or count less, the block is summed again.
+        """
+        self._begun, self._whole, self._block_kept = False, False, []
+        self._sum(updates, whole=True)
+
+    def _sum(self, updates: Sequence[tuple[float, Vector | Local]], *, whole: bool) -> None:
+        """Add Σ d_i Δ_i of some updates to the block's sum, a chunk of all of them at a time.
+
+        ``whole`` adds the sum of the blocks before as well: nothing more comes to this block.
+        """
+        if not updates:
+            return
+        buffer = np.empty(min(CHUNK, len(self.total)))
+        with np.errstate(over="ignore", invalid="ignore"):  # what isn't finite shows in the squares
+            for place in chunks(len(self.total)):
+                block_sum, begun = self._second[place], self._begun
+                for weight, update in updates:
+                    delta = update.chunk(place, buffer) if isinstance(update, Local) else update[place]
+                    weighted = np.multiply(delta, weight, out=buffer[: len(delta)] if begun else block_sum)
+                    if begun:
+                        block_sum += weighted
+                    begun = True
+                if whole:
+                    block_sum += self.total[place]
+        self._begun, self._whole = True, whole
+        self._block_kept += [weight for weight, _ in updates]
 
     def skip(self) -> None:
         """Skip a client without a valid update."""
@@ -183,53 +208,21 @@ class WeightedSum:
 
     def add_block(self, total: Vector, squares: float, kept: Sequence[float], furthest: float = 0.0) -> None:
         """Add a block's Σ d_i Δ_i (D,), Σ d_i ‖Δ_i‖² and largest d_i ‖Δ_i‖, with the d_i of its valid updates."""
-        self._furthest = max(self._furthest, furthest)
+        self.furthest = max(self.furthest, furthest)
         self.total += total
         self.squares += squares
         self.kept += kept
 
     def end(self) -> None:
-        """Add the last block to the sum, full or not."""
-        if self._begun:
+        """Add the present block to the sum, full or not."""
+        if self._whole:
+            self.total, self._second = self._second, self.total
+        elif self._begun:
             self.total += self._second
         self.squares += self._block_squares
-        self._begun, self._block_squares, self._left = False, 0.0, self.block
-
-    def attempt(
-        self,
-        spans: Sequence[slice],
-        models: Sequence[tuple[float, ModelInReply] | None],
-        *,
-        measure: bool,
-    ) -> bool:
-        """Compute the sum with models that are still in their replies; ``keep`` makes it the sum.
-
-        Return what ``add_models`` returns: False if it must be tried again, with ``measure``.
-
-        Parameters
-        ----------
-        spans : sequence of slice
-            Where each array is in a vector (D,).
-        models : sequence of (float, ModelInReply)
-            The weights and models of the next clients, None for one to skip: whole blocks, or all that are left.
-        """
-        cut = [models[start : start + self.block] for start in range(0, len(models), self.block)]
-        blocks = [[each for each in block if each is not None] for block in cut]
-        self._attempted = [weight for block in blocks for weight, _ in block]
-        if not self._attempted:
-            return True
-        there = [block for block in blocks if block]
-        return add_models(self.total, self._second, spans, there, measure=measure)
-
-    def keep(self) -> None:
-        """Add the models of the last ``attempt`` to the sum."""
-        if self._attempted:
-            self.total, self._second = self._second, self.total
-            self.kept += self._attempted
-
-    def clear(self) -> None:
-        """Begin again without any update."""
-        self.total[:], self.kept = 0.0, []
+        self.kept += self._block_kept
+        self._begun, self._whole, self._left = False, False, self.block
+        self._block_squares, self._block_kept = 0.0, []
 
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the sum (D,), given the d_i of all; None without a weight above 0, or ``each``."""
@@ -252,9 +245,9 @@ class WeightedSum:
         if self._each:
             return 1.0
         share = sum(weights) / sum(self.kept)  # exactly 1 if all updates are valid
-        if self._private or not self._furthest:
+        if self._private or not self.furthest:
             return share
-        return min(share, max(1.0, self.bound / self._furthest))
+        return min(share, max(1.0, self.bound / self.furthest))
 
 
 class RobustRule:
@@ -326,121 +319,3 @@ def _reply(update: Vector, weight: float) -> Message:
         messages.METRICS: MetricRecord({messages.NUM_EXAMPLES: weight}),
     }
     return Message(RecordDict(content), dst_node_id=0, message_type=messages.TRAIN)
-
-
-# ---- A sum in one pass over models in their replies ----------------------------------------------------------
-#
-# A model that is still in the bytes of its reply isn't copied as a whole. Its values go through a core's cache
-# once, in blocks of CHUNK values, in which w_i becomes float64, w̄ is subtracted, ‖Δ_i‖² is summed, and d_i Δ_i
-# is added. So it is known only afterwards whether all values are finite, and whether an update is longer than
-# usual: the sum is therefore written to a second vector, and made again in the rare case that a model doesn't
-# count, or counts less.
-#
-# Each operation is that of the chain for single replies (strategies/updates/chain.py, WeightedSum.add), and in
-# its order, so that the sum and the norms have the same bits.
-
-# The number of an array, a part of it, and the place of the part in a chunk.
-_Piece = tuple[int, slice, slice]
-
-
-def add_models(
-    total: Vector,
-    out: Vector,
-    spans: Sequence[slice],
-    blocks: Sequence[Sequence[tuple[float, ModelInReply]]],
-    *,
-    measure: bool,
-) -> bool:
-    """Write to ``out`` (D,) the sum of ``total`` (D,) and blocks of d_i Δ_i; each block is summed first.
-
-    Without ``measure`` no norm is computed, which would take a pass of its own. The weights are then multiplied by a
-    power of two, 2^k, by which any d_i Δ_i with a value above ``ORDINARY`` / √D overflows, and so its block's sum: no
-    other update can cancel an infinite value. The sum is divided by 2^k again; both are exact, so that the bits of
-    the sum are the same.
-
-    Parameters
-    ----------
-    spans : sequence of slice
-        Where each array is in a vector (D,).
-    blocks : sequence of sequence of (float, ModelInReply)
-        The weights d_i and models of each block, none of them empty; ``moved`` of the models is set, and ``square``,
-        without ``measure`` to an upper bound.
-    measure : bool
-        Whether norms are computed. Otherwise arrays of floats have at most 32 bits, so that no product is subnormal.
-
-    Returns
-    -------
-    bool
-        Whether the squares are known; if not, ``out`` is of no use, and norms must be computed.
-    """
-    power = 0 if measure else _power_of_two([weight for block in blocks for weight, _ in block], len(total))
-    if power is None:
-        return False
-    up, down, known = ldexp(1.0, power), ldexp(1.0, -power), True
-    for block in blocks:
-        for _, model in block:
-            model.square = 0.0 if measure else ORDINARY**2
-            model.moved = False
-    length = min(CHUNK, len(total))
-    delta, summed = np.empty(length), np.empty(length if len(blocks) > 1 else 0)
-    with np.errstate(over="ignore", invalid="ignore"):  # what isn't finite shows in the square, or in the sum
-        for chunk, pieces in _chunks(len(total), spans):
-            before, after = total[chunk], out[chunk]
-            update = delta[: len(after)]
-            cuts = [slice(start, start + BLOCK) for start in range(0, len(update), BLOCK)]
-            parts, places = [update[cut] for cut in cuts], [(a, part, update[at]) for a, part, at in pieces]
-            for place, block in enumerate(blocks):
-                block_sum = summed[: len(after)] if place else after
-                for number, (weight, model) in enumerate(block):
-                    arrays, base = model.arrays, model.base[chunk]
-                    for array, inside, part in places:
-                        part[:] = arrays[array][inside]
-                    update -= base
-                    if measure:
-                        square = model.square
-                        for part in parts:  # as in ``distance``
-                            square += float(part.dot(part))
-                        model.square, model.moved = square, square > 0
-                    elif not model.moved:
-                        model.moved = bool(update.any())
-                    if model.scale is not None:  # as in ``shorten_update``
-                        update *= model.scale
-                        update += base
-                        update -= base
-                    if number:
-                        update *= weight * up
-                        block_sum += update
-                    else:
-                        np.multiply(update, weight * up, out=block_sum)
-                if not measure:
-                    block_sum *= down
-                    known = known and all(isfinite(block_sum[cut].dot(block_sum[cut])) for cut in cuts)
-                np.add(before, block_sum, out=after)
-                before = after
-    return known
-
-
-def _power_of_two(weights: Sequence[float], size: int) -> int | None:
-    """Return the k of ``add_models`` by the weights d_i, for D = ``size``; None if there is none."""
-    least = min(weights, default=0.0) * ORDINARY / sqrt(max(size, 1))
-    if not (least > 1 and max(weights) < least):
-        return None
-    return 1025 - frexp(least)[1]  # least · 2^k is 2^1024 or more
-
-
-def _chunks(size: int, spans: Sequence[slice]) -> Iterator[tuple[slice, list[_Piece]]]:
-    """Cut a vector of this size into chunks; yield each with the pieces of arrays that it consists of."""
-    first = 0
-    for start in range(0, size, CHUNK):
-        stop, pieces = min(start + CHUNK, size), []
-        while spans[first].stop <= start:
-            first += 1
-        for array in range(first, len(spans)):
-            span = spans[array]
-            if span.start >= stop:
-                break
-            low, high = max(span.start, start), min(span.stop, stop)
-            if low < high:
-                inside = slice(low - span.start, high - span.start)
-                pieces.append((array, inside, slice(low - start, high - start)))
-        yield slice(start, stop), pieces

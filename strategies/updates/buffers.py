@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.flower.arrays import ArraysMismatchError, Layout, Vector
+from strategies.flower.arrays import ArraysMismatchError, Layout, ModelView, Vector
 
 # Default patterns of the names of buffers: the running statistics of PyTorch's normalisation layers.
 UNTRAINED = ("*running_mean", "*running_var", "*num_batches_tracked")
@@ -82,27 +82,22 @@ class Buffers:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def take_out(self, model: Vector, base: NDArray[Any]) -> Vector | None:
-        """Return a client's buffers (B,), and replace them in its model by those of ``base``; None if B = 0.
-
-        Raises
-        ------
-        ArraysMismatchError
-            If a variance is negative.
-        """
+    def take_out(self, model: Vector | ModelView, base: NDArray[Any]) -> Vector | None:
+        """Return a client's buffers (B,), and replace them in its model by those of ``base``; None if B = 0."""
         if not len(self.positions):
             return None
-        values = model[self.positions].copy()
-        if (least := self.least_variance(values)) < 0:
-            raise ArraysMismatchError(
-                f"its running variances go down to {least:.3g}; a variance is 0 or more"
-            )
+        if isinstance(model, ModelView):
+            return model.exchange(self.arrays, base)
+        values = model[self.positions]
         model[self.positions] = base[self.positions]
         return values
 
-    def least_variance(self, values: Vector) -> float:
-        """Return the least variance among the values (B,) of buffers, 0 if there is none below."""
-        return float(values[self.variances].min(initial=0.0))
+    def check(self, values: Vector | None) -> None:
+        """Raise ArraysMismatchError if a variance among the values (B,) of buffers is negative."""
+        if values is not None and (least := float(values[self.variances].min(initial=0.0))) < 0:
+            raise ArraysMismatchError(
+                f"its running variances go down to {least:.3g}; a variance is 0 or more"
+            )
 
     def counted_from(self, base: NDArray[Any]) -> Vector:
         """Return the origin (B,) of what is compared: for counters what was sent, of ``base`` (D,), else 0."""

@@ -9,13 +9,13 @@ was sent; the sum or robust rule makes one update Δ of all replies. The links a
     receive = chain(Bound(S), Tell(witness))
     local = check(client, reply, base)        # raises an ArraysMismatchError for an invalid reply
     receive(local)
-    gathered.add(d_i, local.update())         # a WeightedSum or a RobustRule of strategies/updates/aggregation.py
+    gathered.add(d_i, local)                  # a WeightedSum or a RobustRule of strategies/updates/aggregation.py
     update = noise(gathered.result(...), ...)
     model = optimizer.step(model, update)     # strategies/updates/server_optimizer.py
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -27,13 +27,17 @@ from numpy.typing import NDArray
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import (
-    LARGEST_SQUARE,
+    CHUNK,
+    SURELY_VALID,
     ArraysMismatchError,
     Layout,
+    ModelView,
     Vector,
     check_values,
+    chunks,
     clip_update,
     distance,
+    sum_of_squares,
 )
 from strategies.flower.grids import Work
 from strategies.updates.buffers import Buffers
@@ -42,64 +46,88 @@ from strategies.updates.compression import Compression, is_compressed
 
 @dataclass
 class Local:
-    """A valid local model w_i (D,) in the chain, and the model (D,) that its client was sent."""
-
-    client: Client
-    model: Vector
-    base: NDArray[Any]
-    bounded: bool = False  # whether the norm of its update exceeded the bound
-    untrained: Vector | None = None  # buffers (B,); the model has those that were sent
-    counted_from: Vector | float = 0.0  # (B,): the counters as they were sent, 0 for other buffers
-
-    def norm(self) -> float:
-        """Return ‖Δ_i‖ = ‖w_i − w̄‖."""
-        return distance(self.model, self.base)
-
-    def update(self) -> Vector:
-        """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten."""
-        self.model -= self.base
-        return self.model
-
-
-@dataclass
-class ModelInReply:
-    """A local model w_i (D,) whose arrays are still in the bytes of its reply, and w̄ (D,), which its client was sent.
+    """A local model w_i (D,) in the chain, and the model (D,) that its client was sent.
 
     Attributes
     ----------
-    arrays : sequence of array
-        The values of each array, flat, in the model's order; of buffers, those that were sent.
+    read : Vector or ModelView
+        The model; a ``ModelView`` as long as nothing has asked for ``model``.
+    bounded : bool
+        Whether the norm of the update exceeded the bound.
     untrained : Vector, optional
-        The buffers (B,) of the reply.
+        The buffers (B,) of the reply; ``read`` has those that were sent.
     counted_from : Vector, or 0
         (B,): the counters as they were sent, 0 for other buffers.
-    square : float
-        ‖Δ_i‖², or an upper bound of it, once the model was added; not finite if a value isn't.
-    moved : bool
-        Whether a value of Δ_i isn't 0, once the model was added.
-    scale : float, optional
-        The factor by which the update is shortened.
     """
 
     client: Client
-    arrays: Sequence[NDArray[Any]]
+    read: Vector | ModelView
     base: NDArray[Any]
+    bounded: bool = False
     untrained: Vector | None = None
     counted_from: Vector | float = 0.0
-    square: float = 0.0
-    moved: bool = False
-    scale: float | None = None
+    # ‖Δ_i‖² of a model that is in its reply, over its first ``_measured`` values.
+    _square: float = 0.0
+    _measured: int = 0
+
+    @property
+    def model(self) -> Vector:
+        """The model w_i (D,), which links change in place; the first call copies it from its reply."""
+        if isinstance(self.read, ModelView):
+            self.read = self.read.to_vector()
+        return self.read
+
+    @property
+    def in_reply(self) -> bool:
+        """Whether the model is still in the bytes of its reply, as nothing has changed it."""
+        return isinstance(self.read, ModelView)
+
+    def chunk(self, place: slice, out: Vector) -> Vector:
+        """Return a chunk of Δ_i = w_i − w̄ in ``out``, given its place in the vector (D,).
+
+        A model that is in its reply is measured when its chunks are asked for the first time, in their order.
+        """
+        delta, base = out[: place.stop - place.start], self.base[place]
+        if not isinstance(self.read, ModelView):
+            np.subtract(self.read[place], base, out=delta)
+            return delta
+        self.read.read(place, delta)
+        delta -= base
+        if place.start == self._measured:
+            self._square, self._measured = sum_of_squares(delta, self._square), place.stop
+        return delta
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the norm of a model that is in its reply is known."""
+        return self._measured == len(self.base)
 
     def norm(self) -> float:
-        """Return ‖Δ_i‖, once the model was added."""
-        return math.sqrt(self.square)
+        """Return ‖Δ_i‖ = ‖w_i − w̄‖; it isn't finite if a value isn't."""
+        if not self.in_reply:
+            return distance(self.model, self.base)
+        if not self.is_measured:
+            buffer = np.empty(CHUNK)
+            with np.errstate(over="ignore", invalid="ignore"):
+                for place in chunks(len(self.base)):
+                    self.chunk(place, buffer)
+        return math.sqrt(self._square)
 
-    def surely_sound(self, base_norm: float) -> bool:
-        """Return True if the model surely passes ``check_values``, by its square and ‖w̄‖: ‖w_i‖ ≤ ‖w̄‖ + ‖Δ_i‖."""
-        most = (base_norm + self.norm()) ** 2
-        if self.untrained is not None:
-            most += float(self.untrained.dot(self.untrained))
-        return most <= LARGEST_SQUARE * (1 - 1e-6)  # False for NaN, too; more than rounding errors are
+    def moves(self) -> bool:
+        """Return True if a value of Δ_i isn't 0."""
+        buffer = np.empty(CHUNK)
+        return any(self.chunk(place, buffer).any() for place in chunks(len(self.base)))
+
+    def update(self) -> Vector:
+        """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten."""
+        if isinstance(self.read, ModelView):
+            view, self.read = self.read, np.empty(len(self.base))
+            for place in chunks(len(self.base)):
+                view.read(place, self.read[place])
+                self.read[place] -= self.base[place]
+        else:
+            self.read -= self.base
+        return self.read
 
 
 Link = Callable[[Local], None]
@@ -143,6 +171,8 @@ class Check:
     more : callable, optional
         Called with a client and the number of examples in its reply, if that is above the client's description, by
         which it counts. None: such a reply is refused.
+    measures : bool
+        Whether the norms of updates will be asked for.
     """
 
     layout: Layout
@@ -154,6 +184,7 @@ class Check:
     compression: Compression | None = None
     whole: Callable[[], None] = lambda: None
     more: Callable[[Client, float], None] | None = None
+    measures: bool = False
 
     def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> Local:
         """Return the local model of a valid reply, or of a task that was done without messages.
@@ -163,42 +194,59 @@ class Check:
         ArraysMismatchError
             If the reply is invalid, with the reason.
         """
-        if isinstance(reply, Work):
-            return _done(client, reply, base)
-        local = Local(client, self._read(self._arrays_of(client, reply), base), base)
-        if self.buffers is not None:
-            local.untrained = self.buffers.take_out(local.model, base)
-            local.counted_from = self.buffers.counted_from(base)
+        local = self.read(client, reply, base)
+        self.check_values(local)
         return local
 
-    def in_reply(self, client: Client, reply: Message | None, base: NDArray[Any]) -> ModelInReply:
-        """Return the local model of a reply without reading its values, which are still to be checked.
-
-        Only where no compression was requested. Where ``surely_sound`` says no of it once it was added, ``__call__``
-        tells what is wrong, if anything is.
+    def read(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> Local:
+        """Return the local model of a reply that is valid but for the values, which ``check_values`` checks.
 
         Raises
         ------
         ArraysMismatchError
-            If the reply is invalid for another reason than its values.
+            If the reply is invalid, with the reason.
         """
-        record = self._arrays_of(client, reply)
-        if is_compressed(record):
-            self._read(record, base)
-        arrays = self.layout.flat(record)
-        if (buffers := self.buffers) is None or not buffers.arrays:
-            return ModelInReply(client, arrays, base)
-        untrained = np.concatenate([arrays[place] for place in buffers.arrays], dtype=np.float64)
-        for place in buffers.arrays:
-            arrays[place] = base[self.layout.spans[place]]
-        return ModelInReply(client, arrays, base, untrained, buffers.counted_from(base))
+        if isinstance(reply, Work):
+            return _done(client, reply, base)
+        arrays = self._arrays_of(client, reply)
+        if is_compressed(arrays):
+            local = Local(client, self._decompressed(arrays, base), base)
+        else:
+            local = Local(client, ModelView(self.layout, self.layout.flat(arrays)), base)
+        if self.buffers is not None:
+            local.untrained = self.buffers.take_out(local.read, base)
+            local.counted_from = self.buffers.counted_from(base)
+        return local
 
-    def surely_sound(self, model: ModelInReply, base_norm: float) -> bool:
-        """Return True if a model that was added is surely valid; ``base_norm``: ‖w̄‖."""
-        values, buffers = model.untrained, self.buffers
-        if values is not None and buffers is not None and buffers.least_variance(values) < 0:
-            return False
-        return model.surely_sound(base_norm)
+    def check_values(self, local: Local, base_norm: float | None = None) -> None:
+        """Check the values of a model that ``read`` returned; ``base_norm``: ‖w̄‖, if it is known.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If a value isn't finite, the model is too large, or a variance is negative.
+        """
+        if isinstance(model := local.read, ModelView):
+            if not self._upper_bound(local, model, base_norm) <= SURELY_VALID:
+                exact = model.to_vector()
+                if self.buffers is not None and local.untrained is not None:
+                    exact[self.buffers.positions] = local.untrained
+                check_values(exact)
+            if self.compression is not None:
+                self.whole()
+        if self.buffers is not None:
+            self.buffers.check(local.untrained)
+
+    def _upper_bound(self, local: Local, model: ModelView, base_norm: float | None) -> float:
+        """Return an upper bound of ‖w_i‖², but for rounding; ‖w_i‖ ≤ ‖w̄‖ + ‖Δ_i‖ if ‖Δ_i‖ is known or of use."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.measures or local.is_measured:
+                base_norm = math.sqrt(sum_of_squares(local.base)) if base_norm is None else base_norm
+                norm = base_norm + local.norm()
+                square = norm * norm  # infinity, where ** raises an OverflowError
+            else:
+                square = model.square()
+            return square if local.untrained is None else sum_of_squares(local.untrained, square)
 
     def _arrays_of(self, client: Client, reply: Message | None) -> ArrayRecord:
         """Return the arrays of a reply that is valid but for what is in them."""
@@ -219,16 +267,11 @@ class Check:
                 f"its reply takes {size} bytes; allowed are {most}, for the model, what was sent beside it, and 1 MiB"
             )
 
-    def _read(self, arrays: ArrayRecord, base: NDArray[Any]) -> Vector:
-        """Return the model (D,); this is the only place where a compressed update is decompressed."""
-        if is_compressed(arrays):
-            if self.compression is None:
-                raise ArraysMismatchError("its update is compressed, which it wasn't asked for")
-            return self.compression.read(arrays, base)
-        model = self.layout.to_vector(arrays)
-        if self.compression is not None:
-            self.whole()
-        return model
+    def _decompressed(self, arrays: ArrayRecord, base: NDArray[Any]) -> Vector:
+        """Return the model (D,) of a compressed update; this is the only place where one is decompressed."""
+        if self.compression is None:
+            raise ArraysMismatchError("its update is compressed, which it wasn't asked for")
+        return self.compression.read(arrays, base)
 
     def _check_size(self, client: Client, reply: Message) -> None:
         """Refuse a reply whose number of examples is invalid or missing, or above the description if that matters."""

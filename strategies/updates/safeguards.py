@@ -30,7 +30,7 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.flower.arrays import Vector, shorten_update
 from strategies.updates.buffers import Buffers, UsualBuffers
-from strategies.updates.chain import Local, ModelInReply
+from strategies.updates.chain import Local
 
 log = logging.getLogger("flwr.strategies")
 
@@ -131,7 +131,8 @@ class UsualNorm:
     def __call__(self, local: Local) -> None:
         """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
         norm = local.norm()
-        local.bounded |= shorten_update(local.model, local.base, self.bound(local.client, norm), norm)
+        if norm > (bound := self.bound(local.client, norm)):
+            local.bounded |= shorten_update(local.model, local.base, bound, norm)
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
@@ -187,7 +188,7 @@ class Safeguards:
         """Whether updates are bounded by a multiple of the median norm."""
         return self.active and self.bounds.norm_ratio > 0
 
-    def see(self, local: Local | ModelInReply) -> None:
+    def see(self, local: Local) -> None:
         """Record the norm of a client's update, and its buffers, before any update is bounded."""
         if self.learns_norms:
             self.norms.norms[local.client.index] = local.norm()

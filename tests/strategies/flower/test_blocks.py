@@ -9,23 +9,39 @@ from flwr.app import Array, ArrayRecord
 
 from strategies.flower.arrays import (
     BLOCK,
+    CHUNK,
     ArraysMismatchError,
     Layout,
-    add_weighted,
+    ModelView,
+    chunks,
     clip_update,
     distance,
+    sum_of_squares,
 )
 
 SIZES = [0, 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_weighted_update_is_added_to_the_same_bits(size):
-    rng = np.random.default_rng(size)
-    total, update = rng.normal(size=size), rng.normal(size=size)
-    expected = total + 0.3 * update
-    add_weighted(total, 0.3, update)
-    assert np.array_equal(total, expected)
+def test_a_vector_is_read_from_several_arrays_chunk_by_chunk():
+    rng = np.random.default_rng(0)
+    sizes = {"a": 5, "none": 0, "b": CHUNK, "c": 1, "d": 2 * CHUNK + 3}
+    whole = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    record = ArrayRecord({name: Array(values) for name, values in whole.items()})
+    layout = Layout.of(record)
+    model, read = ModelView(layout, layout.flat(record)), np.empty(layout.size)
+    for place in chunks(layout.size):
+        assert place.stop - place.start <= CHUNK
+        model.read(place, read[place])
+    expected = np.concatenate(list(whole.values()), dtype=np.float64)
+    assert np.array_equal(read, expected)
+    assert np.array_equal(model.to_vector(), expected)
+    assert model.square() == pytest.approx(float(expected @ expected), rel=1e-6)
+
+
+def test_squares_of_whole_numbers_dont_wrap_around():
+    assert sum_of_squares(np.array([2**30, -3], dtype=np.int32), 1.0) == 2.0**60 + 10
+    assert sum_of_squares(np.array([True, True, False])) == 2.0
+    assert sum_of_squares(np.array([300.0], dtype=np.float16)) == 90000.0  # the square overflows float16
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -219,7 +219,7 @@ def test_a_code_that_leaves_nothing_out_changes_no_strategy(name, run):
 @pytest.mark.parametrize("compression", NAMES)
 def test_what_is_counted_is_what_the_replies_hold(name, compression, run, monkeypatch):
     seen: dict[str, int] = {}
-    plain = Check.__call__
+    plain = Check.read
 
     def counting(check: Check, client: Client, reply: Message | None, base: Any) -> Any:
         assert reply is not None
@@ -228,7 +228,7 @@ def test_what_is_counted_is_what_the_replies_hold(name, compression, run, monkey
         seen[reply.metadata.reply_to_message_id] = sum(len(array.data) for array in record.values())
         return plain(check, client, reply, base)
 
-    monkeypatch.setattr(Check, "__call__", counting)
+    monkeypatch.setattr(Check, "read", counting)
     result, _ = run(name, compression=compression)
     told = [metrics[messages.BYTES_UP] for metrics in result.train_metrics_clientapp.values()]
     assert sum(told) == sum(seen.values())
