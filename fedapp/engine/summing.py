@@ -20,9 +20,8 @@ from fedapp.federation.rows import RowsOf
 from fedapp.training.task import TaskBlock
 from fedapp.training.trainer import TrainedStack, Trainer
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values
-from strategies.updates.aggregation import square_of
-from strategies.updates.safeguards import moved_by
+from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, clip_update
+from strategies.updates.aggregation import WeightedSum
 from strategies.updates.sums import BlockSum, NotCounted, SumRequest, SumTasks, blocks
 
 # A block on a GPU: the most bytes of models, in float32, the fewest clients, and how many blocks a round has if both
@@ -188,16 +187,16 @@ class _Block:
 
     def _sum(self, models: Models, rows: Mapping[int, int]) -> tuple[Vector, float, float]:
         """Return Σ d_i Δ_i (D,), Σ d_i ‖Δ_i‖² and the largest d_i ‖Δ_i‖ of the models in these rows, by place."""
-        request, base, squares, furthest = self.shared.request, self.shared.base, 0.0, 0.0
+        request, base = self.shared.request, self.shared.base
         weights = [self.tasks.weights[place] for place in rows]
         if rows and not (request.bound or request.squares):
             return models.weighted_sum(list(rows.values()), weights, base), 0.0, 0.0
-        total = np.zeros(len(base))
+        total = WeightedSum(len(base), len(rows) or 1, squares=request.squares, bound=request.bound)
         for (place, row), weight in zip(rows.items(), weights, strict=True):
-            update, longer = request.counted(models.model(row, base), base, weight)
-            squares += weight * square_of(update) if request.squares else 0.0
-            furthest = max(furthest, moved_by(weight, update) if request.bound else 0.0)
-            total += weight * update
-            if longer:
+            model = models.model(row, base)
+            if request.bound and clip_update(model, base, request.bound):
                 self.bounded.add(place)
-        return total, squares, furthest
+            model -= base
+            total.add(weight, model)
+        total.end()
+        return total.total, total.squares, total.furthest

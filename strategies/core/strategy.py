@@ -25,7 +25,7 @@ from strategies.flower.errors import RunError
 from strategies.flower.exchange import never
 from strategies.timing.availability import ALWAYS, check_presence
 from strategies.timing.time_scenario import TimeScenario
-from strategies.updates.aggregation import WeightedSum
+from strategies.updates.aggregation import WeightedSum, block_size
 from strategies.updates.chain import Contribution
 
 log = logging.getLogger("flwr.strategies")
@@ -203,7 +203,7 @@ class FederatedStrategy(Strategy):
         By default the server optimizer's step by the ``direction`` of Σ d_i × what ``counted`` returns.
         """
         squares, bound = self.session.optimizer.reads_squares, self.config.update_norm_bound
-        total = WeightedSum(len(model), len(weights), squares=squares, bound=bound)
+        total = WeightedSum(len(model), block_size(len(weights), len(model)), squares=squares, bound=bound)
         for weight, contribution in zip(weights, contributions, strict=True):
             total.add(weight, self.session.server_step.looked_at(self.counted(contribution)))
         total.end()

@@ -5,6 +5,10 @@ Dhasade, Kremer & Renard, algorithm 1:
 
     client i, from w_i ← w̄_t:   w_i ← w_i − γ g_i(w_i)        τ times
     server:                      w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)
+
+The sum Σ_i d_i Δ_i, with Δ_i = w_i − w̄_t and d_i = p_i if all clients take part, is computed in
+``strategies.updates.aggregation.WeightedSum._accumulate``; ``strategies.rounds.aggregator.RoundAggregation`` gives it
+the replies of a round.
 """
 
 from dataclasses import dataclass

@@ -87,9 +87,7 @@ class SecureSums:
 
     def _work(self, current: Round, grid: Grid) -> tuple[WeightedSum, Sequence[float]]:
         config = self._config
-        empty = WeightedSum(
-            len(current.model), len(current.clients), private=config.dp == "central", each=current.each
-        )
+        empty = WeightedSum(len(current.model), private=config.dp == "central", each=current.each)
         if not current.clients:
             return empty, []
         current.begin(current.asked, self._timeline, self._run.pace)

@@ -17,7 +17,7 @@ from strategies.clients.weights import Weights
 from strategies.core.session import Session
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.rounds.aggregator import Aggregator
+from strategies.flower.errors import RunError
 from strategies.rounds.closing import Closing, WaitForAll
 from strategies.rounds.deadline import RoundSize
 from strategies.rounds.early_closing import EarlyClosing
@@ -25,6 +25,7 @@ from strategies.rounds.round import Chosen, EngineExecutor, MaskedExecutor, Roun
 from strategies.rounds.selection import CallUp, Selection
 from strategies.updates.chain import Noise
 from strategies.updates.clipping import AdaptiveClip
+from strategies.updates.tree_noise import TreeNoise
 
 log = logging.getLogger("flwr.strategies")
 
@@ -40,8 +41,8 @@ class RoundSession(Session):
         When a round closes, and which replies count in it.
     sampler : CallUp
         Samples the participants of each round.
-    aggregator : Aggregator
-        Aggregates the replies of a round's participants.
+    tree : TreeNoise, optional
+        Adds the noise of central differential privacy, where it is that of a tree.
     engine_sums : EngineExecutor
         Has an engine train a round's participants, and takes the sums of their updates.
     masked_sums : MaskedExecutor, optional
@@ -61,16 +62,10 @@ class RoundSession(Session):
         self.sampler = CallUp(
             self.run, self.population, self.selection, self.closing, strategy.select, strategy.check
         )
-        self.aggregator = Aggregator(
-            config,
-            self.run,
-            self.receiver,
-            self.safeguards,
-            self.server_step,
-            self.selection,
-            able,
-            strategy.counted,
-        )
+        self.tree: TreeNoise | None = None
+        if config.dp == "central" and config.dp_mechanism == "tree":
+            self.tree = TreeNoise(config.dp_restart, self.run.central_noise)
+        self._refused_by_mods: set[int] = set()
         self.cohort: Round | None = None
 
     def _new_closing(self) -> Closing:
@@ -216,6 +211,19 @@ class RoundSession(Session):
             self.selection.log_observed(self.accounts)
         return run.outcome(run.told(self.optimizer))
 
+    def check_mods(self, cohort: Round) -> None:
+        """Raise RunError if mods of the app let no client train: such a run would never get anywhere."""
+        self._refused_by_mods |= cohort.by_mods
+        self._refused_by_mods -= cohort.outcomes.keys() - cohort.by_mods
+        if not self.clients or not {client.index for client in self.clients} <= self._refused_by_mods:
+            return
+        text = f"a mod of the app lets no client train ({next(iter(cohort.failures.values()))})"
+        if beside := self.receiver.beside(cohort.companions):
+            text += f": beside the model each is sent {', '.join(beside)}; allowed are mods that let it pass"
+            if hint := self.strategy.capabilities.payload_off_hint:
+                text += f", or {hint}"
+        raise RunError(text)
+
     # ---- From a round's sum to the next model ------------------------------------------------------------------
 
     def settle(self, cohort: Round) -> MetricRecord:
@@ -238,7 +246,7 @@ class RoundSession(Session):
     def add_central_noise(self, cohort: Round, update: Vector, sensitivity: float) -> None:
         """Add central noise to a round's sum (D,), and adapt the norm to which the next round clips."""
         config, clip, run = self.strategy.config, self.receiver.clip, self.run
-        z, tree = config.dp_noise_multiplier, self.aggregator.tree
+        z, tree = config.dp_noise_multiplier, self.tree
         if tree is not None:
             tree(update, Noise(z, config.dp_clipping_norm), sensitivity, cohort.number)
         elif isinstance(clip, AdaptiveClip):
@@ -305,4 +313,5 @@ class RoundSession(Session):
     def parts(self) -> list[Any]:
         """Return the parts that have a state: those of every run, and those of the round loop."""
         adaptive = [self.receiver.clip] if isinstance(self.receiver.clip, AdaptiveClip) else []
-        return [*super().parts(), self.pending, self.closing, self.aggregator, *adaptive]
+        tree = [] if self.tree is None else [self.tree]
+        return [*super().parts(), self.pending, self.closing, *tree, *adaptive]

@@ -230,13 +230,12 @@ class SynchronousStrategy(FederatedStrategy):
                     "replies to requests that super().configure_train() didn't make don't count in a loop around the "
                     "strategy; in its own start() they do"
                 )
-        aggregation = RoundAggregation(session.aggregator, cohort)
+        aggregation = RoundAggregation(session, cohort)
         for reply in replies:
             aggregation.take(reply)
         if session.closing.cut_off():
             return None, None
-        aggregation.end()
-        return self._conclude(cohort, Aggregate(aggregation.weights, aggregation.total, aggregation.buffers))
+        return self._conclude(cohort, aggregation.result())
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

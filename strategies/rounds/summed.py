@@ -76,7 +76,7 @@ class EngineSums:
         weights = tasks.weights
         if cohort.lost:
             tasks = tasks.at([place for place, index in enumerate(tasks.clients) if index not in cohort.lost])
-        total = WeightedSum(len(cohort.model), len(tasks), bound=request.bound)
+        total = WeightedSum(len(cohort.model), bound=request.bound)
         for client in cohort.clients:
             if client.index in cohort.lost:
                 cohort.leave_out(client, messages.NO_REPLY)

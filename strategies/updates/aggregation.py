@@ -126,8 +126,8 @@ class WeightedSum:
     ----------
     size : int
         D. The sum keeps two vectors of this size.
-    number : int
-        Number of updates requested, which determines the size of a block; each must be added or skipped.
+    block : int
+        Number of updates in a block, each of which must be added or skipped: ``block_size`` of a round's.
     squares : bool
         Compute Σ d_i ‖Δ_i‖² as well.
     bound : float
@@ -143,7 +143,7 @@ class WeightedSum:
     def __init__(
         self,
         size: int,
-        number: int = 1,
+        block: int = 1,
         *,
         squares: bool = False,
         bound: float = 0.0,
@@ -155,7 +155,7 @@ class WeightedSum:
         self.bound, self.furthest, self._private, self._each = bound, 0.0, private, each
         self.kept: list[float] = []
         self._squares = squares
-        self.block = self._left = block_size(number, size)
+        self.block = self._left = block
         # The block's sum (D,), or together with the sum of the blocks before it where ``_whole`` says so.
         self._second, self._begun, self._whole = np.empty(size), False, False
         self._block_squares, self._block_kept = 0.0, list[float]()
@@ -167,7 +167,7 @@ class WeightedSum:
             self.furthest = max(self.furthest, moved_by(weight, update))
         if self._squares:
             self._block_squares += weight * square_of(update)
-        self._sum([(weight, update)], whole=self._left == 1)
+        self._accumulate([(weight, update)], whole=self._left == 1)
         self.skip()
 
     def sum_block(self, updates: Sequence[tuple[float, Local]]) -> None:
@@ -176,9 +176,9 @@ class WeightedSum:
         Updates are measured on the way. If some don't count, or count less, the block is summed again.
         """
         self._begun, self._whole, self._block_kept = False, False, []
-        self._sum(updates, whole=True)
+        self._accumulate(updates, whole=True)
 
-    def _sum(self, updates: Sequence[tuple[float, Vector | Local]], *, whole: bool) -> None:
+    def _accumulate(self, updates: Sequence[tuple[float, Vector | Local]], *, whole: bool) -> None:
         """Add Σ d_i Δ_i of some updates to the block's sum, a chunk of all of them at a time.
 
         ``whole`` adds the sum of the blocks before as well: nothing more comes to this block.
@@ -294,22 +294,6 @@ class RobustRule:
     def sensitivity(self, weights: Sequence[float]) -> float:
         """Return infinity: no bound is known, so that no noise is calibrated by it."""
         return inf
-
-
-def gathering(
-    rule: Rule | None,
-    size: int,
-    number: int,
-    *,
-    squares: bool,
-    bound: float,
-    private: bool,
-    each: float,
-) -> Gathered:
-    """Return the aggregate of a round's ``number`` updates (D,) by a rule, or their sum; D is ``size``."""
-    if rule is None:
-        return WeightedSum(size, number, squares=squares, bound=bound, private=private, each=each)
-    return RobustRule(rule, bound)
 
 
 def _reply(update: Vector, weight: float) -> Message:

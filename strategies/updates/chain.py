@@ -3,13 +3,14 @@
     check → bound → clip → witness → sum or robust rule → noise → server optimizer
 
 Up to the witness, the chain processes each reply separately, as its local model w_i and the model w̄ that the client
-was sent; the sum or robust rule makes one update Δ of all replies. The links are small objects, composed by
-``chain``::
+was sent; the sum or robust rule makes one update Δ of all replies. A local model stays in the bytes of its reply
+until a link reads it whole; if only the sum reads it, ``WeightedSum.sum_block`` sums such replies together. The links
+are small objects, composed by ``chain``::
 
     receive = chain(Bound(S), Tell(witness))
     local = check(client, reply, base)        # raises an ArraysMismatchError for an invalid reply
     receive(local)
-    gathered.add(d_i, local)                  # a WeightedSum or a RobustRule of strategies/updates/aggregation.py
+    gathered.add(d_i, local.update())         # a WeightedSum or a RobustRule of strategies/updates/aggregation.py
     update = noise(gathered.result(...), ...)
     model = optimizer.step(model, update)     # strategies/updates/server_optimizer.py
 """

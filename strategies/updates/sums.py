@@ -19,9 +19,8 @@ from flwr.app import ArrayRecord, ConfigRecord
 from numpy.typing import NDArray
 
 from strategies.flower import messages
-from strategies.flower.arrays import Vector, clip_update
+from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import block_size
-from strategies.updates.safeguards import bounded
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,6 @@ class SumRequest:
     def with_tasks(self, tasks: SumTasks) -> "SumRequest":
         """Return the request with other tasks."""
         return replace(self, tasks=tasks)
-
-    def counted(self, model: Vector, base: Vector, weight: float) -> tuple[Vector, bool]:
-        """Return the bounded update of a local model (D,), as the chain does, and whether it exceeded the bound."""
-        longer = bool(self.bound) and clip_update(model, base, self.bound)
-        model -= base
-        return bounded(weight, model, self.bound), longer
 
 
 class NotCounted(NamedTuple):

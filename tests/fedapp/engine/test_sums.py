@@ -211,7 +211,7 @@ def test_blocks_have_every_task_once_and_are_of_one_size(number, size):
     )
 )
 def test_a_sum_of_blocks_is_the_sum_of_its_parts(given):
-    whole = WeightedSum(3, len(given), squares=True)
+    whole = WeightedSum(3, block_size(len(given), 3), squares=True)
     parts = WeightedSum(3)
     for block in blocks(len(given), 3):
         total, squares, kept = np.zeros(3), 0.0, []
