@@ -88,6 +88,15 @@ def no_figures(request, monkeypatch):
 
 
 @pytest.fixture
+def short_forecasts(monkeypatch):
+    """Foresee how often clients contribute from few of their tasks: no number that a test expects depends on it.
+
+    A run whose clients come and go, or fail, simulates 512 tasks of each client for its expected shares.
+    """
+    monkeypatch.setattr("strategies.timing.cycles.PLAYED", 16)
+
+
+@pytest.fixture
 def run_app(tmp_path):
     """Run the app in this process, on an engine by name or on a Grid; return the run's folder."""
     from fedapp import server

@@ -124,6 +124,7 @@ def test_operations_are_counted_where_speeds_are_operations(run_app, fleet):
     assert lines_of(path)[-1]["time"] == pytest.approx(2 * longest, rel=1e-9)
 
 
+@pytest.mark.usefixtures("short_forecasts")
 @pytest.mark.parametrize("strategy", ["fedavg", "fedbuff"])
 def test_the_engines_agree_and_a_run_goes_on_where_it_was(run_app, fleet, strategy):
     config = {

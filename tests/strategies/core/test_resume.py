@@ -19,7 +19,7 @@ from strategies.updates.compression import compresses
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
 from tests.selection import methods, spread
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("short_forecasts")]
 
 CENTRES, SIZES = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4)
 ROUNDS = 9
@@ -275,9 +275,9 @@ def test_resumed_after_any_aggregation_it_is_the_same_run(go, name, options, tho
     last = whole.reports[-1][0]
     assert last == ROUNDS or options.get("time_budget")
     for k in range(1, last + 1) if thorough else stops(last, f"{name} {options}"):
-        part = go(name, cut=k, **options)
+        part = go(name, cut=k, **options) if thorough else whole  # test_any_number_of_stops cuts runs off
         rest = go(name, state=part.states[k], **options)
-        assert part.reports + rest.reports == whole.reports
+        assert part.reports[: k + 1] + rest.reports == whole.reports
         assert rest.final == whole.final
         if "compression" in options:
             assert ("left-out" in part.states[k]) == (not options["compression"].startswith("qsgd"))

@@ -266,7 +266,7 @@ def test_why_a_run_ends_whose_work_waits_in_vain_is_said(federation, model, trai
 def test_so_many_tasks_fail_at_times_spread_over_them(federation, start, scheme):
     run = start(
         scheme,
-        federation([4.0, 0.0, 1.0], [1, 1, 1]),
+        federation([4.0, 0.0, 1.0], [1, 1, 1], messages=False),
         150,
         lr=0.05,
         time_scenario="F0",
@@ -290,13 +290,14 @@ def test_by_the_law_weights_are_unbiased_and_what_is_observed_comes_near_that(
     federation, start, fleet, scheme
 ):
     options: dict[str, Any] = {**fleet, "eval_every": 600, "arrival_weight_bound": 0.0}
-    law = start(scheme, federation([0.0] * 4, SIZES), 600, lr=0.001, limit=240, **options)
+    grids = [federation([0.0] * 4, SIZES, messages=False) for _ in range(2)]
+    law = start(scheme, grids[0], 600, lr=0.001, limit=240, **options)
     last = law.seen[-1].clients
     assert last["expected-share"] == pytest.approx(P.tolist(), rel=1e-9)
     assert last["observed-share"] == pytest.approx(P.tolist(), rel=0.08)
     observed = start(
         scheme,
-        federation([0.0] * 4, SIZES),
+        grids[1],
         600,
         lr=0.001,
         limit=240,
@@ -316,7 +317,7 @@ def test_tasks_that_last_many_slots_are_weighed_by_how_often_they_come(federatio
     )  # tasks of 200 s and 400 s
     run = start(
         "async",
-        federation([1.0, -1.0], [20000, 40000]),
+        federation([1.0, -1.0], [20000, 40000], messages=False),
         300,
         lr=0.001,
         client_weights="uniform",
@@ -334,7 +335,7 @@ def test_with_the_same_weight_for_all_who_is_seldom_there_counts_less_and_that_i
 ):
     run = start(
         "async",
-        federation([0.0] * 4, SIZES),
+        federation([0.0] * 4, SIZES, messages=False),
         500,
         lr=0.001,
         limit=240,
@@ -380,6 +381,7 @@ def test_rounds_tell_the_share_that_clients_have_over_a_period(federation, start
 # ---- Many, and who is drawn ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("short_forecasts")
 @pytest.mark.parametrize("devices", [20, pytest.param(1000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("scheme", ["fedavg", "async", "fedbuff"])
 def test_many_devices_come_to_the_same_bits_twice(federation, start, scheme, devices):

@@ -123,7 +123,7 @@ def test_one_contribution_of_every_client_moves_the_model_as_a_round_of_fedavg(
     own = {key: value for key, value in given.items() if hasattr(kind.Config(), key)}
     kind(eval_every=1, time_scenario="F0", observer=seen.append, fraction_evaluate=0.0, **own).start(
         # A long way off and slowly: every update is 0.5, whatever model a client has.
-        federation([1e9] * 4, [1] * 4, [1e-9] * 4),
+        federation([1e9] * 4, [1] * 4, [1e-9] * 4, messages=False),
         model(0.0),
         num_rounds=80,
         train_config=train_config(1, 0.5),
@@ -164,7 +164,7 @@ def play(federation, start, tmp_path):
         times = tmp_path / "times.csv"
         times.write_text("".join(f"{i},{seconds!r}\n" for i, seconds in enumerate(law.tolist())))
         common: dict[str, Any] = {"time_scenario": f"trace:{times}", "server_lr": 0.0, "eval_every": 10**6}
-        grid = federation([0.0] * len(law), [1] * len(law))
+        grid = federation([0.0] * len(law), [1] * len(law), messages=False)
         return start(scheme, grid, rounds, lr=1.0, **common | options)
 
     return run
