@@ -308,9 +308,7 @@ def test_what_the_page_of_the_methods_says_against_its_table_follows_from_the_cu
     assert "is never ahead of FedAvg with all clients, and is 0.011 to 0.037 behind in three" in words
     assert told(over, 1) == []
     assert (len(told(over, -1)), span(told(over, -1))) == (3, "0.011 to 0.037")
-    assert (
-        "**`round-deadline`** is 0.004 to 0.030 ahead in four cells, and 0.003 to 0.008 below on" in words
-    )
+    assert "**`round-deadline`** is 0.004 to 0.030 ahead in four cells, and 0.003 to 0.008 below on" in words
     assert (len(told(late, 1)), span(told(late, 1))) == (4, "0.004 to 0.030")
     assert all(late[cell].mean() < 0 for cell in own_laws)
     assert span([late[cell].mean() for cell in own_laws]) == "0.003 to 0.008"
