@@ -39,7 +39,7 @@ def metrics_of(run_app):
 )
 def test_participation(metrics_of, participation, fraction, participants):
     config = {"participation": participation, "fraction-train": fraction, "num-server-rounds": 5}
-    metrics = metrics_of({**config, "model": "logistic"})
+    metrics = metrics_of({**config, "model": "logistic", "batch-size": 64})
     assert {m["participants"] for m in metrics[1:]} <= participants
     assert metrics[-1]["loss"] < metrics[0]["loss"]
 
@@ -136,7 +136,7 @@ def test_the_synthetic_problem_of_000(metrics_of):
 
 @pytest.mark.parametrize("partitioner", ["iid", "dirichlet", "shards"])
 def test_partitioners(metrics_of, partitioner):
-    config = {"partitioner": partitioner, "dirichlet-alpha": 0.5, "model": "logistic"}
+    config = {"partitioner": partitioner, "dirichlet-alpha": 0.5, "model": "logistic", "batch-size": 64}
     assert metrics_of(config)[-1]["participants"] == CLIENTS
 
 

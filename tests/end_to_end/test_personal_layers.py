@@ -113,6 +113,7 @@ def test_a_clients_own_arrays_do_not_travel(tmp_path, personal, compression):
     keys: dict[str, Any] = {
         "num_clients": 3,
         "num_server_rounds": 2,
+        "batch_size": 64,
         "figures": False,
         "compression": compression,
     }
@@ -167,6 +168,7 @@ def test_a_resumed_run_has_what_clients_kept(tmp_path, strategy):
         "strategy": strategy,
         "personal": "3.*",
         "personal_epochs": 1,
+        "batch_size": 64,
         "num_clients": 3,
         "buffer_size": 3,
         "aggregation_weights": "identical",
@@ -193,7 +195,7 @@ def test_with_every_strategy_that_averages_a_clients_own_arrays_stay_as_the_init
     tmp_path, strategy
 ):
     keys: dict[str, Any] = {"strategy": strategy, "num_clients": 3, "num_server_rounds": 3, "figures": False}
-    keys["buffer_size"] = 2
+    keys |= {"buffer_size": 2, "batch_size": 64}
     path = fedapp.run(**keys, personal="1.*", results_dir=str(tmp_path), run_name="run").path
     none = fedapp.run(
         **keys | {"strategy": "fedavg", "time_budget": 1e-6}, results_dir=str(tmp_path), run_name="none"
