@@ -113,8 +113,8 @@ def go(configure, tmp_path):
         if whole:
             names = names_of(experiment.model)
             experiment = replace(experiment, travelling=tuple(names.own(experiment.model.state_dict())))
-            state = experiment.strategy.session.run
-            state.flower = replace(state.flower, untrained=names.fixed)
+            strategy = experiment.strategy
+            strategy.flower_options = replace(strategy.flower_options, untrained=names.fixed)
         more = {} if stopped is None else {"stopped": stopped}
         return server.run(make_grid(engine, CLIENTS), experiment, observers=observers, **more).path
 
