@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedapp.own import OwnPartError
 from fedapp.training import precision
+from fedapp.training.check import check_parts
+from fedapp.training.losses import CROSS_ENTROPY
 from fedapp.training.trainer import Trainer, can, train_one, way_of
 from tests.own_models import NextToken
 from tests.training.test_as_pytorch import CLASSES, Checkpointed, Running, task_of
@@ -60,6 +63,16 @@ KINDS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
 ]
 
 
+def runs_in_pytorch(model: nn.Module, x: Tensor) -> bool:
+    """Return False where autocast can't run a model: PyTorch has no LSTM in bfloat16 for a CPU without AVX-512."""
+    with torch.autocast("cpu", torch.bfloat16):
+        try:
+            copy.deepcopy(model)(x)
+        except RuntimeError as error:
+            return "could not create a primitive" not in str(error)
+    return True
+
+
 @pytest.mark.parametrize(("make", "shape"), KINDS)
 def test_it_is_plain_autocast_step_for_step(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -67,6 +80,10 @@ def test_it_is_plain_autocast_step_for_step(make: Callable[[], nn.Module], shape
     x, own = task.x, copy.deepcopy(task.model).train()
     if x.dim() == 4:  # the order of a convolution's sums goes by the layout in memory
         x, own = (each.to(memory_format=torch.channels_last) for each in (x, own))
+    if not runs_in_pytorch(own, x):
+        with pytest.raises(OwnPartError, match=r"with precision = 'bf16'"):
+            check_parts("own", own, CROSS_ENTROPY, (), x, task.y, precision="bf16")
+        return
     optimizer = torch.optim.SGD(own.parameters(), lr=task.lr)
     losses = []
     for rows, _ in task.batches.ragged():
