@@ -7,7 +7,7 @@ what is allowed.
 
 from fedapp.config.key import ConfigError, Keys, Setting, Value
 from fedapp.config.resume import read_run
-from fedapp.config.run_config import RunConfig, defaults, in_keys, own_keys, unread_keys
+from fedapp.config.run_config import RunConfig, as_config_error, defaults, in_keys, own_keys, unread_keys
 from fedapp.config.strategy_keys import strategy_class
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "RunConfig",
     "Setting",
     "Value",
+    "as_config_error",
     "defaults",
     "in_keys",
     "own_keys",

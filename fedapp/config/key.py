@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from fedapp.config.meant import NUM_CLIENTS, key_meant, value_meant
 from strategies import REGISTRY, FederatedStrategy
-from strategies.core.protection import may_set
+from strategies.core.conflicts import may_set
 from strategies.flower.messages import LARGEST
 
 Value = str | int | float | bool
@@ -31,6 +31,22 @@ CLIENTS_BY = "--federation-config num-supernodes=N"
 
 class ConfigError(ValueError):
     """The run config, or a run that it asks for, isn't possible; the text is the message for the user."""
+
+
+class KeyConflictError(ConfigError):
+    """Keys of the run config have values that exclude each other.
+
+    Attributes
+    ----------
+    keys : tuple of str
+        The keys that exclude each other.
+    allowed : str
+        What is allowed instead.
+    """
+
+    def __init__(self, text: str, keys: tuple[str, ...] = (), allowed: str = "") -> None:
+        super().__init__(text)
+        self.keys, self.allowed = keys, allowed
 
 
 def pattern(allowed: str, regex: str) -> Any:

@@ -7,14 +7,14 @@ pyproject.toml; others come in one text, everywhere alike: ``strategy-config = "
 
 import json
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from fedapp.config.key import OWN, ConfigError, Keys, Readers, Value, unknown_key
 from fedapp.config.options import PAIR, repeated_key
 from fedapp.config.strategy_keys import StrategyKeys, declared, is_of_the_library
-from strategies import FederatedStrategy
+from strategies import FederatedStrategy, StrategyConfig
 from strategies.core.parameters import KINDS, parameters_of
 from strategies.flower.internals import flatten_dict
 
@@ -73,6 +73,15 @@ def other_defaults(strategy: type[FederatedStrategy]) -> dict[str, Any]:
         and field.default is not MISSING
         and (field.name in new or field.default != usual[field.name])
     }
+
+
+def strategy_config(strategy: type[FederatedStrategy], value_of: Callable[[str], Any]) -> StrategyConfig:
+    """Return a strategy's config; ``value_of`` returns the value that the run config has for a field."""
+    values = {field.name: value_of(field.name) for field in fields(strategy.Config)}
+    if values.get("buffer_size") == 0 and not is_of_the_library(strategy.Config):
+        # 0 stands for the method's own number, which a user's own method declares.
+        values["buffer_size"] = other_defaults(strategy).get("buffer_size", 0)
+    return strategy.Config(**values)
 
 
 def _new_fields(strategy: type[FederatedStrategy]) -> set[str]:

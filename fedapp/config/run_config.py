@@ -7,7 +7,7 @@ the user's own brings keys of its own (`fedapp.config.own_keys`): the fields of 
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from pydantic import create_model
 
 from fedapp.config import resume
 from fedapp.config.data_keys import DataKeys
-from fedapp.config.key import ConfigError, Key, Keys, Setting, Value, if_
-from fedapp.config.own_keys import STRATEGY_CONFIG, own_fields, unfolded
+from fedapp.config.key import ConfigError, Key, KeyConflictError, Keys, Setting, Value, if_
+from fedapp.config.own_keys import STRATEGY_CONFIG, own_fields, strategy_config, unfolded
 from fedapp.config.run_keys import RunKeys
 from fedapp.config.strategy_keys import (
     ProtectionKeys,
@@ -31,6 +31,7 @@ from fedapp.data.loading import is_generated
 from fedapp.own import OwnPartError
 from strategies import FederatedStrategy
 from strategies.clients.registered import NodeRecord, addressed_nodes
+from strategies.core.conflicts import ConflictError, check_conflicts
 from strategies.core.parameters import Parameter, Range
 from strategies.rounds.participation import Participation
 
@@ -100,10 +101,18 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
             raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
         try:
             Participation.parse(self.participation, self.fraction_train)
+            kind = strategy_class(self.strategy)
+            check_conflicts(
+                f"strategy = {self.strategy!r}",
+                kind.capabilities,
+                strategy_config(kind, partial(getattr, self)),
+                real_time=self.clock != "virtual",
+                write=_written,
+            )
             if self.registered_nodes or ":" in self.participation:
                 addressed_nodes(self.participation, NodeRecord(self.registered_nodes), self.min_clients)
         except ValueError as error:
-            raise ConfigError(in_keys(error)) from None
+            raise as_config_error(error, type(self)) from None
         generated = is_generated(self.dataset) and not self.data_path
         if generated and self.partitioner == "natural" and self.test_on == "unseen-clients":
             raise ConfigError(
@@ -145,6 +154,21 @@ def in_keys(error: Exception, schema: type[RunConfig] = RunConfig) -> str:
     fields = "|".join(name for name in schema.model_fields if "_" in name)
     # Not in a path that is called like a field.
     return re.sub(rf"(?<![\w./-])({fields})(?![\w./-])", lambda field: field[1].replace("_", "-"), str(error))
+
+
+def as_config_error(error: ValueError, schema: type[RunConfig] = RunConfig) -> ConfigError:
+    """Return an error of the config, with the keys of the run config."""
+    if isinstance(error, ConfigError):
+        return error
+    text = in_keys(error, schema)
+    if not isinstance(error, ConflictError):
+        return ConfigError(text)
+    keys = tuple(key.replace("_", "-") for key in error.keys)
+    return KeyConflictError(text, keys, in_keys(ValueError(error.allowed), schema))
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def key_of(schema: type[Keys], key: str) -> Key:

@@ -20,12 +20,12 @@ from fedapp.config import (
     RunConfig,
     Setting,
     Value,
-    in_keys,
+    as_config_error,
     read_run,
     strategy_class,
     unread_keys,
 )
-from fedapp.config.own_keys import other_defaults
+from fedapp.config.own_keys import other_defaults, strategy_config
 from fedapp.config.run_keys import ROUNDS
 from fedapp.config.strategy_keys import is_of_the_library
 from fedapp.data import Dataset, Partition
@@ -64,7 +64,7 @@ from fedapp.training.personal import apart
 from fedapp.training.precision import say_slow
 from fedapp.training.state import is_in_numpy, names_of
 from fedapp.training.travelling import digest_of, frozen_bytes, travelling
-from strategies import AsynchronousStrategy, FederatedStrategy, StrategyConfig
+from strategies import AsynchronousStrategy, FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.config import PrivateConfig, RobustConfig, SecureConfig
@@ -178,7 +178,7 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
         if config.fine_tune_epochs:
             check_personal(config, strategy)
     except ValueError as error:
-        raise ConfigError(in_keys(error, type(config))) from None
+        raise as_config_error(error, type(config)) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
         raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
     # A run that goes on on devices has those that it had, however many are waited for.
@@ -385,21 +385,14 @@ def _travelling(
 def build_strategy(config: RunConfig) -> FederatedStrategy:
     """Make the configured strategy: its config's fields are run-config keys."""
     strategy = strategy_class(config.strategy)
-    own = {} if is_of_the_library(strategy.Config) else other_defaults(strategy)
-
-    def valued(value_of: Callable[[str], Any]) -> StrategyConfig:
-        values = {field.name: value_of(field.name) for field in fields(strategy.Config)}
-        # 0 stands for the method's own number, which a user's own method declares.
-        if values.get("buffer_size") == 0 and "buffer_size" in own:
-            values["buffer_size"] = own["buffer_size"]
-        return strategy.Config(**values)
-
     clock = WallClock() if config.clock == "wall" else VirtualClock()
     made = strategy(
-        valued(partial(getattr, config)), clock=clock, fraction_evaluate=float(config.client_evaluation)
+        strategy_config(strategy, partial(getattr, config)),
+        clock=clock,
+        fraction_evaluate=float(config.client_evaluation),
     )
     usual: dict[str, Any] = type(config).defaults()
-    made.run_options.usual = valued(lambda name: usual[name.replace("_", "-")])
+    made.run_options.usual = strategy_config(strategy, lambda name: usual[name.replace("_", "-")])
     return made
 
 

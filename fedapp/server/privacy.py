@@ -10,7 +10,7 @@ from fedapp.data import Dataset
 from fedapp.server.record import Entry, Observer
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
 from strategies import AsynchronousStrategy, FederatedStrategy, SynchronousStrategy
-from strategies.rounds.participation import IN_ORDER
+from strategies.core.conflicts import IN_ORDER
 from strategies.timing.availability import ALWAYS
 
 # Of the noise multiplier z: the ε that goes with less is beyond what a float holds, or as good as no privacy; more

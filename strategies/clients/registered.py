@@ -136,8 +136,6 @@ class NodeRecord:
         if not addresses(participation):
             return None
         given = f"participation = {participation!r}"
-        if not self.nodes:
-            raise ValueError(f"{given}: addresses registered devices, and registered_nodes = '' has none")
         by_tag = how == BY_TAG
         has = {node_id: node.tags if by_tag else (node.name,) for node_id, node in self.nodes.items()}
         known = sorted({word for words in has.values() for word in words})

@@ -97,10 +97,12 @@ class Capabilities:
         How clients' work affects the model outside a round's weighted sum, unseen by a wrapper; "" if it doesn't.
     payload_off_hint : str
         The parameter and value with which no vector is sent beside the model; "" if there is none.
-    past_protection : str
-        What a client gets of others' models as they came, past a robust rule and central noise; "" if it gets none.
-    unequal : str
-        How contributions weigh where they never count as equals, as a robust rule takes them; "" if they may.
+    leaks_models : bool
+        Whether clients get models of others as they came, past a robust rule and central noise.
+    unequal_weights : bool
+        Whether contributions never weigh the same, as a robust rule takes them.
+    own_rule, own_optimizer : bool
+        Whether a robust rule, or a server optimizer with its learning rate, is the method itself.
     counts_again : bool
         Whether a client's last update counts in every round, whoever is in time.
     every_arrival : bool
@@ -139,8 +141,10 @@ class Capabilities:
     corrects_participation: bool = False
     past_the_sum: str = ""
     payload_off_hint: str = ""
-    past_protection: str = ""
-    unequal: str = ""
+    leaks_models: bool = False
+    unequal_weights: bool = False
+    own_rule: bool = False
+    own_optimizer: bool = False
     counts_again: bool = False
     every_arrival: bool = False
     works_on: bool = False

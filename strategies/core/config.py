@@ -300,14 +300,6 @@ class EventsConfig(StrategyConfig):
 
     concurrency: int = parameter(0, ge=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.participation != "full" and not registered.addresses(self.participation):
-            raise ValueError(
-                f"participation = {self.participation!r}: without rounds every client works; allowed are full, and "
-                "on devices tag:TAG,…, name:NAME,…"
-            )
-
 
 @dataclass(frozen=True)
 class AsynchronousConfig(EventsConfig, RobustConfig):
@@ -337,26 +329,6 @@ class PrivateEventsConfig(PrivateConfig, AsynchronousConfig):
     """
 
     dp_max_contributions: int = parameter(0, ge=0, topic="protection")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dp != "central":
-            return
-        if self.aggregation_rule != MEAN:
-            raise ValueError(
-                f"aggregation_rule = {self.aggregation_rule!r} with dp = 'central': its noise is that of a sum; "
-                "allowed is one of the two"
-            )
-        if not self.dp_clipping_norm:
-            raise ValueError(
-                "dp_clipping_norm = 0: with dp = 'central' a norm adapts from round to round alone; without rounds "
-                "allowed is a number > 0"
-            )
-        if self.client_weights != "uniform":
-            raise ValueError(
-                f"dp = 'central': takes clients as equals; client_weights = {self.client_weights!r}, "
-                "allowed is uniform"
-            )
 
 
 @dataclass(frozen=True)
@@ -500,17 +472,6 @@ def _changed(
     check_parameters(made)  # a Config with a __post_init__ of its own may have left it out
     if made.compression != compressors.NONE:
         compressors.code_of(made.compression)  # raises if the pattern allows a number that the code doesn't
-    if "min_train_nodes" in given and made.participation not in ("full", "flower"):
-        raise ValueError(
-            f"min_train_nodes = {given['min_train_nodes']}: goes with participation full or flower, not "
-            f"{made.participation!r}"
-        )
-    concurrency = getattr(made, "concurrency", 0)
-    if concurrency and given.get("fraction_train", 1.0) != 1:
-        raise ValueError(
-            f"fraction_train = {given['fraction_train']}: says how many clients work at once, as does concurrency = "
-            f"{concurrency}; allowed is one of the two"
-        )
     # As in Flower, nothing begins before so many are there.
     least = max(made.min_clients, *(given.get(key, 0) for key in ("min_train_nodes", "min_evaluate_nodes")))
     others = {key: value for key, value in options.items() if key in flower}

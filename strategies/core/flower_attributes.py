@@ -9,6 +9,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 
 from strategies.core.config import changed
+from strategies.core.conflicts import check_conflicts
 
 # What Flower's FedAvg takes where no function is given; it has no public name.
 _STOCK = flower.FedAvg()
@@ -34,11 +35,11 @@ class FlowerAttribute:
     def __set__(self, strategy: Any, value: Any) -> None:
         if self._name in _FUNCTIONS and value is getattr(_STOCK, self._name):
             value = None
-        name = type(strategy).__name__
+        name, run, roster = type(strategy).__name__, strategy.session.run, strategy.session.population.roster
         config, keywords = changed(name, strategy.config, strategy.flower_options, self._name, value)
-        strategy.config, strategy.flower_options = strategy.adapted(config), keywords
-        run, roster = strategy.session.run, strategy.session.population.roster
-        run.config = strategy.config
+        config = strategy.adapted(config)
+        check_conflicts(name, strategy.capabilities, config, keywords, real_time=run.in_real_time())
+        strategy.config, strategy.flower_options, run.config = config, keywords, config
         if not strategy.session.used:
             strategy.session.server_step.optimizer = strategy.config.new_optimizer()
         roster.weight_key, roster.config_key = keywords.weighted_by_key, keywords.configrecord_key

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from strategies import streams
 from strategies.clients.roster import Client
-from strategies.core.config import SecureConfig, StrategyConfig
+from strategies.core.config import SecureConfig
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -23,7 +23,6 @@ from strategies.secure.graph import terms_for
 from strategies.secure.masking import Decoded, Quantizer, SecureSumError, size_of
 from strategies.secure.mod import BY_PATH, METRICS, REFUSED, values_of
 from strategies.secure.server import ServerSession
-from strategies.updates.compressors import NONE
 from strategies.updates.sums import SummingGrid
 
 log = logging.getLogger("flwr.strategies")
@@ -400,17 +399,6 @@ def _by_client(record: ConfigRecord, name: str) -> dict[int, bytes]:
 # ---- What can't be with secure sums --------------------------------------------------------------------------------
 
 
-def check_single(config: StrategyConfig) -> str:
-    """Return the first key of a config that needs single updates, and the value allowed; "" if there is none."""
-    if config.compression != NONE:
-        return f"compression = {config.compression!r}: compressed updates can't be masked; allowed is none"
-    if config.update_norm_bound:
-        return f"update_norm_bound = {config.update_norm_bound}: is of single updates; allowed is 0"
-    if config.safeguards == "on" and config.norm_ratio_bound:
-        return f"norm_ratio_bound = {config.norm_ratio_bound}: is of single updates; allowed is 0"
-    return ""
-
-
 def look(grid: Grid, run: RunState, receiver: Receiver) -> None:
     """Raise RunError, before a client trains, where an engine or a part of a run needs single updates."""
     if isinstance(inner := innermost(grid), SummingGrid):
@@ -440,8 +428,4 @@ def look(grid: Grid, run: RunState, receiver: Receiver) -> None:
         raise RunError(
             f"secure_sums = True: the model has arrays that aren't trained ({names}), whose averages aren't sums "
             "of updates; allowed are models without running statistics and counters"
-        )
-    if run.flower.train_metrics_aggr_fn is not None:
-        raise RunError(
-            "secure_sums = True: train_metrics_aggr_fn reads single clients' metrics; allowed is None"
         )

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from strategies.core.capabilities import Capabilities
-from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
 from strategies.flower.arrays import LARGEST_SQUARE, ArraysMismatchError, Layout, Vector
 from strategies.flower.errors import DivergedError, RunError
-from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS, ServerOptimizer
+from strategies.updates.server_optimizer import ServerOptimizer
 
 log = logging.getLogger("flwr.strategies")
 
@@ -126,23 +124,3 @@ class ServerStep:
         except ArraysMismatchError as error:
             raise ArraysMismatchError(f"{run.name}.aggregate_train made no model to train: {error}") from None
         return run.layout.to_record(self.sound(vector))
-
-
-def check_extrapolation(name: str, capabilities: Capabilities, config: StrategyConfig) -> None:
-    """Raise ValueError for a step size that rests on the length of a round's sum where there is none."""
-    rule, private = None, False
-    if isinstance(config, SynchronousConfig):
-        rule, private = config.rule(), config.dp == "central"
-    summed = capabilities.has_rounds and capabilities.steps_by_plain_sum
-    if config.server_optimizer != FEDEXP or (summed and rule is None and not private):
-        return
-    why = f"the updates of {name} aren't those of one round, summed by their weights"
-    if rule is not None:
-        why = f"with {rule.text} there is no sum"
-    elif private:
-        why = "with dp = 'central' the lengths would tell of the data"
-    others = ", ".join(other for other in OPTIMIZERS if other != FEDEXP)
-    raise ValueError(
-        f"server_optimizer = {config.server_optimizer!r}: takes its step size from the lengths of the updates and of "
-        f"their sum; {why}; allowed are {others}"
-    )

@@ -11,13 +11,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies.clients.roster import Client
-from strategies.clock import Clock
+from strategies.clock import Clock, WallClock
 from strategies.core.capabilities import Capabilities, hook
 from strategies.core.config import EventsConfig, FlowerOptions, StrategyConfig, SynchronousConfig, configured
+from strategies.core.conflicts import check_conflicts
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.reporter import Observer
 from strategies.core.run_state import RunOptions, State, Witness
-from strategies.core.server_step import check_extrapolation
 from strategies.core.session import Session
 from strategies.flower import internals, messages
 from strategies.flower.arrays import Layout, Vector
@@ -119,7 +119,10 @@ class FederatedStrategy(Strategy):
         own, self._flower_options = configured(type(self).__name__, self.Config, arguments, options)
         self.config = self.adapted(own)
         _check(type(self).__name__, own, self.config, given="client_weights" in options)
-        check_extrapolation(type(self).__name__, self.capabilities, self.config)
+        real_time = isinstance(clock, WallClock)
+        check_conflicts(
+            type(self).__name__, self.capabilities, self.config, self._flower_options, real_time=real_time
+        )
         self.run_options = RunOptions(clock, observer, witness, stopped)
         self._prepare_session()
 

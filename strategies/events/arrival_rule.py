@@ -12,48 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from strategies.core.capabilities import Capabilities
-from strategies.core.config import RobustConfig
-from strategies.core.protection import check_protection
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import RobustRule, Rule
 from strategies.updates.buffers import Buffers, Untrained
-
-
-def check_arrivals(
-    name: str,
-    rule: Rule,
-    config: RobustConfig,
-    weighing: str,
-    capabilities: Capabilities,
-    *,
-    discounts: bool,
-) -> None:
-    """Raise ValueError for a rule, which needs equal contributions, where contributions aren't equal.
-
-    Parameters
-    ----------
-    name : str
-        The method's.
-    weighing : str
-        How contributions weigh: ``time-based``, ``observed`` or ``identical``.
-    capabilities : Capabilities
-        The method's.
-    discounts : bool
-        Whether a contribution's weight depends on its staleness.
-    """
-    check_protection(name, capabilities, rule.text, rule=True)
-    said = ""
-    if config.client_weights != "uniform":
-        said = f"client_weights = {config.client_weights!r}, allowed is uniform"
-    elif weighing != "identical":
-        said = f"aggregation_weights = {weighing!r}, allowed is identical"
-    elif discounts:
-        given = getattr(config, "staleness_discount", None)
-        said = f"{name} weighs them by their staleness, allowed is mean"
-        said = said if given is None else f"staleness_discount = {given!r}, allowed is constant"
-    if said:
-        raise ValueError(f"{rule.text}: takes contributions as equals; {said}")
 
 
 class ArrivalRule:

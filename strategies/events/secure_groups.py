@@ -13,10 +13,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from strategies.clients.member import Member
-from strategies.core.capabilities import Capabilities
-from strategies.core.config import RobustConfig, SecureConfig
-from strategies.core.masked_sum import MaskedSum, Missed, check_single, look, told
-from strategies.core.protection import needs_sums_alone
+from strategies.core.config import SecureConfig
+from strategies.core.masked_sum import MaskedSum, Missed, look, told
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -169,16 +167,3 @@ class SecureGroups:
         group.weights = {each: d[each] * share for each in masked.summed}
         group.clipped, group.metrics = found.outside, masked.metrics(found)
         return group
-
-
-def check_secure(name: str, config: SecureConfig, able: Capabilities) -> None:
-    """Raise ValueError for what needs single updates, with secure sums."""
-    rule = config.rule() if isinstance(config, RobustConfig) else None
-    if not needs_sums_alone(able) or able.works_on:
-        reads = f"{name} reads single updates; allowed are methods that need sums alone, such as fedbuff"
-    elif rule is not None:
-        reads = f"{rule.text} compares single updates; allowed is mean"
-    else:
-        reads = check_single(config)
-    if reads:
-        raise ValueError(f"secure_sums = True: {reads}")

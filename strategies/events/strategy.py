@@ -37,13 +37,11 @@ from strategies.core.config import (
     OBSERVED,
     AsynchronousConfig,
     EventsConfig,
-    RobustConfig,
     SecureConfig,
     StrategyConfig,
 )
 from strategies.core.reporter import EvaluateFn
 from strategies.core.strategy import FederatedStrategy
-from strategies.events.arrival_rule import check_arrivals
 from strategies.events.executors import ByMaskedSums, ByUpdates
 from strategies.events.pump import EventPump
 from strategies.events.session import EventSession
@@ -85,7 +83,6 @@ class AsynchronousStrategy(FederatedStrategy):
                 f"{_INSTEAD[name]}"
             )
         super().__init__(*arguments, **run)
-        _check(type(self).__name__, self)
 
     def _new_session(self) -> EventSession:
         session = EventSession(self)
@@ -311,20 +308,3 @@ class AsynchronousStrategy(FederatedStrategy):
             for event in session.remaining_events():  # a reply, an interval's end, a client to ask again, …
                 pump.handle(event)
             return session.close()
-
-
-def _check(name: str, strategy: AsynchronousStrategy) -> None:
-    """Raise ValueError for values that exclude each other."""
-    config, able, session = strategy.config, strategy.capabilities, strategy.session
-    if session.receiver.clip is not None and (strategy.works_on or able.aggregates):
-        raise ValueError(
-            f"dp = 'central': {name} puts updates together by itself, or lets clients work on while theirs wait "
-            "(aggregate, works_on); allowed are none, local"
-        )
-    if isinstance(config, RobustConfig) and (rule := config.rule()) is not None:
-        weighing = getattr(config, "aggregation_weights", strategy.weighing)
-        check_arrivals(name, rule, config, weighing, able, discounts=strategy.discounts)
-    if isinstance(config, SecureConfig) and config.secure_sums:
-        from strategies.events.secure_groups import check_secure  # loads libraries of cryptography
-
-        check_secure(name, config, able)

@@ -69,9 +69,7 @@ class AsyncSpectral(Buffered):
 
     Config: ClassVar[type[StrategyConfig]] = AsyncSpectralConfig
     config: AsyncSpectralConfig
-    past_protection: ClassVar[str] = (
-        "each client of the spectral method gets an average of its neighbours' models"
-    )
+    leaks_models: ClassVar[bool] = True  # each client gets an average of its neighbours' models
 
     _neighbours: NeighbourModels
     _schedule: BufferSchedule

@@ -39,7 +39,6 @@ class DelayAdaptive(EveryArrival):
 
     Config: ClassVar[type[StrategyConfig]] = DelayAdaptiveConfig
     config: DelayAdaptiveConfig
-    unequal: ClassVar[str] = "DelayAdaptive weighs them by their staleness"
 
     def discount(self, staleness: int) -> float:
         """Return min(1, τ_c / δ), the factor of a contribution of staleness δ."""

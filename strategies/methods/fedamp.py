@@ -85,7 +85,7 @@ class FedAMP(SynchronousStrategy):
     by_weights: ClassVar[bool] = True
     records_shares: ClassVar[bool] = True
     past_the_sum: ClassVar[str] = "each client is sent a mean of the others' models"
-    past_protection: ClassVar[str] = "each client of FedAMP gets a mean of the others' models"
+    leaks_models: ClassVar[bool] = True  # each client gets a mean of the others' models
     _shares: dict[int, float]
 
     def local_rule(self) -> dict[str, float]:

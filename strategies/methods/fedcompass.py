@@ -63,13 +63,6 @@ class FedCompassConfig(EventsConfig):
     group_slack: float = parameter(1.2, ge=1)
     staleness_discount: str = discount_parameter()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_local_steps > self.max_local_steps:
-            raise ValueError(
-                f"min_local_steps = {self.min_local_steps}: must be at most max_local_steps = {self.max_local_steps}"
-            )
-
 
 class FedCompass(AsynchronousStrategy):
     """FedCompass (Li et al. 2024, algorithm 1).

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from strategies.core.config import OBSERVED, PrivateEventsConfig, StrategyConfig
+from strategies.core.config import PrivateEventsConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower.arrays import Layout, Vector
@@ -44,14 +44,6 @@ class FedFixConfig(PrivateEventsConfig):
     """
 
     fedfix_interval: float | Literal["auto"] = parameter(0.5, gt=0, unit="seconds")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.aggregation_weights not in ("time-based", OBSERVED):
-            raise ValueError(
-                f"aggregation_weights = {self.aggregation_weights!r}: fedfix has time-based weights; allowed are "
-                f"time-based, {OBSERVED}"
-            )
 
 
 def periods(times: Times, interval: float) -> Times:
@@ -74,7 +66,7 @@ class FedFix(AsynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = FedFixConfig
     config: FedFixConfig
-    unequal: ClassVar[str] = "fedfix weighs them by time"
+    unequal_weights: ClassVar[bool] = True
 
     _chosen: tuple[object, float] = (
         None,

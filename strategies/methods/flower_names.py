@@ -17,7 +17,7 @@ vulnerability of distributed learning in Byzantium", ICML 2018, section 4.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -30,25 +30,10 @@ from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.aggregation import MEAN, Rule
+from strategies.updates.aggregation import Rule
 from strategies.updates.server_optimizer import Adagrad, Adam, Adaptive, Momentum, Yogi
 
 log = logging.getLogger("flwr.strategies")
-
-
-class FlowerNamed(SynchronousStrategy):
-    """A strategy whose server optimizer or robust rule is a part of it, so that the keys of another are refused."""
-
-    #: The keys of another optimizer or rule with the values that stand for none, and the reason.
-    refused: ClassVar[Mapping[str, object]]
-    reason: ClassVar[str]
-
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
-        """Return the config; refuse the keys of another optimizer or rule."""
-        for key, none in self.refused.items():
-            if (value := getattr(config, key)) != none:
-                raise ValueError(f"{key} = {value!r}: {type(self).__name__} {self.reason}; allowed is {none}")
-        return config
 
 
 # ---- Server optimizers -----------------------------------------------------------------------------------------
@@ -105,12 +90,11 @@ class FedYogiConfig(FedAdamConfig):
     eta_l: float = 0.0316
 
 
-class FedAdagrad(FlowerNamed):
+class FedAdagrad(SynchronousStrategy):
     """FedAdagrad (Reddi et al. 2021, algorithm 2), as Flower has it."""
 
     Config: ClassVar[type[StrategyConfig]] = FedAdagradConfig
-    refused: ClassVar[Mapping[str, object]] = {"server_lr": 0.0, "server_optimizer": "sgd"}
-    reason = "has its own server optimizer, with learning rate eta"
+    own_optimizer: ClassVar[bool] = True
 
     eta, eta_l, tau = FlowerAttribute(), FlowerAttribute(), FlowerAttribute()
 
@@ -147,12 +131,11 @@ class FedAvgMConfig(SynchronousConfig):
         return Momentum(self.server_learning_rate, self.server_momentum)
 
 
-class FedAvgM(FlowerNamed):
+class FedAvgM(SynchronousStrategy):
     """FedAvgM (Hsu et al. 2019, section 4), as Flower has it."""
 
     Config: ClassVar[type[StrategyConfig]] = FedAvgMConfig
-    refused = FedAdagrad.refused
-    reason = "has its own server optimizer, with learning rate server_learning_rate"
+    own_optimizer: ClassVar[bool] = True
 
     server_learning_rate, server_momentum = FlowerAttribute(), FlowerAttribute()
 
@@ -242,12 +225,11 @@ class BulyanConfig(KrumConfig):
         return replace(super().rule(), least=self.tolerating)
 
 
-class FedMedian(FlowerNamed):
+class FedMedian(SynchronousStrategy):
     """FedMedian (Yin et al. 2018, definition 1), as Flower has it."""
 
     Config: ClassVar[type[StrategyConfig]] = FedMedianConfig
-    refused: ClassVar[Mapping[str, object]] = {"aggregation_rule": MEAN, "faulty_clients": 0}
-    reason = "is a robust rule itself"
+    own_rule: ClassVar[bool] = True
 
 
 class FedTrimmedAvg(FedMedian):

@@ -42,9 +42,7 @@ class Spectral(SynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig
     config: SpectralConfig
     streams: ClassVar[bool] = False
-    past_protection: ClassVar[str] = (
-        "each client of the spectral method gets an average of its neighbours' models"
-    )
+    leaks_models: ClassVar[bool] = True  # each client gets an average of its neighbours' models
 
     payload_off_hint: ClassVar[str] = "perturbation_beta = 1"
     _neighbours: NeighbourModels

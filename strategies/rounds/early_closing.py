@@ -456,17 +456,3 @@ class EarlyClosing:
     def reset(self) -> None:
         """Forget the late tasks of an earlier run."""
         self._late = {}
-
-
-def check_early(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
-    """Raise ValueError if the config or the method excludes rounds that close early."""
-    given = f"over_select = {config.over_select:g}"
-    if config.over_select and scheme not in ("uniform", "md", "flower"):
-        raise ValueError(f"{given}: goes with participation uniform, md or flower, not with {scheme!r}")
-    if config.over_select and capabilities.chooses_clients:
-        raise ValueError(f"{given}: {name} chooses clients by itself (select); allowed is 0")
-    if scheme == "paired":
-        raise ValueError(
-            f"round_deadline = {config.round_deadline:g}: participation = 'paired' needs the last client in "
-            "every round, who may be at work on an earlier one; allowed are full, uniform, md, flower, fixed:…"
-        )

@@ -27,13 +27,6 @@ from strategies.clients.registered import addresses
 from strategies.clients.weights import Weights
 
 SCHEMES = ("full", "uniform", "md", "poisson", "turns", "paired", "fixed", "flower")
-# Those in which a share of the clients takes part.
-BY_SHARE = ("uniform", "md", "poisson", "turns", "flower")
-# Those of which is known beforehand who takes part in which round.
-IN_ORDER = ("full", "turns", "fixed")
-
-
-WHOLE = 1e-6  # how near 1 / fraction is to a whole number
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class Participation:
         Raises
         ------
         ValueError
-            If it names no scheme, or ``fixed`` no clients, or a fraction goes with a scheme that takes none.
+            If it names no scheme, or ``fixed`` no clients, or the fraction isn't in (0, 1].
         """
         scheme, colon, names = text.partition(":")
         known = scheme in SCHEMES and bool(colon) == (scheme == "fixed")
@@ -83,18 +76,8 @@ class Participation:
                 f"participation = {text!r}: allowed are full, uniform, md, poisson, turns, paired, flower, "
                 "fixed:I,J,…, and on devices tag:TAG,…, name:NAME,…"
             )
-        if fraction != 1.0 and scheme not in BY_SHARE:
-            raise ValueError(
-                f"fraction_train = {fraction}: goes with participation uniform, md, poisson, turns or "
-                f"flower, not with {scheme!r}"
-            )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
-        if scheme == "turns" and abs(1 / fraction - round(1 / fraction)) > WHOLE:
-            raise ValueError(
-                f"fraction_train = {fraction}: with participation = 'turns' 1 over a whole number of rounds in which "
-                "each client has its turn, such as 0.05"
-            )
         if not known:  # devices by tag or name, all of which take part
             return cls()
         if scheme != "fixed":

@@ -9,10 +9,8 @@ from flwr.serverapp import Grid
 from scipy.stats import binom
 
 from strategies.clients.roster import Client
-from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
-from strategies.core.masked_sum import MaskedSum, check_single, look
-from strategies.core.protection import needs_sums_alone
+from strategies.core.masked_sum import MaskedSum, look
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
@@ -24,7 +22,6 @@ from strategies.secure.masking import Quantizer, SecureSumError
 from strategies.updates.aggregation import WeightedSum
 from strategies.updates.buffers import Untrained
 from strategies.updates.clipping import AdaptiveClip
-from strategies.updates.server_optimizer import OPTIMIZERS
 
 TOO_SMALL = 1e-9  # probability of a round without a sum, which no account of privacy counts
 NEGLIGIBLE = 1e-100  # bound on |log P/Q| of a round's sum, with noise of clients and with Gaussian noise
@@ -231,24 +228,3 @@ def _with_noise(config: SynchronousConfig, noise: float, number: int, size: int)
 
 def _scaled(update: Vector, scale: float) -> Vector:
     return np.multiply(update, scale, out=update)
-
-
-def check_secure(name: str, config: SynchronousConfig, able: Capabilities) -> None:
-    """Raise ValueError for what needs single updates, with secure sums."""
-    rule = config.rule()
-    if not needs_sums_alone(able):
-        why = "reads single updates"
-        if not able.streams:
-            why = "keeps a vector of each client on the server, which follows from the client's own update"
-        reads = f"{name} {why}; allowed are methods that need sums alone, such as fedavg, fedprox and fednova"
-    elif rule is not None:
-        reads = f"{rule.text} compares single updates; allowed is mean"
-    elif config.round_deadline or config.over_select:
-        reads = "late updates count one by one; allowed are round_deadline and over_select 0"
-    elif config.new_optimizer().reads_squares:
-        others = ", ".join(each for each in OPTIMIZERS if each != config.server_optimizer)
-        reads = f"server_optimizer = {config.server_optimizer!r}: reads single updates' lengths; allowed are {others}"
-    else:
-        reads = check_single(config)
-    if reads:
-        raise ValueError(f"secure_sums = True: {reads}")

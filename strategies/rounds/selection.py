@@ -16,7 +16,6 @@ from strategies.clients.weights import Weights, among, of_each
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
 from strategies.core.population import Population
-from strategies.core.protection import check_protection
 from strategies.core.run_state import RunState
 from strategies.flower.errors import RunError
 from strategies.flower.grids import RAY, engine_of
@@ -246,48 +245,6 @@ class Selection:
             return np.zeros(len(places))
         some = p[list(places)] / p[list(places)].sum() if len(places) < len(p) else p
         return replace(self.scheme, fixed=here).expected_weights(some)
-
-
-def check_equality(name: str, config: SynchronousConfig, scheme: str, capabilities: Capabilities) -> None:
-    """Raise ValueError for a rule that needs equal clients, with a config in which clients aren't equal."""
-    rule, private = config.rule(), config.dp == "central"
-    if private and scheme == "poisson":
-        _check_hidden(name, config, capabilities)
-    given = ([] if rule is None else [rule.text]) + ["dp = 'central'"] * private
-    if given:
-        check_protection(name, capabilities, given[0], rule=rule is not None)
-    for text in given:
-        if rule is not None and private:
-            raise ValueError(
-                f"{text} with dp = 'central': its noise is that of a mean; allowed is one of the two"
-            )
-        if config.client_weights != "uniform" and (rule is None or rule.equal):
-            raise ValueError(
-                f"{text}: takes clients as equals; client_weights = {config.client_weights!r}, allowed is uniform"
-            )
-        if scheme in ("md", "paired") or (scheme == "poisson" and rule is not None):
-            also = ", poisson" * private
-            raise ValueError(
-                f"{text}: takes clients as equals{', of a number that is known' * (scheme == 'poisson')}; "
-                f"participation = {scheme!r}, allowed are full, uniform{also}, turns, fixed:…"
-            )
-
-
-def _check_hidden(name: str, config: SynchronousConfig, capabilities: Capabilities) -> None:
-    """Raise ValueError for a config in which a client's part in a round depends on more than its own coin."""
-    given = "participation = 'poisson' with dp = 'central'"
-    if capabilities.chooses_clients or capabilities.round_hooks:
-        raise ValueError(
-            f"{given}: {name} chooses or asks clients by itself (select, configure_train, aggregate_train), and the "
-            "account is of a coin for each client; allowed are full, uniform, fixed:…"
-        )
-    # Which participants are stragglers, and how much the others do, depends on who else is drawn.
-    for field, allowed in (("round_deadline", 0.0), ("stragglers", 0.0)):
-        if (value := getattr(config, field)) != allowed:
-            raise ValueError(
-                f"{field} = {value}: {given} lets each client count by its own coin alone, whoever is late; "
-                f"allowed is {allowed}"
-            )
 
 
 Select = Callable[[Sequence[Client], np.random.Generator], Chosen]

@@ -70,18 +70,3 @@ class Stragglers:
     def asks(self, client: Client) -> dict[str, float]:
         """Return the additional fields of a participant's request: the part of its work, if it straggles."""
         return {messages.PART: self._parts[client.index]} if client.index in self._parts else {}
-
-
-def check_stragglers(config: SynchronousConfig) -> None:
-    """Raise ValueError if no participant would ever count, or rounds also close early."""
-    if config.stragglers == 1 and config.drop_stragglers:
-        raise ValueError(
-            "stragglers = 1 with drop_stragglers = true: no work would ever count; allowed are stragglers < 1, or "
-            "drop_stragglers = false"
-        )
-    for name in ("round_deadline", "over_select"):
-        if config.stragglers and (value := getattr(config, name)):
-            raise ValueError(
-                f"stragglers = {config.stragglers}, {name} = {value}: each says who isn't done when a round "
-                "closes; one of the two must be 0"
-            )

@@ -26,13 +26,9 @@ from strategies.core.strategy import FederatedStrategy
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
 from strategies.rounds.aggregator import RoundAggregation
-from strategies.rounds.early_closing import check_early
 from strategies.rounds.outer_loop import follow
-from strategies.rounds.participation import IN_ORDER
 from strategies.rounds.round import Aggregate, Round
-from strategies.rounds.selection import check_equality
 from strategies.rounds.session import RoundSession
-from strategies.rounds.stragglers import check_stragglers
 from strategies.rounds.summed import EngineSums
 from strategies.updates.chain import Contribution
 
@@ -57,7 +53,7 @@ class SynchronousStrategy(FederatedStrategy):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        _check(type(self).__name__, self)
+        _warn_of_unread(type(self).__name__, self)
 
     def _new_session(self) -> RoundSession:
         session = RoundSession(self)
@@ -285,29 +281,9 @@ class SynchronousStrategy(FederatedStrategy):
         return server_step.sound(server_step.moved(cohort.model, update, squares))
 
 
-def _check(name: str, strategy: SynchronousStrategy) -> None:
-    """Raise ValueError for values that exclude each other; warn of keys that a method's ``select`` may not read."""
+def _warn_of_unread(name: str, strategy: SynchronousStrategy) -> None:
+    """Warn of keys that a method's ``select`` may not read."""
     config, able, scheme = strategy.config, strategy.capabilities, strategy.session.selection.scheme.scheme
-    if config.stragglers:
-        check_stragglers(config)
-    if scheme == "paired" and not strategy.session.run.pace.always:
-        raise ValueError(
-            "participation = 'paired': the last client is in every round, and can't be if it comes and goes; "
-            "allowed with availability and task_failure are full, uniform, md, flower, fixed:…"
-        )
-    if scheme == "turns":
-        _check_turns(strategy)
-    check_equality(name, config, scheme, able)
-    if config.dp == "central" and config.dp_mechanism == "tree":
-        _check_tree(name, strategy)
-    if config.distributes_noise:
-        _check_distributed(config)
-    if config.round_deadline or config.over_select:
-        check_early(name, config, scheme, able)
-    if config.secure_sums:
-        from strategies.rounds.secure_sums import check_secure  # loads libraries of cryptography
-
-        check_secure(name, config, able)
     if able.chooses_clients and (scheme, config.fraction_train) != ("full", 1.0):
         log.warning(
             "participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
@@ -316,57 +292,3 @@ def _check(name: str, strategy: SynchronousStrategy) -> None:
             config.fraction_train,
             name,
         )
-
-
-def _check_distributed(config: SynchronousConfig) -> None:
-    """Raise ValueError for noise of clients that nothing hides, or that leaves something without."""
-    given = "dp_mechanism = 'distributed'"
-    if not config.secure_sums:
-        raise ValueError(
-            f"secure_sums = False: with {given} the noise of one client is a part of a sum's; allowed is True"
-        )
-    if not config.dp_clipping_norm:
-        raise ValueError(
-            f"dp_clipping_norm = 0: with {given} the count by which a norm adapts would have no noise; allowed is a "
-            "number > 0"
-        )
-    if not config.dp_noise_multiplier:
-        raise ValueError(f"dp_noise_multiplier = 0: with {given} allowed is a number > 0")
-
-
-def _check_turns(strategy: SynchronousStrategy) -> None:
-    """Raise ValueError for a config in which a client could take part out of its turn."""
-    config = strategy.config
-    if not strategy.session.run.pace.always:
-        raise ValueError(
-            "participation = 'turns': a client takes part in its turn alone, and can't if it comes and goes; allowed "
-            "with availability and task_failure are full, uniform, md, flower, fixed:…"
-        )
-    for field in ("round_deadline", "over_select"):
-        if value := getattr(config, field):
-            raise ValueError(
-                f"{field} = {value}: participation = 'turns' waits for those whose turn it is; allowed is 0"
-            )
-
-
-def _check_tree(name: str, strategy: SynchronousStrategy) -> None:
-    """Raise ValueError for a config in which it isn't known beforehand how often a client takes part."""
-    config, able, given = strategy.config, strategy.capabilities, "dp_mechanism = 'tree'"
-    scheme = strategy.session.selection.scheme.scheme
-    if scheme not in IN_ORDER:
-        raise ValueError(
-            f"{given}: its account is of rounds in an order that is known, without a draw; "
-            f"participation = {scheme!r}, allowed are full, turns, fixed:…"
-        )
-    if able.chooses_clients or able.round_hooks:
-        raise ValueError(f"{given}: {name} chooses or asks clients by itself; allowed is gaussian")
-    if not config.dp_clipping_norm:
-        raise ValueError(
-            f"dp_clipping_norm = 0: with {given} noise is of sums over many rounds, which have one norm; allowed is "
-            "a number > 0"
-        )
-    for field in ("round_deadline", "over_select"):
-        if value := getattr(config, field):
-            raise ValueError(
-                f"{field} = {value}: {given} counts each client in the round that asks it; allowed is 0"
-            )

@@ -61,15 +61,15 @@ def refusal(tmp_path, capsys):
         *(
             (
                 f'strategy="{name}" server-optimizer="fedexp" buffer-size=2',
-                "server-optimizer = 'fedexp': takes its step size from the lengths of the updates and of their sum; "
-                f"the updates of {REGISTRY[name].__name__} aren't those of one round, summed by their weights; "
-                "allowed are sgd, momentum, adagrad, adam, amsgrad, yogi",
+                f"server-optimizer = 'fedexp' with strategy = '{name}': the step size is by the lengths of the "
+                "updates and of their sum in one round, which the method doesn't have; allowed is server-optimizer = "
+                "sgd, momentum, adagrad, adam, amsgrad, yogi",
             )
             for name in ("mifa", "fedbuff")
         ),
         (
             'strategy="scaffold" dp="central" client-weights="uniform"',
-            "dp = 'central': Scaffold puts updates together by itself (weigh, aggregate)",
+            "dp = 'central' with strategy = 'scaffold': the method puts updates together by itself",
         ),
         (
             'personal="3.*, haed.*"',

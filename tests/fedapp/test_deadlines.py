@@ -81,7 +81,7 @@ def test_a_run_that_goes_on_is_the_same_to_the_last_bit(go, tmp_path, strategy):
     [
         (
             {"over-select": 0.5},
-            "over-select = 0.5: goes with participation uniform, md or flower, not with 'full'",
+            "over-select = 0.5 with participation = 'full': the scheme draws no number of clients",
         ),
         (
             {"over-select": 0.5, "participation": "uniform"},
@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_is_the_same_to_the_last_bit(go, tmp_path, strategy):
         ),
         (
             {"round-deadline": 1.0, "participation": "paired"},
-            "round-deadline = 1: participation = 'paired' needs the last client in every round",
+            "round-deadline = 1.0 with participation = 'paired': the scheme says which client",
         ),
         ({"round-deadline": 1.0, "late": "drop"}, "unknown key 'late'"),
     ],

@@ -157,14 +157,17 @@ def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path)
     ("values", "text"),
     [
         ({"strategy": "async-fedavg", "dp": "central"}, "dp = 'central': its account is of aggregations"),
-        ({"strategy": "fedfix", "aggregation-rule": "krum"}, "fedfix weighs them by time, allowed is mean"),
+        (
+            {"strategy": "fedfix", "aggregation-rule": "krum"},
+            "aggregation-rule = 'krum' with strategy = 'fedfix': ",
+        ),
         (
             {"strategy": "rennala", "aggregation-rule": "krum"},
             "no rule fits how rennala puts updates together",
         ),
-        ({"strategy": "spectral", "dp": "central"}, "dp = 'central': each client of the spectral method"),
+        ({"strategy": "spectral", "dp": "central"}, "dp = 'central' with strategy = 'spectral': "),
         ({"strategy": "spectral", "dp": "local"}, "message-epsilon = 0: with dp = 'local'"),
-        ({"dp": "central"}, "client-weights = 'samples', allowed is uniform"),
+        ({"dp": "central"}, "dp = 'central' with client-weights = 'samples': "),
         ({"dp": "local", "client-evaluation": True}, "client-evaluation = true: with dp = 'local'"),
         (
             {"aggregation-rule": "krum", "client-weights": "uniform", "faulty-clients": 1},

@@ -17,7 +17,7 @@ from fedapp.config.run_config import key_of
 from fedapp.engine.sequential import SequentialGrid
 from fedapp.server.run_directory import RunDirectory
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
-from strategies.core.protection import may_set
+from strategies.core.conflicts import may_set
 from tests.runs import summary_of
 from tests.selection import spread
 

@@ -56,7 +56,7 @@ def test_an_engine_is_chosen_whose_clients_mask() -> None:
             {"strategy": "fedfix"},
             "secure-sums = true: fedfix has no rounds, and counts each update by itself",
         ),
-        ({"strategy": "scaffold"}, "Scaffold keeps a vector of each client on the server"),
+        ({"strategy": "scaffold"}, "secure-sums = true with strategy = 'scaffold': "),
         ({"record_divergence": True}, "record-divergence = true: needs single models"),
         ({"secure_threshold": 7}, "secure-threshold = 7: each of 6 clients in a sum has 5 neighbours"),
     ],

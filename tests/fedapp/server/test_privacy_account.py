@@ -177,10 +177,13 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(own, tmp_path):
         ),
         ({"dp-target-epsilon": 1e-6, "dp-delta": 1e-12}, "can't be reached in 4 rounds"),
         ({"dp-target-epsilon": 1e-9}, "dp-target-epsilon = 1e-09: must be"),
-        (TREE, "participation = 'poisson', allowed are full, turns, fixed:"),
+        (TREE, "participation = full, turns, fixed:…, or dp-mechanism = gaussian"),
         ({**WITHOUT_ROUNDS, "dp-mechanism": "tree"}, "dp-mechanism = 'tree': its account is of rounds"),
-        ({**DISTRIBUTED, "secure-sums": False}, "secure-sums = False: with dp-mechanism = 'distributed'"),
-        ({**DISTRIBUTED, "dp-clipping-norm": 0.0}, "dp-clipping-norm = 0: with dp-mechanism = 'distributed'"),
+        ({**DISTRIBUTED, "secure-sums": False}, "dp-mechanism = 'distributed' and secure-sums = false: "),
+        (
+            {**DISTRIBUTED, "dp-clipping-norm": 0.0},
+            "dp-mechanism = 'distributed' and dp-clipping-norm = 0.0: ",
+        ),
         ({**DISTRIBUTED, "dp-noise-multiplier": 0.0}, "dp-noise-multiplier = 0"),
         (
             {**DISTRIBUTED, "participation": "uniform", "fraction-train": 0.2},
@@ -194,7 +197,7 @@ def test_a_run_that_goes_on_keeps_its_account_and_its_noise(own, tmp_path):
         ({**WITHOUT_ROUNDS, "dp-max-contributions": 0, "dp-target-epsilon": 3.0}, "fedbuff has no rounds"),
         (
             {**WITHOUT_ROUNDS, "dp-clipping-norm": 0.0},
-            "dp-clipping-norm = 0: with dp = 'central' a norm adapts",
+            "dp-clipping-norm = 0.0 and strategy = 'fedbuff': a norm adapts",
         ),
         (
             {"dp": "local", "strategy": "spectral", "message-epsilon": 4.0, "dp-target-epsilon": 3.0},

@@ -43,17 +43,6 @@ def test_what_is_prepared(configure: Callable[..., RunConfig]) -> None:
     ("values", "kind", "start"),
     [
         ({"strategy": "fedbuff", "buffer_size": 6000}, ConfigError, "buffer-size = 6000: there are "),
-        ({"strategy": "fedfix", "aggregation_weights": "identical"}, ConfigError, "aggregation-weights = "),
-        (
-            {"strategy": "fedfix", "participation": "md"},
-            ConfigError,
-            "participation = 'md': without rounds every client works; allowed are full, and",
-        ),
-        (
-            {"strategy": "fedbuff", "buffer_size": 2, "aggregation_rule": "median"},
-            ConfigError,
-            "aggregation-rule = 'median', faulty-clients = 0: takes contributions as equals; client-weights = ",
-        ),
         (
             {
                 "strategy": "fedbuff",

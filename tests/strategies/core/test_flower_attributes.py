@@ -148,7 +148,3 @@ def test_a_share_of_the_clients_works_at_once_without_rounds(caplog):
     by_number = FedBuff(concurrency=2, buffer_size=2).start(grid(), model(), 5)
     assert by_share.arrays["w"].data == by_number.arrays["w"].data
     assert caplog.text.count("fraction_train = 0.7: 2 of 3 clients work at once") == 1
-    with pytest.raises(
-        ValueError, match=r"fraction_train = 0\.5: says how many clients work at once, as does"
-    ):
-        FedBuff(fraction_train=0.5, concurrency=2)

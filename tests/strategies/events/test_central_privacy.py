@@ -83,27 +83,3 @@ def test_nobody_is_bounded_without_central_privacy(federation, model, train_conf
     config = ConfigRecord({**train_config(), "dp": dp})
     end_of(strategy, federation(), model(1.0), 4, config)
     assert strategy.session.ledger.most_contributions == often
-
-
-class Averaging(FedBuff):
-    def aggregate(self, model: Any, contributions: Any, weights: Any) -> Any:
-        return model
-
-
-class Working(FedBuff):
-    works_on = True
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "said"),
-    [
-        (FedBuff, {"dp_clipping_norm": 0.0}, "dp_clipping_norm = 0: .* allowed is a number > 0"),
-        (FedBuff, {"client_weights": "samples"}, "client_weights = 'samples', allowed is uniform"),
-        (FedBuff, {"aggregation_rule": "median"}, "allowed is one of the two"),
-        (Averaging, {}, "Averaging puts updates together by itself"),
-        (Working, {}, "Working puts updates together by itself, or lets clients work on"),
-    ],
-)
-def test_what_has_no_account_is_refused(kind, options, said):
-    with pytest.raises(ValueError, match=said):
-        private(kind, **options)

@@ -185,36 +185,6 @@ def test_without_rounds_a_buffer_alone_has_sums() -> None:
     assert able == {"fedbuff"}
 
 
-class Receives(FedBuff):
-    """A FedBuff of a user's own, which looks at single models."""
-
-    def received(self, client: Any, local_model: Any) -> None:
-        """Look at it."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "said"),
-    [
-        (
-            Receives,
-            {},
-            "Receives reads single updates; allowed are methods that need sums alone, such as fedbuff",
-        ),
-        (FedBuff, {"aggregation_rule": "median", "client_weights": "uniform"}, "compares single updates"),
-        (FedBuff, {"compression": "topk:0.1"}, "compressed updates can't be masked"),
-        (FedBuff, {"update_norm_bound": 1.0}, "update_norm_bound = 1.0: is of single updates"),
-        (FedBuff, {"safeguards": "on"}, "norm_ratio_bound = 1.5: is of single updates"),
-    ],
-)
-def test_what_needs_single_updates_is_one_line(kind: Any, options: dict[str, Any], said: str) -> None:
-    if "aggregation_rule" in options:
-        options = {**options, "aggregation_weights": "identical"}
-    with pytest.raises(ValueError, match=said) as raised:
-        kind(secure_sums=True, **options)
-    assert str(raised.value).startswith("secure_sums = True: ")
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

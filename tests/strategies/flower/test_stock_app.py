@@ -28,6 +28,7 @@ from strategies import (
     VirtualClock,
     WallClock,
 )
+from strategies.core.conflicts import ConflictError
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
@@ -192,10 +193,9 @@ def test_the_least_number_of_clients_is_waited_for_and_draws_that_do_not_know_it
     assert FedAvg(min_train_nodes=7).config.min_clients == 7
     assert AsyncFedAvg(min_evaluate_nodes=5).config.min_clients == 5
     assert FedAvg(FedAvg.Config(min_clients=1), fraction_evaluate=0.0).config.min_clients == 1
-    with pytest.raises(
-        ValueError, match=r"^min_train_nodes = 3: goes with participation full or flower, not 'uniform'$"
-    ):
+    with pytest.raises(ConflictError) as raised:
         FedAvg(min_train_nodes=3, participation="uniform", fraction_train=0.5)
+    assert raised.value.keys == ("min_train_nodes", "participation")
 
 
 @pytest.mark.parametrize("base", [FedAvg, AsyncFedAvg])

@@ -288,11 +288,6 @@ def test_time_based_weights_are_unbiased(federation, model, train_config, scheme
 # ---- Configs -----------------------------------------------------------------------------------------------
 
 
-def test_fedfix_has_time_based_weights_only():
-    with pytest.raises(ValueError, match=r"aggregation_weights = 'identical': fedfix has time-based weights"):
-        FedFix.Config(aggregation_weights="identical")
-
-
 def test_a_buffer_larger_than_the_federation_is_refused_before_any_task(federation, model, train_config):
     grid = federation()
     with pytest.raises(ValueError, match=r"^buffer_size = 4: there are 3 clients, must be at most that$"):

@@ -95,9 +95,6 @@ def test_any_number_may_be_drawn():
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (FedAvg, {"round_deadline": -1.0}, r"round_deadline = -1.0: must be a number >= 0"),
     (FedAvg, {"over_select": -0.5}, r"over_select = -0.5: must be a number in \[0, 100\]"),
-    (FedAvg, {"over_select": 0.5}, r"goes with participation uniform, md or flower, not with 'full'"),
-    (FedAvg, {"over_select": 0.5, "participation": "fixed:0"}, r"not with 'fixed'"),
-    (FedAvg, {"round_deadline": 1.0, "participation": "paired"}, r"'paired' needs the last client"),
 ]
 
 
@@ -107,15 +104,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 def test_what_cannot_be_is_refused(kind, options, text):
     with pytest.raises(ValueError, match=text):
         kind(**options)
-
-
-def test_a_strategy_that_chooses_by_itself_is_asked_for_no_more():
-    class Own(FedAvg):
-        def select(self, clients: Any, rng: Any) -> Any:
-            return clients[:2], None
-
-    with pytest.raises(ValueError, match=r"over_select = 0.5: Own chooses clients by itself \(select\)"):
-        Own(over_select=0.5, participation="uniform", fraction_train=0.5)
 
 
 def test_more_than_all_clients_cannot_be_asked():

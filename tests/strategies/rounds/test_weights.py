@@ -237,10 +237,6 @@ LISTED = "distinct client indices, such as fixed:0,3"
             for text in ("full:1", "uniform:0.5")
         ),
         *((f"fixed:{rest}", 1.0, LISTED) for rest in ("", "a", "0,,1", "-1", "2,2", "1.5")),
-        *(
-            (text, 0.5, "goes with participation uniform, md, poisson, turns or flower")
-            for text in ("full", "paired", "fixed:0")
-        ),
         *(("uniform", fraction, "must be above 0, at most 1") for fraction in (0.0, -0.5, 1.5, float("nan"))),
     ],
 )

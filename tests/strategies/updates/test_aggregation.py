@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from strategies import FedAvg, FedProx, RunError, Spectral
+from strategies.core.conflicts import ConflictError
 from strategies.flower import messages
 from strategies.updates.aggregation import (
     MEAN,
@@ -180,31 +181,28 @@ def test_a_round_with_too_few_valid_replies_keeps_the_model(federation, model, t
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "text"),
+    ("strategy", "options", "keys"),
     [
-        (FedAvg, {"aggregation_rule": "krum"}, "client_weights = 'samples', allowed is uniform"),
-        (FedAvg, {"dp": "central"}, "dp = 'central': takes clients as equals; client_weights = 'samples'"),
+        (FedAvg, {"aggregation_rule": "krum"}, {"aggregation_rule", "client_weights"}),
+        (FedAvg, {"dp": "central"}, {"dp", "client_weights"}),
         (
             FedAvg,
             {"dp": "central", "client_weights": "uniform", "participation": "md"},
-            "participation = 'md'",
+            {"dp", "participation"},
         ),
         (
             FedProx,
             {"aggregation_rule": "krum", "client_weights": "uniform", "dp": "central"},
-            "allowed is one of the two",
+            {"aggregation_rule", "dp"},
         ),
-        (
-            Spectral,
-            {"aggregation_rule": "krum"},
-            "aggregation_rule = 'krum', faulty_clients = 0: each client of the spectral method",
-        ),
-        (Spectral, {"dp": "central"}, "dp = 'central': each client of the spectral method"),
+        (Spectral, {"aggregation_rule": "krum"}, {"aggregation_rule", "strategy"}),
+        (Spectral, {"dp": "central"}, {"dp", "strategy"}),
     ],
 )
-def test_what_the_maths_does_not_allow_is_refused(strategy, options, text):
-    with pytest.raises(ValueError, match=text):
+def test_what_the_maths_does_not_allow_is_refused(strategy, options, keys):
+    with pytest.raises(ConflictError) as raised:
         strategy(strategy.Config(**options))
+    assert set(raised.value.keys) == keys
 
 
 def test_a_rule_for_more_clients_than_there_are_is_refused():
