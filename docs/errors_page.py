@@ -44,14 +44,23 @@ INTRODUCTION = """# Errors
 
 Each message of the app, by where it comes from; `…` stands for your values. An error in the config or the data stops
 a run before any client starts, with exit code 1. [config.md](config.md) has what each key accepts, and
-[runs.md](runs.md#how-it-ends) how runs end. This page is made of the sources, where the messages are.
+[runs.md](runs.md#how-it-ends) how runs end. One table has all
+[values that exclude each other](config.md#values-that-exclude-each-other).
+This page is made of the sources, where the messages are.
 """
 
 
 def messages(path: Path) -> Iterator[str]:
     """Yield the messages that a module's errors have, with … for what is only known when they are raised."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in RAISE:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        if node.func.id == "Conflict" and isinstance(values := node.args[0], ast.Dict):
+            keys = (
+                f"{each.value if isinstance(each, ast.Constant) else 'strategy'} = …" for each in values.keys
+            )
+            yield f"{' with '.join(keys)}: {_text(node.args[1])}; allowed is {_text(node.args[2])}"
+        if node.func.id in RAISE:
             at, before = RAISE[node.func.id]
             if len(node.args) > at and len(text := before + _text(node.args[at])) > len(before) + 12:
                 yield re.sub(r"(… ?)+$", "…", text.removeprefix("error: "))

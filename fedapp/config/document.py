@@ -5,14 +5,22 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
+from fedapp.config import conflicts
 from fedapp.config.data_keys import DataKeys
 from fedapp.config.key import EVERY_RUN, ConfigError, Keys, unknown_key
 from fedapp.config.meant import OTHER_NAMES
-from fedapp.config.run_config import SECTIONS, RunConfig, defaults, key_of, own_keys
+from fedapp.config.run_config import SECTIONS, RunConfig, defaults, in_keys, key_of, own_keys
 from fedapp.config.run_keys import RunKeys
-from fedapp.config.strategy_keys import OTHER_DEFAULTS, ProtectionKeys, StrategyKeys, strategy_class
+from fedapp.config.strategy_keys import (
+    OTHER_DEFAULTS,
+    ProtectionKeys,
+    StrategyKeys,
+    strategy_class,
+)
 from fedapp.config.training_keys import TrainingKeys
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
+from strategies.core import conflicts as of_strategies
+from strategies.core.conflicts import BY_ROUNDS, STRATEGY, Conflict, keys_of
 from strategies.core.parameters import parameters_of
 
 _INTRODUCTION = """# Keys of the run config
@@ -32,7 +40,49 @@ range and default. These defaults differ:
 def document() -> str:
     """Return every key with its meaning, default, what it accepts and who reads it, as Markdown."""
     introduction = _INTRODUCTION.format(other_defaults="\n".join(_other_defaults()))
-    return "\n\n".join([introduction, *(_section(section) for section in SECTIONS), *_other_names()]) + "\n"
+    sections = [_section(section) for section in SECTIONS]
+    return "\n\n".join([introduction, *sections, _conflicts(), *_other_names()]) + "\n"
+
+
+_CONFLICTS = """## Values that exclude each other
+
+A run in which all values of a row come together is refused before it starts. Python's error has `keys` and `allowed`.
+What also depends on the data, the model, the number of clients or the engine is checked, too, and isn't listed here.
+
+| not together | because | allowed |
+|---|---|---|
+"""
+
+
+def _conflicts() -> str:
+    """Return the table of values that exclude each other, in the app and in the strategies."""
+    known = {*RunConfig.key_names(), STRATEGY}
+    rows = [
+        (", ".join(_excluded(conflict)), conflict.reason, conflict.allowed)
+        for conflict in (*conflicts.CONFLICTS, *of_strategies.CONFLICTS)
+        if known.issuperset(key.replace("_", "-") for key in conflict.keys)
+    ]
+    return _CONFLICTS + "\n".join(f"| {in_keys(ValueError(' | '.join(row)))} |" for row in rows)
+
+
+def _excluded(conflict: Conflict) -> Iterator[str]:
+    """Yield the values that exclude each other in words, and the names of such strategies."""
+    for key, values in conflict.values.items():
+        if key != STRATEGY:
+            yield f"`{key}` {values.words}"
+            continue
+        listed = "" if values in BY_ROUNDS else ", ".join(_with(conflict))
+        yield f"{values.words}: {listed}" if listed else values.words
+
+
+def _with(conflict: Conflict) -> Iterator[str]:
+    """Yield the names of the strategies that a conflict is about, if their class alone tells."""
+    own = conflict in of_strategies.CONFLICTS  # by the keys of a strategy's own config
+    others = {key for key in conflict.keys if key != STRATEGY} if own else set[str]()
+    for name, kind in REGISTRY.items():
+        method = conflicts.Method(name, kind.capabilities, keys_of(kind.Config))
+        if conflict.values[STRATEGY].hold(method) and others <= method.keys:
+            yield name
 
 
 def _other_names() -> Iterator[str]:

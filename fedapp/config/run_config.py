@@ -7,16 +7,17 @@ the user's own brings keys of its own (`fedapp.config.own_keys`): the fields of 
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import create_model
 
 from fedapp.config import resume
+from fedapp.config.conflicts import check_conflicts
 from fedapp.config.data_keys import DataKeys
 from fedapp.config.key import ConfigError, Key, KeyConflictError, Keys, Setting, Value, if_
-from fedapp.config.own_keys import STRATEGY_CONFIG, own_fields, strategy_config, unfolded
+from fedapp.config.own_keys import STRATEGY_CONFIG, own_fields, unfolded
 from fedapp.config.run_keys import RunKeys
 from fedapp.config.strategy_keys import (
     ProtectionKeys,
@@ -27,16 +28,12 @@ from fedapp.config.strategy_keys import (
 )
 from fedapp.config.training_keys import LR_SCHEDULES, TrainingKeys
 from fedapp.data.errors import DataError
-from fedapp.data.loading import is_generated
 from fedapp.own import OwnPartError
 from strategies import FederatedStrategy
 from strategies.clients.registered import NodeRecord, addressed_nodes
-from strategies.core.conflicts import ConflictError, check_conflicts
+from strategies.core.conflicts import ConflictError
 from strategies.core.parameters import Parameter, Range
 from strategies.rounds.participation import Participation
-
-# Datasets that are the user's own, and what their data-path must be.
-OWN_DATA = {"npz": "an .npz file", "files": "a .npz, .csv or .parquet file or a folder of images by class"}
 
 # The sections of `docs/config.md`, in order.
 SECTIONS: tuple[type[Keys], ...] = (StrategyKeys, DataKeys, TrainingKeys, ProtectionKeys, RunKeys)
@@ -61,7 +58,7 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
         config = _read({**defaults(), **given})
         if config.resume:
             config = _read({**defaults(), **resume.resumed(given, defaults())})
-        config._check_combinations()
+        config._check()
         return config
 
     @classmethod
@@ -91,49 +88,17 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
         # No module holds the schema of a strategy with keys of its own: another process makes it again.
         return _again, (self.strategy, self.__getstate__())
 
-    def _check_combinations(self) -> None:
-        if (self.local_epochs == 0) == (self.local_steps == 0):
-            raise ConfigError(
-                f"local-epochs = {self.local_epochs}, local-steps = {self.local_steps}: "
-                "one of the two must be 0 and the other 1 or more"
-            )
+    def _check(self) -> None:
+        """Raise ConfigError for a text that says nothing, and for keys that exclude each other."""
         if not _is_schedule(self.lr_schedule):
             raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
         try:
             Participation.parse(self.participation, self.fraction_train)
-            kind = strategy_class(self.strategy)
-            check_conflicts(
-                f"strategy = {self.strategy!r}",
-                kind.capabilities,
-                strategy_config(kind, partial(getattr, self)),
-                real_time=self.clock != "virtual",
-                write=_written,
-            )
+            check_conflicts(self)
             if self.registered_nodes or ":" in self.participation:
                 addressed_nodes(self.participation, NodeRecord(self.registered_nodes), self.min_clients)
         except ValueError as error:
             raise as_config_error(error, type(self)) from None
-        generated = is_generated(self.dataset) and not self.data_path
-        if generated and self.partitioner == "natural" and self.test_on == "unseen-clients":
-            raise ConfigError(
-                f"test-on = 'unseen-clients', partitioner = 'natural': dataset = {self.dataset!r} is generated for "
-                "as many clients as train, so that there are no others to test on; allowed is another test-on or "
-                "partitioner"
-            )
-        if self.missing == "mean" and self.dataset == "files" and self.normalize != "standardize":
-            raise ConfigError(
-                f"missing = 'mean', normalize = {self.normalize!r}: the mean of all clients' training rows is known "
-                "with normalize = 'standardize' alone"
-            )
-        if self.momentum and self.optimizer != "sgd":
-            raise ConfigError(
-                f"momentum = {self.momentum}: is that of optimizer sgd; what {self.optimizer} takes goes into "
-                "optimizer-options"
-            )
-        if self.dataset in OWN_DATA and not self.data_path:
-            raise ConfigError(
-                f"data-path = '': dataset {self.dataset} needs the path of {OWN_DATA[self.dataset]}"
-            )
 
 
 def _is_schedule(schedule: str) -> bool:
@@ -165,10 +130,6 @@ def as_config_error(error: ValueError, schema: type[RunConfig] = RunConfig) -> C
         return ConfigError(text)
     keys = tuple(key.replace("_", "-") for key in error.keys)
     return KeyConflictError(text, keys, in_keys(ValueError(error.allowed), schema))
-
-
-def _written(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def key_of(schema: type[Keys], key: str) -> Key:

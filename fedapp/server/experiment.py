@@ -25,6 +25,7 @@ from fedapp.config import (
     strategy_class,
     unread_keys,
 )
+from fedapp.config.conflicts import check_conflicts
 from fedapp.config.own_keys import other_defaults, strategy_config
 from fedapp.config.run_keys import ROUNDS
 from fedapp.config.strategy_keys import is_of_the_library
@@ -43,11 +44,10 @@ from fedapp.server import fleet
 from fedapp.server.best import check_metrics
 from fedapp.server.exporter import check_exporter
 from fedapp.server.length import with_length
-from fedapp.server.personal import check_layers, check_personal, say_pooled
+from fedapp.server.personal import check_layers, say_pooled
 from fedapp.server.privacy import (
     check_account,
-    check_privacy,
-    check_standardized,
+    say_standardized,
     say_what_is_repeated,
     say_what_stays,
     with_local_norm,
@@ -67,7 +67,7 @@ from fedapp.training.travelling import digest_of, frozen_bytes, travelling
 from strategies import AsynchronousStrategy, FederatedStrategy
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.best_model import BestModel
-from strategies.core.config import PrivateConfig, RobustConfig, SecureConfig
+from strategies.core.config import PrivateConfig
 from strategies.flower import messages
 from strategies.flower.arrays import pack
 from strategies.flower.frozen import FrozenParametersOfConfig
@@ -117,19 +117,6 @@ class Experiment:
         return self.model if self.device == federation.CPU else copy.deepcopy(self.model).to(self.device)
 
 
-def _check_secure(config: RunConfig, strategy: FederatedStrategy) -> None:
-    """Refuse secure sums where the strategy has none, or where the run's record is to have single models."""
-    if not isinstance(strategy.config, SecureConfig):
-        raise ConfigError(
-            f"secure-sums = true: {config.strategy} has no rounds, and counts each update by itself; allowed are "
-            "strategies with rounds, and fedbuff"
-        )
-    if config.record_divergence:
-        raise ConfigError(
-            "record-divergence = true: needs single models, which nobody sees with secure-sums; allowed is false"
-        )
-
-
 def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) -> Experiment:
     """Check the config against the data, the model and the number of clients, and load what the server needs.
 
@@ -154,18 +141,10 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
         if config.availability != ALWAYS or ":" in config.time_scenario:
             fleet.check_fleet(config, num_clients)
         strategy = build_strategy(config)
+        check_conflicts(config, strategy)
         if not is_of_the_library(type(strategy).Config):
             _say_other_defaults(config, strategy)
         strategy.check(num_clients)
-        if messages.PATH in strategy.local_rule() and config.optimizer != "sgd":
-            raise ConfigError(
-                f"optimizer = {config.optimizer!r}: {config.strategy} divides an update by how far steps of sgd go "
-                "along a steady gradient, which says nothing of others; allowed is sgd"
-            )
-        if config.secure_sums:
-            _check_secure(config, strategy)
-        if not strategy.has_rounds:
-            _check_asynchronous(config, strategy)
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.
         resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
         config = config.model_copy(update=resolved)
@@ -175,8 +154,6 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
             config = config.model_copy(update={"num_server_rounds": ROUNDS})
         if config.dp != "none":
             config = _with_account(config, strategy, num_clients)
-        if config.fine_tune_epochs:
-            check_personal(config, strategy)
     except ValueError as error:
         raise as_config_error(error, type(config)) from None
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
@@ -200,12 +177,13 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
             "mirrored or moved, allowed is none"
         )
     if config.normalize == "standardize":
-        check_standardized(config, dataset)
+        dataset.require_values()
+        say_standardized(config)
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
     model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
     if config.personal:
-        check_layers(config, strategy, model)
+        check_layers(config, model)
     config = _check_parts(config, dataset, partition, model, strategy.session.run.best)
     _check_extremes(config, dataset, partition, model)
     own: tuple[str, ...] = ()
@@ -227,7 +205,6 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
 def _with_account(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:
     """Check that the run's privacy can be accounted for; return the config with the noise that its target ε needs."""
     config = with_local_norm(config)
-    check_privacy(config, strategy)
     check_account(config, strategy, num_clients)
     if config.dp_target_epsilon:
         config = with_noise(config, strategy, num_clients)
@@ -409,25 +386,6 @@ def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
                 config.strategy,
                 default,
             )
-
-
-def _check_asynchronous(config: RunConfig, strategy: FederatedStrategy) -> None:
-    """Refuse what needs rounds."""
-    if config.aggregation_rule != "mean" and not isinstance(strategy.config, RobustConfig):
-        raise ConfigError(
-            f"aggregation-rule = {config.aggregation_rule!r}: no rule fits how {config.strategy} puts updates "
-            "together; allowed is mean"
-        )
-    if config.dp == "central" and config.dp_mechanism != "gaussian":
-        raise ConfigError(
-            f"dp-mechanism = {config.dp_mechanism!r}: its account is of rounds, and {config.strategy} has none; "
-            "allowed is gaussian"
-        )
-    if config.dp == "central" and not isinstance(strategy.config, PrivateConfig):
-        raise ConfigError(
-            "dp = 'central': its account is of aggregations in which each client counts once at most; "
-            f"{config.strategy} has others, allowed are none, local"
-        )
 
 
 NOT_FOR_CLIENTS = (messages.ALPHA, "registered-nodes", "keep", "best-of", "stop-at", "patience")

@@ -10,60 +10,19 @@ from fedapp.data.partition import OWN
 from fedapp.training.personal import matches_nothing, own_arrays
 from fedapp.training.state import names_of
 from strategies import FederatedStrategy
-from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT, RAY
 
 log = logging.getLogger("flwr.fedapp")
 
 
-def check_personal(config: RunConfig, strategy: FederatedStrategy) -> None:
-    """Refuse fine-tuning that nothing could be learned from.
-
-    Raises
-    ------
-    ConfigError
-    """
-    given = f"fine-tune-epochs = {config.fine_tune_epochs}"
-    if strategy.capabilities.personal:
-        raise ConfigError(f"{given}: clients of {config.strategy} have models of their own; allowed is 0")
-    if config.test_on != OWN:
-        raise ConfigError(
-            f"{given}: a model that is fitted to a client's rows is scored on others of its own; test-on = "
-            f"{config.test_on!r}, allowed is own"
-        )
-    if config.dp != "none":
-        raise ConfigError(
-            f"{given}: with dp = {config.dp!r} clients' scores would be sent as they are; allowed is 0"
-        )
-
-
-def check_layers(config: RunConfig, strategy: FederatedStrategy, model: nn.Module) -> None:
-    """Refuse arrays of clients' own that the model hasn't, or that the method knows nothing of; say what is alone.
+def check_layers(config: RunConfig, model: nn.Module) -> None:
+    """Refuse arrays of clients' own that the model hasn't; say what is alone.
 
     Raises
     ------
     ConfigError
     """
     given = f"personal = {config.personal!r}"
-    if strategy.capabilities.personal:
-        raise ConfigError(
-            f"{given}: clients of {config.strategy} have whole models of their own; allowed is none"
-        )
-    if config.fine_tune_epochs:
-        raise ConfigError(
-            f"fine-tune-epochs = {config.fine_tune_epochs}: with {given} clients' arrays are fitted to their "
-            "rows as they train; allowed is 0"
-        )
-    if config.record_divergence:
-        raise ConfigError(
-            f"record-divergence = true: is of clients' whole models, of which {given} has arrays stay with them; "
-            "allowed is false"
-        )
-    if messages.BETA in strategy.local_rule():
-        raise ConfigError(
-            f"{given}: {config.strategy} takes gradients between a client's model and those of its neighbours, who "
-            "don't send such arrays; allowed with perturbation-beta = 1"
-        )
     names = names_of(model)
     if unknown := matches_nothing(model, config.personal):
         every = (*names.trained, *names.fixed)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from fedapp.config import ConfigError, RunConfig, strategy_class
-from fedapp.data import Dataset
+from fedapp.config.conflicts import LEAST_NOISE
 from fedapp.server.record import Entry, Observer
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
 from strategies import AsynchronousStrategy, FederatedStrategy, SynchronousStrategy
@@ -15,7 +15,7 @@ from strategies.timing.availability import ALWAYS
 
 # Of the noise multiplier z: the ε that goes with less is beyond what a float holds, or as good as no privacy; more
 # noise than the most is beyond what the key accepts.
-LEAST_NOISE, MOST_NOISE = 1e-6, 1e6
+MOST_NOISE = 1e6
 # Where a run has no end beforehand, no client of it sends more often.
 MOST_RELEASES = 2**40
 # S where clients add the noise, and no norm is given.
@@ -199,16 +199,7 @@ def with_noise(config: RunConfig, strategy: FederatedStrategy, num_clients: int)
     rounds, unit = config.num_server_rounds, "rounds"
     said = f"dp-target-epsilon = {target:g}"
     if not strategy.has_rounds:
-        rounds, unit = (
-            config.dp_max_contributions if config.dp == "central" else 0,
-            "contributions of a client",
-        )
-    if not rounds:
-        raise ConfigError(
-            f"{said}: {config.strategy} has no rounds, and how often a client sends isn't known beforehand; allowed "
-            "is 0, with dp-noise-multiplier, and dp-max-epsilon to end the run in time, or, with dp = central, "
-            "dp-max-contributions"
-        )
+        rounds, unit = config.dp_max_contributions, "contributions of a client"
     left = target - config.message_epsilon * _asks_directions(strategy)
     sampling = sampling_of(config, strategy, num_clients)
     if left <= 0:
@@ -288,39 +279,8 @@ def check_account(config: RunConfig, strategy: FederatedStrategy, num_clients: i
         )
 
 
-def check_privacy(config: RunConfig, strategy: FederatedStrategy) -> None:
-    """Raise ConfigError if clients of a run with differential privacy would reveal more of their data than models."""
-    if config.dp == "local" and _asks_directions(strategy) and not config.message_epsilon:
-        raise ConfigError(
-            "message-epsilon = 0: with dp = 'local' the direction of a client's data, by which adjacency weights and "
-            "the spectral method place it in the graph, would be sent as it is; allowed is a number > 0, or, with "
-            "the spectral methods, graph-source = updates"
-        )
-    if config.dp_noise_multiplier < LEAST_NOISE:
-        raise ConfigError(
-            f"dp-noise-multiplier = {config.dp_noise_multiplier}: with dp = {config.dp!r} must be {LEAST_NOISE:g} or "
-            "more; less noise keeps nothing private"
-        )
-    if config.client_evaluation:
-        raise ConfigError(
-            f"client-evaluation = true: with dp = {config.dp!r} clients' losses would be sent as they are; "
-            "allowed is false"
-        )
-
-
-def check_standardized(config: RunConfig, dataset: Dataset) -> None:
-    """Refuse ``normalize = "standardize"`` where it can't be, or where it tells what must not be told.
-
-    Raises
-    ------
-    ConfigError, DataError
-    """
-    dataset.require_values()
-    if config.dp == "local":
-        raise ConfigError(
-            "normalize = 'standardize': sums of a device's inputs leave it, and dp = 'local' lets nothing leave "
-            "without noise; allowed are false, true, symmetric"
-        )
+def say_standardized(config: RunConfig) -> None:
+    """Say that central noise doesn't cover what ``normalize = "standardize"`` tells every client."""
     if config.dp == "central":
         log.warning(
             "dp = central: its noise doesn't cover the mean and deviation of all inputs, which every client is told "

@@ -192,6 +192,7 @@ BY_LENGTHS = Values(f"= {FEDEXP}", lambda optimizer: optimizer.made.reads_square
 
 WITH_ROUNDS = methods("strategies with rounds", lambda able: able.has_rounds)
 WITHOUT_ROUNDS = methods("strategies without rounds", lambda able: not able.has_rounds)
+BY_ROUNDS = (WITH_ROUNDS, WITHOUT_ROUNDS)
 CHOOSING = methods(
     "strategies that choose or ask clients by themselves (select, configure_train, aggregate_train)",
     lambda able: able.chooses_clients or bool(able.round_hooks),
@@ -229,7 +230,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         {
-            "fraction_train": Values("= 1/B for no whole B", lambda share: not _is_one_over(share)),
+            "fraction_train": Values("not 1/B with a whole number B", lambda share: not _is_one_over(share)),
             "participation": scheme("turns"),
         },
         "each client has one turn in a whole number of rounds, B",
@@ -369,7 +370,11 @@ CONFLICTS: tuple[Conflict, ...] = (
             "aggregation_rule": A_RULE,
             STRATEGY: Values(
                 "strategies without rounds whose code discounts stale contributions (discount)",
-                lambda method: method.able.discounts_staleness and "staleness_discount" not in method.keys,
+                lambda method: (
+                    not method.able.has_rounds
+                    and method.able.discounts_staleness
+                    and "staleness_discount" not in method.keys
+                ),
             ),
         },
         "a robust rule takes contributions as equals, and the method weighs them by their staleness",
@@ -544,12 +549,12 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         {"secure_sums": SET, "round_deadline": ABOVE_0},
-        "late updates count one by one",
+        "replies that are late are left out one by one",
         "round_deadline = 0",
     ),
     Conflict(
         {"secure_sums": SET, "over_select": ABOVE_0},
-        "late updates count one by one",
+        "replies that are late are left out one by one",
         "over_select = 0",
     ),
     Conflict(

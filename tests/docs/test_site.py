@@ -88,9 +88,10 @@ def test_the_search_finds_a_key_and_words_in_brackets(site):
 
 def test_messages_are_on_the_page_of_errors(site):
     text = unescape((site[0] / "errors.html").read_text("utf-8"))
-    row = re.search(r"<td>optimizer = …: … divides an update.*?</td>\s*<td>(.*?)</td>", text, re.S)
+    message = "optimizer = … with strategy = …: the method divides an update"
+    row = re.search(rf"<td>{message}.*?</td>\s*<td>(.*?)</td>", text, re.S)
     assert row
-    assert row[1] == "allowed is sgd"
+    assert row[1] == "allowed is optimizer = sgd"
     assert re.search(r"<td>data-path = …: column … has … empty cells</td>\s*<td>all must be filled", text)
     assert text.count("<tr>") > 150
 

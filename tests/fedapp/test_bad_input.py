@@ -55,8 +55,8 @@ def refusal(tmp_path, capsys):
     [
         (
             'strategy="fednova" optimizer="adam"',
-            "optimizer = 'adam': fednova divides an update by how far steps of sgd go along a steady gradient, which "
-            "says nothing of others; allowed is sgd",
+            "optimizer = 'adam' with strategy = 'fednova': the method divides an update by how far steps of sgd go "
+            "along a steady gradient; allowed is optimizer = sgd",
         ),
         *(
             (
@@ -78,24 +78,16 @@ def refusal(tmp_path, capsys):
         ),
         (
             'personal="3.*" strategy="ditto"',
-            "personal = '3.*': clients of ditto have whole models of their own; allowed is none",
+            "personal = '3.*' with strategy = 'ditto': clients have whole models of their own; allowed is an empty",
         ),
         (
             'personal="3.*" strategy="spectral"',
-            "personal = '3.*': spectral takes gradients between a client's model and those of its neighbours, who "
-            "don't send such arrays; allowed with perturbation-beta = 1",
+            "personal = '3.*' with strategy = 'spectral': the method takes gradients between a client's model and "
+            "those of its neighbours, who don't send such arrays; allowed is perturbation-beta = 1, or an empty",
         ),
         (
             'personal="*" personal-epochs=2',
             "personal-epochs = 2: with personal = '*' every array that is trained is a client's own; allowed is 0",
-        ),
-        (
-            'personal="3.*" fine-tune-epochs=1 test-on="own"',
-            "fine-tune-epochs = 1: with personal = '3.*' clients' arrays are fitted to their rows as they train; ",
-        ),
-        (
-            'personal="3.*" record-divergence=true',
-            "record-divergence = true: is of clients' whole models, of which personal = '3.*' has arrays stay with ",
         ),
         (
             'keep="best" best-of="f1"',

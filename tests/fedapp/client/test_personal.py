@@ -12,7 +12,7 @@ from fedapp import federation, server
 from fedapp.client.handlers import handle
 from fedapp.client.kept import MOST_FILES, RECORD, keep_model, kept_model
 from fedapp.client.request import local_data
-from fedapp.config import ConfigError, RunConfig
+from fedapp.config import RunConfig
 from fedapp.data import DataError
 from fedapp.engine.run import make_grid
 from fedapp.report.client_tables import last_clients
@@ -141,30 +141,6 @@ def test_every_client_is_scored_on_its_own_test_rows_by_any_method(go):
 
 
 # ---- What is refused, and said -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"strategy": "ditto"},
-            "fine-tune-epochs = 1: clients of ditto have models of their own; allowed is 0",
-        ),
-        (
-            {"test-on": "held-out"},
-            "fine-tune-epochs = 1: a model that is fitted to a client's rows is scored on others of its own; test-on "
-            "= 'held-out', allowed is own",
-        ),
-        (
-            {"dp": "local"},
-            "fine-tune-epochs = 1: with dp = 'local' clients' scores would be sent as they are; allowed is 0",
-        ),
-    ],
-)
-def test_fine_tuning_that_tells_nothing_is_refused(given, said):
-    with pytest.raises(ConfigError) as caught:
-        server.prepare(RunConfig.load({**COMMON, "fine-tune-epochs": 1, **given}), CLIENTS)
-    assert str(caught.value) == said
 
 
 def test_min_samples_that_leave_nothing_to_test_on_are_refused():

@@ -156,19 +156,22 @@ def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path)
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"strategy": "async-fedavg", "dp": "central"}, "dp = 'central': its account is of aggregations"),
+        (
+            {"strategy": "async-fedavg", "dp": "central"},
+            "dp = 'central' with strategy = 'async-fedavg': the account",
+        ),
         (
             {"strategy": "fedfix", "aggregation-rule": "krum"},
             "aggregation-rule = 'krum' with strategy = 'fedfix': ",
         ),
         (
             {"strategy": "rennala", "aggregation-rule": "krum"},
-            "no rule fits how rennala puts updates together",
+            "no robust rule fits how the method puts updates together",
         ),
         ({"strategy": "spectral", "dp": "central"}, "dp = 'central' with strategy = 'spectral': "),
-        ({"strategy": "spectral", "dp": "local"}, "message-epsilon = 0: with dp = 'local'"),
+        ({"strategy": "spectral", "dp": "local"}, "dp = 'local' with message-epsilon = 0.0 and strategy"),
         ({"dp": "central"}, "dp = 'central' with client-weights = 'samples': "),
-        ({"dp": "local", "client-evaluation": True}, "client-evaluation = true: with dp = 'local'"),
+        ({"dp": "local", "client-evaluation": True}, "dp = 'local' with client-evaluation = true: "),
         (
             {"aggregation-rule": "krum", "client-weights": "uniform", "faulty-clients": 1},
             "aggregation-rule = 'krum', faulty-clients = 1: needs 5 clients a round or more, 3 take part",

@@ -52,12 +52,9 @@ def test_an_engine_is_chosen_whose_clients_mask() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (
-            {"strategy": "fedfix"},
-            "secure-sums = true: fedfix has no rounds, and counts each update by itself",
-        ),
+        ({"strategy": "fedfix"}, "secure-sums = true with strategy = 'fedfix': "),
         ({"strategy": "scaffold"}, "secure-sums = true with strategy = 'scaffold': "),
-        ({"record_divergence": True}, "record-divergence = true: needs single models"),
+        ({"record_divergence": True}, "secure-sums = true with record-divergence = true: "),
         ({"secure_threshold": 7}, "secure-threshold = 7: each of 6 clients in a sum has 5 neighbours"),
     ],
 )

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from fedapp import client_app, federation, server
 from fedapp.client.handlers import handle
 from fedapp.config import ConfigError, RunConfig
+from fedapp.config.key import KeyConflictError
 from fedapp.data import DataError
 from fedapp.data.moments import Moments
 from fedapp.engine.sequential import SequentialGrid
@@ -154,15 +155,15 @@ def test_no_device_that_can_say(go):
 
 
 def test_what_is_refused(go, caplog):
-    with pytest.raises(ConfigError, match="normalize = 'standardize': sums of a device's inputs leave it"):
+    with pytest.raises(KeyConflictError) as raised:
         go(dp="local")
+    assert raised.value.keys == ("dp", "normalize")
     with caplog.at_level(logging.WARNING, "flwr.fedapp"):
         go(dp="central", client_weights="uniform", dp_noise_multiplier=1e-3)
     assert "its noise doesn't cover the mean and deviation" in caplog.text
-    text = {"dataset": "shakespeare", "normalize": "standardize"}
     dataset = replace(federation.dataset_of(RunConfig.load(), 3), kind="text")
     with pytest.raises(DataError, match="normalize = 'standardize': dataset 'digits' is text"):
-        server.privacy.check_standardized(RunConfig.load(text), dataset)
+        dataset.require_values()
 
 
 def test_what_is_sent_comes_back():
