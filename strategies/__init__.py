@@ -120,6 +120,7 @@ from strategies.clients.member import Member
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
 from strategies.core.config import AsynchronousConfig, EventsConfig, StrategyConfig, SynchronousConfig
+from strategies.core.conflicts import ConflictError
 from strategies.core.parameters import parameter
 from strategies.core.reporter import Progress
 from strategies.core.strategy import FederatedStrategy
@@ -222,6 +223,7 @@ __all__ = [
     "AsynchronousStrategy",
     "Bulyan",
     "Client",
+    "ConflictError",
     "Contribution",
     "DelayAdaptive",
     "Ditto",

@@ -462,7 +462,7 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(federation, model, tr
         ({"availability": "sometimes"}, "availability = 'sometimes': must be always, "),
         (
             {"availability": "diurnal:0.5", "participation": "paired"},
-            "participation = 'paired': the last client is in",
+            "participation = 'paired' with availability = 'diurnal:0.5': the scheme says",
         ),
         ({"time_scenario": "zipf:1"}, "time_scenario = 'zipf:1': S of zipf must be above 1"),
     ],
