@@ -170,7 +170,7 @@ def test_what_does_not_go_together_is_refused_before_flower_is_asked(tmp_path, m
     out = tmp_path / "d"
     deploy("init", out, "--host", "127.0.0.1", "--device", "oslo=/a")
     refused = deploy("run", out, "-c", "local-steps=3").output
-    assert refused.startswith("error: local-epochs = 1, local-steps = 3: one of")
+    assert refused.startswith("error: local-epochs = 1 with local-steps = 3: ")
     own = f"strategy='{HALF_LIFE}' strategy-config='half-lief=2.0'"
     assert "unknown key 'half-lief'" in deploy("run", out, "-c", own).output
     assert started == []

@@ -170,7 +170,7 @@ def test_a_run_without_a_length_is_as_long_as_forty_rounds_of_the_profile(fleet)
         ),
         (
             {"availability": "diurnal:0.5", "participation": "paired"},
-            "participation = 'paired': the last client",
+            "participation = 'paired' with availability = 'diurnal:0.5': ",
         ),
         (
             {"task-work": "flop", "time-scenario": "lognormal:1"},

@@ -118,7 +118,7 @@ def test_tied_weights_stay_one_with_noise_too(tmp_path, config):
             "metrics = 'text': can't take outputs (8, 10), targets (8,) (ValueError",
         ),
         ({"optimizer": "adma"}, "optimizer = 'adma': must be one of sgd, adam, adamw"),
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9: is that of optimizer sgd"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 with optimizer = 'adam': "),
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else "",
 )
