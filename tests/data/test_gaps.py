@@ -144,7 +144,7 @@ def test_tables_of_a_folder_have_the_same_columns(hospitals):
 
 def test_the_mean_needs_standardized_inputs():
     with pytest.raises(
-        ConfigError, match="missing = 'mean' with .*: the mean of all clients' training rows is known with"
+        ConfigError, match=r"missing = 'mean' with .*: the mean of all clients' training rows is known with"
     ):
         fedapp.run(dataset=FRAME, missing="mean")
 
