@@ -139,7 +139,7 @@ def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int
         return EVERYBODY
     if strategy.session.selection.hides:
         return Sampling(probability=scheme.fraction)
-    whole = config.availability == ALWAYS and config.clock != "wall" and not strategy.session.closing.early
+    whole = config.availability == ALWAYS and config.clock != "wall" and not strategy.config.closes_early
     if strategy.capabilities.chooses_clients or config.drop_stragglers or not whole:
         return EVERYBODY
     if scheme.scheme not in ("uniform", "flower"):

@@ -280,6 +280,11 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     dp_clipping_quantile: float = parameter(0.5, gt=0, lt=1, topic="protection")
 
     @property
+    def closes_early(self) -> bool:
+        """Whether a round may close before all replies are there."""
+        return bool(self.round_deadline or self.over_select)
+
+    @property
     def distributes_noise(self) -> bool:
         """Whether clients add the noise of central differential privacy, each a part of it."""
         return self.dp == "central" and self.dp_mechanism == "distributed"

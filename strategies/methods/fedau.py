@@ -108,5 +108,5 @@ class FedAU(SynchronousStrategy):
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) over the clients that ever take part; None if it can't be known who does."""
-        q = None if self.session.closing.early else self.session.selection.drawn(p)
+        q = None if self.config.closes_early else self.session.selection.drawn(p)
         return None if q is None else among(list(self.session.minimised().values()), q > 0)

@@ -8,17 +8,13 @@ client is, or at the deadline.
 
 Replies within 1e-9 s of each other come in the order of the clients, and one that comes just at the deadline is in
 time.
-
-``RoundSize`` says how many clients a round asks, and how many valid replies close it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import ceil, inf
 from typing import NamedTuple
 
 from strategies.clock import RESOLUTION
-from strategies.core.run_state import RunState
-from strategies.rounds.participation import Participation
 from strategies.timing.event_queue import EventQueue
 
 
@@ -95,37 +91,3 @@ def shared(weights: Sequence[float], total: float) -> list[float]:
     """Return the weights d_i of the clients that count, scaled to the sum ``total``; unchanged if all are 0."""
     given = sum(weights)
     return [weight * (total / given) for weight in weights] if given > 0 else list(weights)
-
-
-class RoundSize:
-    """The size of rounds that may close early.
-
-    Parameters
-    ----------
-    scheme : callable
-        Returns the participation scheme.
-    over_select : float
-        o: where L clients are needed, ⌈(1 + o) L⌉ are asked; 0: L are asked, and all are waited for.
-    """
-
-    def __init__(self, run: RunState, scheme: Callable[[], Participation], over_select: float) -> None:
-        self._run, self._scheme, self._over_select = run, scheme, over_select
-
-    def there(self) -> int:
-        """Return how many clients are there now by their availability, at work or not."""
-        pace, clients = self._run.pace, self._run.clients
-        return len(clients) if pace.always else max(sum(pace.there(client) for client in clients), 1)
-
-    def to_ask(self, there: int) -> int:
-        """Return how many clients are asked when so many are there."""
-        return number_to_ask(self._scheme().sample_size(there), self._over_select)
-
-    def needed(self, there: int) -> float:
-        """Return L, the replies that close a round when so many clients are there; infinity: all."""
-        return self._scheme().sample_size(there) if self._over_select else inf
-
-    def worth(self, weights: Sequence[float], there: int) -> list[int]:
-        """Return for how many of L each reply counts: where a client may be drawn twice, d_i is counts / draws."""
-        if self._scheme().scheme != "md":
-            return [1] * len(weights)
-        return [round(weight * self.to_ask(there)) for weight in weights]

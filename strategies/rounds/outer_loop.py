@@ -66,7 +66,7 @@ class OuterLoop:
             )
         if config.secure_sums:
             yield f"secure_sums = True: {self.who} reads single updates"
-        if config.round_deadline or config.over_select:
+        if config.closes_early:
             yield (
                 f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}: {self.who} waits "
                 "for all replies of a round before any counts"

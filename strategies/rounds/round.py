@@ -87,6 +87,8 @@ class Round:
         The weight of every participant, where the draw must stay secret (``Selection.hides``); 0: otherwise.
     requests : list of Metadata
         The metadata of the requests, in the order of the clients; empty where an engine is asked for the sum.
+    request_bytes : dict of int to int
+        The bytes of each client's request, by client index; empty where an engine is asked for the sum.
     companions : tuple of str
         The names of the records beside the model.
     bytes_down, bytes_up : int
@@ -95,6 +97,10 @@ class Round:
         The contributions, where a hook needs all of them at once.
     failures : dict of int to str
         The reason why a client's work doesn't count, by client index.
+    late : list of int
+        The indices of the clients that weren't done when the round closed early; they aren't in ``clients`` any more.
+    exceeds_budget : bool
+        Whether the round would end after the time budget.
     overdue : dict of int to str
         The reason why a client's reply isn't awaited any more before the timeout, by client index.
     outcomes : dict of int to str
@@ -126,10 +132,13 @@ class Round:
     metrics: MetricsMean
     each: float = 0.0
     requests: list[Metadata] = field(default_factory=list)
+    request_bytes: dict[int, int] = field(default_factory=dict)
     companions: tuple[str, ...] = ()
     bytes_down: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
+    exceeds_budget: bool = False
     overdue: dict[int, str] = field(default_factory=dict)
     bytes_up: int = 0
     outcomes: dict[int, str] = field(default_factory=dict)
@@ -253,6 +262,10 @@ class Round:
             account.tasks += 1
             account.note(outcomes[index], clipped=index in bounded, num_bytes=sizes.get(index, 0))
         timeline.end_all(indices, now, [outcomes[index] for index in indices])
+        for index in self.late:
+            accounts[index].tasks += 1
+            accounts[index].note(messages.LATE)
+        timeline.end_all(self.late, now, [messages.LATE] * len(self.late))
         for reason in dict.fromkeys(self.failures.values()):
             left_out = [client for client in self.clients if self.failures.get(client.index) == reason]
             named = ", ".join(client.located for client in left_out)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import cast
 
 import numpy as np
@@ -19,8 +20,9 @@ from strategies.core.population import Population
 from strategies.core.run_state import RunState
 from strategies.flower.errors import RunError
 from strategies.flower.grids import RAY, engine_of
-from strategies.rounds.closing import Closing
+from strategies.rounds.deadline import number_to_ask
 from strategies.rounds.participation import Participation
+from strategies.rounds.reply_collection import ReplyCollector
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.stragglers import Stragglers
 from strategies.timing.availability import NEVER
@@ -65,11 +67,17 @@ class Selection:
         return Participation.parse(config.participation, config.fraction_train, least)
 
     def check(self, num_clients: int) -> None:
-        """Raise ValueError if so many clients are too few for the participation scheme or the aggregation rule."""
-        self.scheme.check(num_clients)
+        """Raise ValueError if so many clients are too few for the scheme, the aggregation rule or over_select."""
+        scheme, over = self.scheme, self._config.over_select
+        scheme.check(num_clients)
         rule = cast(SynchronousConfig, self._run.config).rule()
         if rule is not None and (number := self.number_that_counts(num_clients)) < rule.least:
             raise ValueError(f"{rule.text}: needs {rule.least} clients a round or more, {number} take part")
+        if over and scheme.scheme != "md" and scheme.sample_size(num_clients) == num_clients:
+            raise ValueError(
+                f"over_select = {over:g}: all {num_clients} clients are asked without it; fraction_train = "
+                f"{scheme.fraction:g} must be less"
+            )
 
     def number_that_counts(self, num_clients: int) -> int:
         """Return how many of ``num_clients`` clients count in a round; with ``poisson`` and ``md`` at most."""
@@ -84,6 +92,13 @@ class Selection:
         if self.scheme.scheme == "paired":  # its last client is in every round
             return len(clients) == len(self._run.clients)
         return any(self.scheme.may_draw(client.index) for client in clients)
+
+    def waits_for(self, at_work: Collection[int], free: Sequence[Client]) -> bool:
+        """Return True if all connected clients that ``participation`` names are at work, and none is free."""
+        if self._capabilities.chooses_clients:
+            return False
+        fixed, connected = set(self.scheme.fixed), {client.index for client in self._run.clients}
+        return bool(fixed & connected & set(at_work)) and not fixed & {client.index for client in free}
 
     @property
     def hides(self) -> bool:
@@ -119,6 +134,37 @@ class Selection:
             draw = replace(draw, weights=(self.each,) * len(draw.clients))
         by_replies = not sized and scheme.scheme != "paired"
         return [clients[place] for place in draw.clients], None if by_replies else draw.weights
+
+    def number_to_draw(self) -> int | None:
+        """Return the number of participants to draw where rounds close early; None: as the scheme says."""
+        if not self._config.closes_early:
+            return None
+        return number_to_ask(self.scheme.sample_size(self._number_present()), self._config.over_select)
+
+    def replies_needed(self, weights: Sequence[float]) -> tuple[float, list[int]]:
+        """Return L, the valid replies that close a round (infinity: all), and for how many each reply counts.
+
+        A client that ``md`` has drawn twice counts for two replies: its weight d_i is its draws over all draws.
+        """
+        present, over_select, scheme = self._number_present(), self._config.over_select, self.scheme
+        needed = scheme.sample_size(present)
+        worth = [1] * len(weights)
+        if scheme.scheme == "md":
+            worth = [round(weight * number_to_ask(needed, over_select)) for weight in weights]
+        return needed if over_select else inf, worth
+
+    def _number_present(self) -> int:
+        """Return the number of clients that are present by their availability, at work or not; 1 at least."""
+        pace, clients = self._run.pace, self._run.clients
+        return len(clients) if pace.always else max(sum(pace.there(client) for client in clients), 1)
+
+    def share_beside(self, at_work: Collection[int]) -> float:
+        """Return Σ p_i of the free clients over that of all present ones, ``at_work`` (client indices) included."""
+        if not at_work:
+            return 1.0
+        here = [c for c in self._run.clients if c.index in at_work or self._run.pace.there(c)]
+        p = self._population.importances(here)
+        return float(sum(w for client, w in zip(here, p, strict=True) if client.index not in at_work))
 
     def checked(self, chosen: Chosen) -> Chosen:
         """Return the participants of a round and their weights; RunError where a method gives no numbers."""
@@ -193,7 +239,7 @@ class Selection:
         clients count more often. How much more isn't known beforehand.
         """
         config = self._config
-        loses = config.round_deadline or config.over_select or config.task_failure
+        loses = config.closes_early or config.task_failure
         return None if loses and not self._capabilities.counts_again else self.drawn(p)
 
     def drawn(self, p: Weights) -> Weights | None:
@@ -269,11 +315,11 @@ class CallUp:
         run: RunState,
         population: Population,
         selection: Selection,
-        closing: Closing,
+        collector: ReplyCollector,
         select: Select,
         check: Callable[[int], None],
     ) -> None:
-        self._run, self._population, self._selection, self._closing = run, population, selection, closing
+        self._run, self._population, self._selection, self._collector = run, population, selection, collector
         self._select, self._check = select, check
         self.nobody_comes = False
         self._too_few: int | None = (
@@ -288,17 +334,20 @@ class CallUp:
         RunError
             If there are too few clients.
         """
-        run, selection, closing = self._run, self._selection, self._closing
+        run, selection = self._run, self._selection
         run.clients = self._population.look(grid, config)
         if not run.clients:  # stopped before they could answer
             return None
         self._check_number(grid)
-        there, late = closing.free(grid), closing.waits_for_late_work
-        free = present(run.pace, there, selection.scheme.may_draw, wait=not late)
-        if not free and not closing.waits_for_late_work:
+        free, at_work = self._collector.free_clients(grid), self._collector.at_work()
+        # Where all present clients are at work, the round asks nobody, and ends when the first one is free.
+        free = present(run.pace, free, selection.scheme.may_draw, wait=not at_work)
+        if not free and not at_work:
             self.nobody_comes = True
             return None
-        chosen = closing.nobody(free) or self._select(free, selection.lots(server_round))
+        chosen: Chosen = ([], [])
+        if free and not selection.waits_for(at_work, free):
+            chosen = self._select(free, selection.lots(server_round))
         return selection.without_stragglers(selection.checked(chosen), server_round)
 
     def others(

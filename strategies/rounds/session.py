@@ -2,8 +2,6 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,14 +11,14 @@ from flwr.serverapp.strategy import Result
 from strategies.clients import client_metrics
 from strategies.clients.accounts import ACCEPTED
 from strategies.clients.client_metrics import MetricsMean
+from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.core.session import Session
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
-from strategies.rounds.closing import Closing, WaitForAll
-from strategies.rounds.deadline import RoundSize
-from strategies.rounds.early_closing import EarlyClosing
+from strategies.rounds.deadline_collector import DeadlineCollector
+from strategies.rounds.reply_collection import AllReplies, ReplyCollector
 from strategies.rounds.round import Chosen, EngineExecutor, MaskedExecutor, Round
 from strategies.rounds.selection import CallUp, Selection
 from strategies.updates.chain import Noise
@@ -37,7 +35,7 @@ class RoundSession(Session):
     ----------
     selection : Selection
         The participation scheme: the draw of participants, and their expected weights.
-    closing : WaitForAll or EarlyClosing
+    collector : AllReplies or DeadlineCollector
         When a round closes, and which replies count in it.
     sampler : CallUp
         Samples the participants of each round.
@@ -58,9 +56,9 @@ class RoundSession(Session):
         super().__init__(strategy)
         config, able = strategy.config, strategy.capabilities
         self.selection = Selection(config, self.run, self.population, able)
-        self.closing = self._new_closing()
+        self.collector = self._new_collector()
         self.sampler = CallUp(
-            self.run, self.population, self.selection, self.closing, strategy.select, strategy.check
+            self.run, self.population, self.selection, self.collector, strategy.select, strategy.check
         )
         self.tree: TreeNoise | None = None
         if config.dp == "central" and config.dp_mechanism == "tree":
@@ -68,28 +66,14 @@ class RoundSession(Session):
         self._refused_by_mods: set[int] = set()
         self.cohort: Round | None = None
 
-    def _new_closing(self) -> Closing:
-        """Return when rounds close: when all have answered, at a deadline, or with as many replies as are needed."""
-        config, able, run, selection = (
-            self.strategy.config,
-            self.strategy.capabilities,
-            self.run,
-            self.selection,
-        )
-        if not (config.round_deadline or config.over_select):
-            return WaitForAll(run, self.pending, self.timeline, selection.suffices)
-        size = RoundSize(run, partial(attrgetter("scheme"), selection), config.over_select)
-        return EarlyClosing(
-            config,
-            run,
-            self.population,
-            selection,
-            size,
-            self.receiver,
-            self.pending,
-            self.accounts,
-            self.timeline,
-            able,
+    def _new_collector(self) -> ReplyCollector:
+        """Return the collector of a round's replies: of all, or of those until the round closes early."""
+        strategy, run, selection = self.strategy, self.run, self.selection
+        parts = self.pending, self.timeline
+        if not strategy.config.closes_early:
+            return AllReplies(run, *parts, selection.suffices)
+        return DeadlineCollector(
+            strategy.config, run, selection, self.receiver, *parts, strategy.capabilities
         )
 
     # ---- The steps of the loop ---------------------------------------------------------------------------------
@@ -107,7 +91,6 @@ class RoundSession(Session):
             run.clock.resume(state["time"])  # waiting for the clients didn't count
         if self.masked_sums is not None:
             self.masked_sums.look(self.grid)
-        self.closing.begin()
 
     def remaining_rounds(self, num_rounds: int) -> Iterator[int]:
         """Yield the numbers of the rounds to come, until an evaluation meets a stop condition."""
@@ -134,7 +117,6 @@ class RoundSession(Session):
     def requests_of(self, cohort: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
         """Build a round's requests, in the order of the clients."""
         key, requests = self.run.flower.arrayrecord_key, []
-        self.closing.open(cohort)
         companions = self.strategy.companions(cohort.clients)
         beside: Mapping[str, Vector] = {}
         for client in cohort.clients:
@@ -145,11 +127,10 @@ class RoundSession(Session):
             self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))
             if key in beside:  # sent in place of the model
                 cohort.bases[client.index] = self.run.layout.rounded(beside[key])
-            self.closing.sent(client, requests[-1])
-        self.closing.ready(cohort)
+            cohort.request_bytes[client.index] = messages.total_bytes(requests[-1])
         cohort.requests = [request.metadata for request in requests]
         cohort.companions = tuple(beside)
-        cohort.bytes_down = sum(messages.total_bytes(request) for request in requests)
+        cohort.bytes_down = sum(cohort.request_bytes.values())
         return requests
 
     def cohort_of(self, server_round: int, arrays: ArrayRecord, asked: Sequence[Message]) -> Round | None:
@@ -158,23 +139,24 @@ class RoundSession(Session):
         others = self.sampler.others(by_node, self.cohort, self.grid, self.train_config)
         if others is not None:  # their sizes in replies are their weights: the draw has none for them
             cohort = self.open_cohort(server_round, arrays, (others, None))
-            self.closing.open(cohort)
-            for client in others:
-                self.closing.sent(client, by_node[client.node_id])
-            self.closing.ready(cohort)
+            cohort.request_bytes = {c.index: messages.total_bytes(by_node[c.node_id]) for c in others}
             cohort.bytes_down = sum(map(messages.total_bytes, asked))
         return self.cohort
 
     def exceeds_budget(self, cohort: Round) -> bool:
         """Return True if a round would end after the time budget."""
         pace = self.run.pace
-        return bool(pace.budget) and pace.over(pace.now() + self.closing.duration(cohort, cohort.number))
+        return bool(pace.budget) and pace.over(pace.now() + self.collector.duration(cohort))
+
+    def is_cancelled(self, cohort: Round) -> bool:
+        """Return True if a round is given up: the run is stopped, or the round would end after the time budget."""
+        return self.run.stopped() or cohort.exceeds_budget
 
     def finish_round(self, cohort: Round, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
         """Make a round's model the global one, and move the clock on by the round's duration."""
         run, result, pace = self.run, self.run.result, self.run.pace
         result.arrays = result.arrays if arrays is None else arrays
-        pace.clock.wait_until(pace.now() + self.closing.duration(cohort, cohort.number))
+        pace.clock.wait_until(pace.now() + self.collector.duration(cohort))
         self.reporter.stability.moved(run.model, 1.0)  # from which this round began
         run.aggregations = cohort.number
         result.train_metrics_clientapp[cohort.number] = metrics or MetricRecord()
@@ -207,7 +189,7 @@ class RoundSession(Session):
         if run.aggregations > run.evaluated:  # ended early, between two evaluations
             self.report(evaluate=True, on_clients=not run.stopped())
         run.check_worked(self.initial_arrays)
-        if self.closing.early:
+        if self.strategy.config.closes_early:
             self.selection.log_observed(self.accounts)
         return run.outcome(run.told(self.optimizer))
 
@@ -233,7 +215,7 @@ class RoundSession(Session):
         clip, masked = self.receiver.clip, self.masked_sums is not None
         metrics = cohort.told(clipped=clip is None and (self.receiver.bounds_updates or masked))
         cohort.settle(self.accounts, self.timeline, self.run.pace.now())
-        metrics.update(self.closing.settle(cohort))
+        metrics.update(self.collector.finish(cohort))
         if self.selection.weights_say_shares and self.safeguards.left(()) is not None:
             p = self.importance()
             if (q := self.expected_shares(p)) is not None:
@@ -261,7 +243,7 @@ class RoundSession(Session):
     def why_model_stays(self, cohort: Round) -> str:
         """Return why a round made no model, for the log."""
         rule, participants = self.strategy.config.rule(), len(cohort.clients) - len(cohort.failures)
-        if self.closing.early and not cohort.clients:
+        if self.strategy.config.closes_early and not cohort.clients:
             return "no reply in time"
         if not participants:
             return "no valid reply"
@@ -308,10 +290,18 @@ class RoundSession(Session):
 
     def at_work(self) -> list[int]:
         """Return the indices of the clients that have a request, late tasks included."""
-        return list({*super().at_work(), *self.closing.busy()})
+        return list({*super().at_work(), *self.collector.at_work()})
+
+    def free_to_evaluate(self) -> list[Client]:
+        """Return the connected clients; in real time without those at work, for which no evaluation waits."""
+        if self.run.grid is None or not self.pace.real_time:
+            return self.run.clients
+        free, at_work = self.pending.free(self.run.grid, messages.EVALUATE), self.collector.at_work()
+        return [client for client in free if client.index not in at_work]
 
     def parts(self) -> list[Any]:
         """Return the parts that have a state: those of every run, and those of the round loop."""
         adaptive = [self.receiver.clip] if isinstance(self.receiver.clip, AdaptiveClip) else []
         tree = [] if self.tree is None else [self.tree]
-        return [*super().parts(), self.pending, self.closing, *tree, *adaptive]
+        collector = [self.collector] if isinstance(self.collector, DeadlineCollector) else []
+        return [*super().parts(), self.pending, *collector, *tree, *adaptive]

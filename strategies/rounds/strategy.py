@@ -67,9 +67,8 @@ class SynchronousStrategy(FederatedStrategy):
     # ---- What an algorithm may fill in: see strategies/__init__.py ---------------------------------------------
 
     def check(self, num_clients: int) -> None:
-        """Raise ValueError if so many clients are too few for participation, aggregation rule or closing."""
+        """Raise ValueError if so many clients are too few for participation, aggregation rule or over_select."""
         self.session.selection.check(num_clients)
-        self.session.closing.check(num_clients)
         if self.session.masked_sums is not None:
             self.session.masked_sums.check(num_clients)
 
@@ -86,7 +85,8 @@ class SynchronousStrategy(FederatedStrategy):
         rng : np.random.Generator
             The round's random generator.
         """
-        return self.session.selection.draw(clients, rng, self.session.closing.number_to_draw())
+        selection = self.session.selection
+        return selection.draw(clients, rng, selection.number_to_draw())
 
     @hook
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
@@ -100,11 +100,10 @@ class SynchronousStrategy(FederatedStrategy):
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return each client's expected share (n,) of the objective, from its p_i (n,); None if it is unknown."""
-        if self.capabilities.corrects_participation and not self.session.closing.early:
-            return self.session.selection.corrected(
-                p
-            )  # participation changes the corrections, not the objective
-        return self.session.selection.expected(p)
+        selection = self.session.selection
+        if self.capabilities.corrects_participation and not self.config.closes_early:
+            return selection.corrected(p)  # participation changes the corrections, not the objective
+        return selection.expected(p)
 
     # ---- The loop ----------------------------------------------------------------------------------------------
 
@@ -141,7 +140,7 @@ class SynchronousStrategy(FederatedStrategy):
                 if cohort is None or session.exceeds_budget(cohort):
                     break
                 arrays, metrics = self._train(session, cohort)  # the model moved by Σ d_i Δ_i
-                if arrays is None and session.closing.cut_off():
+                if arrays is None and session.is_cancelled(cohort):
                     break
                 session.finish_round(cohort, arrays, metrics)
                 every = self.config.eval_every or 1
@@ -182,7 +181,7 @@ class SynchronousStrategy(FederatedStrategy):
         if cohort.executor is not None:
             aggregate = cohort.executor.run(cohort, session.grid)
             return (None, None) if aggregate is None else self._conclude(cohort, aggregate)
-        replies = session.closing.replies(cohort, session.grid, cohort.asked)
+        replies = session.collector.collect(cohort, session.grid, cohort.asked)
         if "aggregate_train" not in self.capabilities.round_hooks:
             return self.aggregate_train(cohort.number, replies)
         # A user-defined ``aggregate_train`` gets a list, as from Flower's loop.
@@ -229,7 +228,7 @@ class SynchronousStrategy(FederatedStrategy):
         aggregation = RoundAggregation(session, cohort)
         for reply in replies:
             aggregation.take(reply)
-        if session.closing.cut_off():
+        if session.is_cancelled(cohort):
             return None, None
         return self._conclude(cohort, aggregation.result())
 
@@ -238,7 +237,7 @@ class SynchronousStrategy(FederatedStrategy):
     ) -> Iterable[Message]:
         """Ask clients to evaluate the model: ``fraction_evaluate`` of them, ``min_evaluate_nodes`` at least."""
         session = self.session
-        return session.evaluator.requests(server_round, arrays, config, session.closing.may_evaluate())
+        return session.evaluator.requests(server_round, arrays, config, session.free_to_evaluate())
 
     # ---- From a round's sum to the next model ------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class EngineSums:
             or not able.streams
             or config.secure_sums
             or session.run.options.witness is not None
-            or session.closing.early
+            or config.closes_early
             or config.rule() is not None
             or session.receiver.clip is not None
             or session.safeguards.learns_norms
@@ -82,7 +82,7 @@ class EngineSums:
                 cohort.leave_out(client, messages.NO_REPLY)
         if len(tasks):
             self._add_blocks(cohort, grid, request.with_tasks(tasks), total)
-        if session.closing.cut_off():
+        if session.run.stopped():
             return None
         return Aggregate(weights, total, Untrained(session.run.buffers))
 
@@ -112,7 +112,7 @@ class EngineSums:
                 cohort.metrics.add_columns(own.weights, metrics)
                 update = session.server_step.looked_at(block.total)
                 total.add_block(update, block.squares, own.weights, block.furthest)
-                if session.closing.cut_off():
+                if session.run.stopped():
                     return
         finally:
             session.pending.expect({})

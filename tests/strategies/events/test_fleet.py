@@ -527,15 +527,16 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
         client_weights="uniform",
         **options,
     )
-    closing = strategy.session.closing
-    ready = closing.ready
+    collect = strategy.session.collector.collect
 
-    def noted(current: Any) -> None:
-        ready(current)
+    def noted(current: Any, *arguments: Any) -> Any:
         there = sum(strategy.session.pace.there(client) for client in strategy.session.clients)
-        told.append((there, closing.number_to_draw(), closing._early.needed, len(current.clients)))
+        selection = strategy.session.selection
+        needed, _ = selection.replies_needed([1.0])
+        told.append((there, selection.number_to_draw(), needed, len(current.clients)))
+        return collect(current, *arguments)
 
-    closing.ready = noted
+    strategy.session.collector.collect = noted
     strategy.start(
         federation([0.0] * clients, [2] * clients),
         model(1.0),

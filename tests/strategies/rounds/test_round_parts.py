@@ -1,36 +1,62 @@
 """Parts of the loop of rounds alone: the size of a round, and who of its clients is there."""
 
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from strategies import FedAvg
 from strategies.clients.accounts import ACCEPTED, Accounts
 from strategies.clients.client_metrics import MetricsMean
+from strategies.core.config import SynchronousConfig
 from strategies.flower import messages
-from strategies.rounds.deadline import RoundSize
-from strategies.rounds.participation import Participation
 from strategies.rounds.round import Round
-from strategies.rounds.selection import present
+from strategies.rounds.selection import Selection, present
 from strategies.timing.availability import NEVER
-from tests.strategies.parts import client, run_of
+from tests.strategies.parts import begun, client, population
 
 THREE = [client(index) for index in range(3)]
 
 
+def selection_of(**options: Any) -> Selection:
+    """Return the selection among ten clients, of equal sizes."""
+    run = begun([client(index) for index in range(10)], SynchronousConfig(**options))
+    return Selection(SynchronousConfig(**options), run, population(run), FedAvg.capabilities)
+
+
+def test_a_round_waits_where_all_clients_that_are_named_are_at_work():
+    named = selection_of(participation="fixed:1,2,30", round_deadline=1.0)
+    free = [client(index) for index in (0, 3)]
+    assert named.waits_for([1, 2], free)
+    assert not named.waits_for([1], [*free, client(2)])
+    assert not named.waits_for([30], free)  # which isn't connected: the draw says so
+    assert not selection_of(round_deadline=1.0).waits_for([1], free)
+
+
+def test_free_clients_have_their_share_of_the_weight_of_all_that_are_present():
+    drawn = selection_of(round_deadline=1.0)
+    assert drawn.share_beside([]) == 1.0
+    assert drawn.share_beside([1, 2]) == pytest.approx(0.8)
+
+
 def test_of_l_needed_clients_so_many_more_are_asked():
     # L = round(0.4 · 10) = 4; ⌈1.3 · 4⌉ = 6
-    size = RoundSize(run_of(), lambda: Participation("uniform", 0.4), 0.3)
-    assert (size.to_ask(10), size.needed(10)) == (6, 4)
-    assert size.worth([0.1, 0.9], 10) == [1, 1]
-    alone = RoundSize(run_of(), lambda: Participation("uniform", 0.4), 0.0)
-    assert (alone.to_ask(10), alone.needed(10)) == (4, float("inf"))
+    both = selection_of(participation="uniform", fraction_train=0.4, over_select=0.3)
+    assert both.number_to_draw() == 6
+    assert both.replies_needed([0.1, 0.9]) == (4, [1, 1])
+    deadline = selection_of(participation="uniform", fraction_train=0.4, round_deadline=1.0)
+    assert deadline.number_to_draw() == 4
+    assert deadline.replies_needed([0.5]) == (inf, [1])
+    assert selection_of(participation="uniform", fraction_train=0.4).number_to_draw() is None
 
 
 def test_one_that_is_drawn_twice_counts_for_two():
-    size = RoundSize(run_of(), lambda: Participation("md", 0.4), 0.0)  # four draws, d_i = counts / 4
-    assert size.worth([0.25, 0.5, 0.25], 10) == [1, 2, 1]
+    drawn = selection_of(
+        participation="md", fraction_train=0.4, round_deadline=1.0
+    )  # 4 draws, d_i = counts / 4
+    assert drawn.replies_needed([0.25, 0.5, 0.25]) == (inf, [1, 2, 1])
 
 
 def test_the_weight_of_work_that_does_not_count_is_credited_to_the_rest():

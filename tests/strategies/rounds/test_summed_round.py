@@ -53,6 +53,7 @@ def made(
     """Return a session in which an engine has been asked for a round, the round, and the engine."""
     clients = [client(index) for index in range(4)]
     run = begun(clients)
+    run.options.stopped = lambda: cancelled
     current = Round(7, run.model, clients, WEIGHTS, MetricsMean(), lost=set(lost))
     pending = PendingReplies(run)
     step = ServerStep(run, make_optimizer(optimizer, 1.0), 0.0, lambda: 1.0, stale=False)
@@ -64,7 +65,6 @@ def made(
         pending=pending,
         timeline=Timeline(),
         selection=SimpleNamespace(stragglers=stragglers),
-        closing=SimpleNamespace(cut_off=lambda: cancelled),
         strategy=SimpleNamespace(
             local_rule=lambda: {messages.ALPHA: 0.1}, config=SimpleNamespace(update_norm_bound=1.2)
         ),
