@@ -40,7 +40,7 @@ class HalfLife(AsynchronousStrategy):
         """Seconds between two aggregations."""
         return self.config.tick
 
-    def periods(self, times: np.ndarray) -> np.ndarray:
+    def contribution_periods(self, times: np.ndarray) -> np.ndarray:
         """Return what p_i is multiplied by."""
         return np.asarray(2.0 ** (-times / self.config.half_life))
 

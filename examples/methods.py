@@ -45,16 +45,16 @@ class Scaffold(FedAvg):
 
     Config = ScaffoldConfig
     config: ScaffoldConfig
-    streams = False  # a round that is cut off leaves no trace in the variates
+    aggregates_on_arrival = False  # a round that is cut off leaves no trace in the variates
 
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
-        variates = self.session.vectors("variates")
-        self.common = variates.weighted_sum(self.session.importance())
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+        variates = self.session.client_vectors("variates")
+        self.common = variates.weighted_sum(self.session.client_weights())
         for client in clients:
             yield {messages.CONSTANT: self.common - variates.get(client.index)}
 
-    def counted(self, contribution: Contribution) -> Vector:
-        variates, i = self.session.vectors("variates"), contribution.client.index
+    def transform_update(self, contribution: Contribution) -> Vector:
+        variates, i = self.session.client_vectors("variates"), contribution.client.index
         speed = self.config.lr * self.config.local_steps
         variates.put(i, variates.get(i) - self.common - contribution.update / speed)
         return contribution.update
@@ -73,18 +73,18 @@ class PowerOfChoice(FedAvg):
 
     Config = PowerOfChoiceConfig
     config: PowerOfChoiceConfig
-    streams = False
+    aggregates_on_arrival = False
 
     def select(self, clients: Sequence[Client], rng: np.random.Generator) -> tuple[list[Client], list[float]]:
-        losses, importance = self.session.memory.setdefault("losses", {}), self.session.importance()
-        p = np.array([importance[client.index] for client in clients])  # of all others, some aren't there
+        losses, client_weights = self.session.memory.setdefault("losses", {}), self.session.client_weights()
+        p = np.array([client_weights[client.index] for client in clients])  # of all others, some aren't there
         number = min(self.config.candidates, len(clients))
         drawn = [clients[i] for i in rng.choice(len(clients), number, replace=False, p=p / p.sum())]
         drawn.sort(key=lambda client: (-losses.get(str(client.index), np.inf), client.index))
         chosen = sorted(drawn[: self.config.chosen], key=lambda client: client.index)
         return chosen, [1 / len(chosen)] * len(chosen)
 
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         self.session.memory["losses"][str(contribution.client.index)] = contribution.metrics["train-loss"]
         return contribution.update
 
@@ -110,7 +110,7 @@ class FedAsync(AsynchronousStrategy):
         alpha, power = self.config.mixing_alpha, self.config.mixing_power
         return [alpha * (c.staleness + 1) ** -power for c in contributions]
 
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         return contribution.model - self.session.model
 
 
@@ -130,7 +130,7 @@ class Ringmaster(AsynchronousStrategy):
     def ready(self, arrived: int) -> bool:
         return True
 
-    def fresh(self, staleness: int) -> bool:
+    def is_fresh_enough(self, staleness: int) -> bool:
         return staleness < self.config.delay_threshold
 
     def weigh(self, contributions: Sequence[Contribution]) -> list[float]:

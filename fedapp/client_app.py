@@ -13,8 +13,8 @@ from flwr.clientapp import ClientApp
 
 from fedapp.worker.asking import VARIABLE, ask_worker
 from strategies.flower import messages
-from strategies.flower.packing import reads_packed
-from strategies.updates.compression import compresses
+from strategies.flower.packing import unpack_arrays
+from strategies.updates.compression import compress_updates
 
 
 def masks(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -27,7 +27,7 @@ def masks(message: Message, context: Context, call_next: Callable[[Message, Cont
     return masks_updates(message, context, call_next)
 
 
-app = ClientApp(mods=[reads_packed, masks, compresses])
+app = ClientApp(mods=[unpack_arrays, masks, compress_updates])
 
 
 @app.query("describe")

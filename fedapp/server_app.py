@@ -61,8 +61,8 @@ def _wait_for_clients(grid: Grid, config: RunConfig) -> int:
         lambda: HowFar(done, 0, len(list(grid.get_node_ids()))),
         Sparingly(),
     )
-    stopped = heartbeat.watching(never)
-    num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout, stopped))
+    should_stop = heartbeat.watching(never)
+    num_clients = len(wait_for_nodes(grid, config.min_clients, config.round_timeout, should_stop))
     if config.resume and engine_of(grid) == DEPLOYMENT:  # devices may be missing
         num_clients = read_run(config.resume)[1]
     return num_clients

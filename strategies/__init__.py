@@ -4,7 +4,7 @@ A library of its own: Flower ``Strategy`` subclasses for any Flower app, on flwr
 
     from strategies import FedFix
 
-    strategy = FedFix(fedfix_interval=30.0)          # any of Flower's keywords too: min_available_nodes=5, …
+    strategy = FedFix(fedfix_interval=30.0)      # any of Flower's keywords too: min_available_nodes=5, …
     result = strategy.start(grid, initial_arrays, num_rounds=50)
 
 A strategy takes Flower's keywords with Flower's meaning, and its own method's; a wrong one is a TypeError. Clients
@@ -22,104 +22,106 @@ as it comes. Its parameters are fields of a frozen config; all else it says in h
     class Every(AsynchronousStrategy):
         Config = EveryConfig
 
-        def ready(self, arrived):                    # or `interval`: seconds between two aggregations
+        def ready(self, arrived):                # or `interval`: seconds between two aggregations
             # whose work waits gets no other: of fewer clients than that, or when some are dropped, all there are
-            return arrived >= min(self.config.every, len(self.session.ledger.counting))
+            return arrived >= min(self.config.every, len(self.session.task_table.active_clients))
 
     Every(every=5).start(grid, initial_arrays, num_rounds=50)
 
 In both loops. A contribution has ``client``, ``update`` Δ_i, ``base`` (the model it was sent), ``model`` w_i,
 ``staleness``, ``metrics`` and ``records``; vectors are (D,) in float64, ``self.session.model`` is the global one::
 
-    def local_rule(self):                            # fields of the message: what clients' local steps depend on
+    def local_rule(self):                        # fields of the message: what clients' local steps depend on
         return {messages.ALPHA: self.config.proximal_mu}
 
-    def companions(self, clients):                   # vectors beside the model, by record name
+    def extra_vectors(self, clients):            # vectors beside the model, by record name
         for client in clients:
-            own = self.session.vectors("variates").get(client.index)
-            yield {messages.CONSTANT: self.c - own}  # added to gradients
+            own = self.session.client_vectors("variates").get(client.index)
+            yield {messages.CONSTANT: self.c - own}  # added
 
-    def outgoing(self, client):                      # other records for a client; back in c.records
+    def extra_records(self, client):             # other records for a client; back in c.records
         return {"hint": ConfigRecord({"rate": 0.1})}
 
-    def received(self, client, local_model):         # take note of w_i before it is aggregated
+    def on_local_model(self, client, local_model):  # take note of w_i before it is aggregated
         self.session.memory["last"] = client.index
 
-    def weigh(self, contributions):                  # d_i; by default those of the draw, time-based or identical
+    def weigh(self, contributions):              # d_i; by default those of the draw, time-based or identical
         return [(1 + c.staleness) ** -0.5 / len(contributions) for c in contributions]
 
-    def counted(self, c):                            # what is weighted and summed, in place of Δ_i
+    def transform_update(self, c):               # what is weighted and summed, in place of Δ_i
         return c.update / c.metrics["num-steps"]
 
-    def direction(self, total):                      # what the server optimizer takes, in place of the sum
-        return self.session.vectors("updates").weighted_sum(self.session.importance())
+    def server_update(self, total):              # what the server optimizer takes, in place of the sum
+        return self.session.client_vectors("updates").weighted_sum(self.session.client_weights())
 
-    def aggregate(self, model, contributions, weights):         # or the whole step
+    def aggregate(self, model, contributions, weights):  # or the whole step
         return model + sum(d * c.update for d, c in zip(weights, contributions))
 
-    def personal_model(self, client):                # with `personal = True`: what it scores beside the global model
-        return self.session.vectors("models").get(client.index)
+    def personal_model(self, client):            # with `personal = True`: what it scores beside the global model
+        return self.session.client_vectors("models").get(client.index)
 
-A companion under the model's own name is sent in its place. ``by_weights = True`` says that an ``aggregate`` of its
-own counts clients by those weights, and ``self.session.minimised()`` has E[d_i] of all by the scheme. With
-``messages.PATH`` in ``local_rule`` clients tell how far their steps went (``local_path``).
+An extra vector under the model's own name is sent in its place. ``uses_given_weights = True`` says that an
+``aggregate`` of its own counts clients by those weights, and ``self.session.objective_weights()`` has E[d_i] of all
+by the scheme. With ``messages.PATH`` in ``local_rule`` clients tell how far their steps went (``local_path``).
 
 In rounds::
 
-    def select(self, clients, rng):                  # who takes part, and their d_i; None: by p_i
+    def select(self, clients, rng):              # who takes part, and their d_i; None: by p_i
         return clients[:3], None
 
-Without rounds (``self.session.ledger`` says who works on what, ``self.session.pace`` knows the time)::
+Without rounds (``self.session.task_table`` says who works on what, ``self.session.scheduler`` knows the time)::
 
-    def fresh(self, staleness):                      # late work: False throws it away, its client gets the new model
+    def is_fresh_enough(self, staleness):        # late work: False throws it away, its client gets the new model
         return staleness < 10
 
-    def accept(self, c):                             # the same, where more than its age says so
+    def accept(self, c):                         # the same, where more than its age says so
         return c.staleness < 10 and c.metrics["train-loss"] < 100
 
-    def choose(self, free):                          # who is handed the model, now that these are free
+    def select_idle(self, free):                 # who is handed the model, now that these are free
         return [member for member in free if not member.waiting]
 
-    def sends_again(self, client):                   # (version, model) of an earlier one, in place of the newest
+    def resend_model(self, client):              # (version, model) of an earlier one, in place of the newest
         return self.had.get(client.index)
 
-    def task_steps(self, client):                    # of a task; ``timed_steps`` take the scenario's time
+    def task_steps(self, client):                # of a task; ``reference_steps`` take the scenario's time
         return 20 if client.index < 5 else 4
 
-    def on_contribution(self, c):                    # take note of an accepted one; returns what of it waits
+    def on_contribution(self, c):                # take note of an accepted one; returns what of it waits
         return c
 
-    def takes(self, waiting):                        # of what has come, what the next aggregation takes
+    def take_from_buffer(self, waiting):         # of what has come, what the next aggregation takes
         return waiting[:3]
 
-    def discount(self, staleness):                   # what late work is worth, beside work on the present model
+    def discount(self, staleness):               # what late work is worth, beside work on the present model
         return (1 + staleness) ** -0.5
 
-    def periods(self, times):                        # P_i: time-based weights are d_i = p_i P_i
+    def contribution_periods(self, times):       # P_i: time-based weights are d_i = p_i P_i
         return np.ceil(times / self.interval)
 
-``expected_periods(times)`` has the P_i that come about, where ``periods`` has others: by these a run tells what it
-minimises. A client whose work waits goes on with ``works_on = True``. A config that is an ``EventsConfig`` has no
-``aggregation_weights``; ``weighing = "identical"`` says then that all weigh the same. With ``every_arrival = True`` a
-robust rule takes the last updates of several clients, else those of the aggregation.
+``expected_periods(times)`` has the P_i that come about, where ``contribution_periods`` has others: by these a run
+tells what it minimises. A client whose work waits goes on with ``trains_while_waiting = True``. A config that is an
+``AsyncConfigBase`` has no ``aggregation_weights``; ``default_aggregation_weights = "identical"`` says then that all
+weigh the same. With ``aggregates_each_arrival = True`` a robust rule takes the last updates of several clients, else
+those of the aggregation.
 
 A strategy is a method with its settings; ``self.session`` is its present run, and each run has a new one. What a
-method remembers is ``self.session.memory`` (arrays, and values that JSON holds) and ``self.session.vectors(name)`` (a
-vector of each client): empty when a run begins, saved with it, and back when it goes on. ``begin(layout, model)`` is
-told of both. Parts of a method's own with ``state`` and ``restore`` are returned by ``parts``, anew for each run.
-A round-based method that fills in none of the hooks that see single updates or messages (outgoing, companions,
-received, weigh, counted, aggregate) asks a simulation's engine for sums, if it can add up, to the same bits
-(``strategies.updates.sums``). Random draws are ``strategies.streams.generator(seed, purpose, ids)``. In rounds, a
-method with a memory sets ``streams = False``, so that a round that is cut off leaves no trace in the memory.
+method remembers is ``self.session.memory`` (arrays, and values that JSON holds) and
+``self.session.client_vectors(name)`` (a vector of each client): empty when a run begins, saved with it, and back when
+it goes on. ``begin(layout, model)`` is told of both. Parts of a method's own with ``state`` and ``restore`` are
+returned by ``parts``, anew for each run. A round-based method that fills in none of the hooks that see single updates
+or messages (extra_records, extra_vectors, on_local_model, weigh, transform_update, aggregate) asks a simulation's
+engine for sums, if it can add up, to the same bits (``strategies.updates.sums``). Random draws are
+``strategies.streams.generator(seed, purpose, ids)``. In rounds, a method with a memory sets ``aggregates_on_arrival =
+False``, so that a round that is cut off leaves no trace in the memory.
 
 SCAFFOLD, FedNova, FedAsync, Ringmaster and power-of-choice, made of these, are in examples/methods.py, and
 ``strategies.testing.MemoryGrid`` runs them without a network.
 """
 
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
-from strategies.core.config import AsynchronousConfig, EventsConfig, StrategyConfig, SynchronousConfig
+from strategies.core.config import AsyncConfigBase, AsynchronousConfig, StrategyConfig, SynchronousConfig
 from strategies.core.conflicts import ConflictError
 from strategies.core.parameters import parameter
 from strategies.core.reporter import Progress
@@ -130,7 +132,7 @@ from strategies.flower.arrays import Vector
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.frozen import cache_frozen_parameters
 from strategies.flower.namesakes import warn_of_namesakes
-from strategies.flower.packing import reads_packed
+from strategies.flower.packing import unpack_arrays
 from strategies.methods.ace import ACE
 from strategies.methods.aced import ACED
 from strategies.methods.area import AREA
@@ -172,8 +174,8 @@ from strategies.methods.spectral import Spectral
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.simulation.run import simulate
 from strategies.timing.availability import make_availability
-from strategies.updates.chain import Contribution
-from strategies.updates.compression import compresses, size_of
+from strategies.updates.compression import compress_updates, size_of
+from strategies.updates.pipeline import Contribution
 
 # The version of the library and of the app. Flower reads a copy in pyproject.toml, which a test compares.
 __version__ = "0.1.0"
@@ -217,18 +219,19 @@ __all__ = [
     "CA2FL",
     "FADAS",
     "REGISTRY",
+    "AsyncConfigBase",
     "AsyncFedAvg",
     "AsyncSpectral",
     "AsynchronousConfig",
     "AsynchronousStrategy",
     "Bulyan",
     "Client",
+    "ClientState",
     "ConflictError",
     "Contribution",
     "DelayAdaptive",
     "Ditto",
     "DivergedError",
-    "EventsConfig",
     "FedAMP",
     "FedAU",
     "FedAdagrad",
@@ -248,7 +251,6 @@ __all__ = [
     "FedYogi",
     "FederatedStrategy",
     "Krum",
-    "Member",
     "Mifa",
     "MultiKrum",
     "Progress",
@@ -266,11 +268,11 @@ __all__ = [
     "VirtualClock",
     "WallClock",
     "cache_frozen_parameters",
-    "compresses",
+    "compress_updates",
     "make_availability",
     "messages",
     "parameter",
-    "reads_packed",
     "simulate",
     "size_of",
+    "unpack_arrays",
 ]

@@ -141,7 +141,8 @@ def draw(folder: Path, options: Any) -> Path:
     times = np.linspace(0, options.budget, 181)
     presence = make_availability(FLEET["availability"], options.clients, options.seeds[0])  # type: ignore[arg-type]
     there = [
-        sum(presence.there(client, time) for client in range(options.clients)) for time in times.tolist()
+        sum(presence.is_available(client, time) for client in range(options.clients))
+        for time in times.tolist()
     ]
     below.fill_between(times, there, color="#BBBBBB")
     below.set_ylabel("there")

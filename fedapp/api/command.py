@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
                 engine,
                 config,
                 simulation,
-                stopped=stop.is_set,
+                should_stop=stop.is_set,
                 observers=observers,
                 workers=simulation.init_args_num_cpus or 0,
                 way=options.way,

@@ -79,7 +79,7 @@ def run(
     with (
         silent(logging.WARNING) if quiet else contextlib.nullcontext(),
         _python_names(),
-        _stopping() as stopped,
+        _stopping() as should_stop,
     ):
         simulation = _simulation(config, num_clients, federation_config or {})
         _check_read(
@@ -91,7 +91,7 @@ def run(
                 config,
                 simulation,
                 way=way,
-                stopped=stopped,
+                should_stop=should_stop,
                 observers=observers,
                 on_directory=made.append,
             )
@@ -99,7 +99,7 @@ def run(
             if made:
                 error.add_note(f"What the run has recorded is in {made[0].path}")
             raise
-    if stopped():
+    if should_stop():
         raise KeyboardInterrupt(f"what the run has recorded is in {directory.path}")
     return RunResult(directory.path)
 

@@ -77,7 +77,7 @@ def config_of(record: ConfigRecord) -> RunConfig:
 def _config_of(values: tuple[object, ...]) -> RunConfig:
     """Check a config once, not with every message."""
     given = zip(RunConfig.key_names(), values, strict=True)
-    return RunConfig.received({key: value for key, value in given if value is not None})
+    return RunConfig.from_message({key: value for key, value in given if value is not None})
 
 
 def sent_model(message: Message) -> ArrayRecord:

@@ -194,12 +194,12 @@ class TaskTerms:
         rows: NDArray[np.int64],
         clients: Sequence[int],
         task: int,
-        parts: NDArray[np.float64],
+        fractions: NDArray[np.float64],
     ) -> TaskBlock:
         """Return the tasks of some clients, who have nothing beside the model: each ``task``'s, by column, (G,)."""
         config, rngs = self.config, batches_of_many(self.config.seed, clients, task)
         usual = config.step_heterogeneity, config.local_epochs, config.local_steps
-        epochs, steps = work.of_clients(*usual, clients, parts)
+        epochs, steps = work.of_clients(*usual, clients, fractions)
         batches = plan_many(rows, batch_size=config.batch_size, epochs=epochs, steps=steps, rngs=rngs)
         lr = self.lr / batches.steps if config.normalize_steps else np.full(len(rows), self.lr)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from fedapp.config.strategy_keys import strategy_class
-from strategies import REGISTRY, EventsConfig, FederatedStrategy, SynchronousConfig
+from strategies import REGISTRY, AsyncConfigBase, FederatedStrategy, SynchronousConfig
 from strategies.core.about import About
 
 BEGIN, END = "<!-- made by `fedapp methods --markdown` -->", "<!-- end -->"
@@ -80,5 +80,5 @@ def _capabilities(kind: type[FederatedStrategy]) -> str:
 
 def _own_keys(kind: type[FederatedStrategy]) -> list[str]:
     """Return the keys of a method beside those that all synchronous, or all asynchronous, methods have."""
-    shared = {field.name for common in (SynchronousConfig, EventsConfig) for field in fields(common)}
+    shared = {field.name for common in (SynchronousConfig, AsyncConfigBase) for field in fields(common)}
     return [field.name.replace("_", "-") for field in fields(kind.Config) if field.name not in shared]

@@ -62,7 +62,7 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
         return config
 
     @classmethod
-    def received(cls, values: Mapping[str, Any]) -> "RunConfig":
+    def from_message(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Return the config in a message, which the server has checked and which may hold more than its keys."""
         known = {key: value for key, value in defaults().items() if key in cls.key_names()}
         return cls.read({**known, **{key: values[key] for key in cls.key_names() if key in values}})

@@ -112,7 +112,9 @@ def client_direction(dataset: Dataset, rows: IntArray, normalize: Normalize = Fa
     return principal_direction(dataset.x, np.asarray(rows), embed)
 
 
-def private_direction(direction: Vector, epsilon: float, delta: float, clip: float, rng: Generator) -> Vector:
+def private_direction(
+    data_direction: Vector, epsilon: float, delta: float, clip: float, rng: Generator
+) -> Vector:
     """Hide a direction (d,) by the Gaussian mechanism, and make it a unit vector again, which costs no privacy.
 
     It is scaled down to norm ``clip`` if longer, so that other data in place of the client's move it by at most
@@ -125,9 +127,9 @@ def private_direction(direction: Vector, epsilon: float, delta: float, clip: flo
     on the floating-point noise are not considered. The noise has length about σ √d: unless ε is large or d small, it
     drowns the direction.
     """
-    direction = np.asarray(direction, dtype=np.float64)
-    if direction.ndim != 1 or direction.size == 0 or not np.isfinite(direction).all():
-        raise ValueError(f"a direction must be a finite vector; it has shape {direction.shape}")
-    noise = rng.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), len(direction))
-    noisy = direction * min(1.0, clip / max(float(np.linalg.norm(direction)), 1e-300)) + noise
+    data_direction = np.asarray(data_direction, dtype=np.float64)
+    if data_direction.ndim != 1 or data_direction.size == 0 or not np.isfinite(data_direction).all():
+        raise ValueError(f"a direction must be a finite vector; it has shape {data_direction.shape}")
+    noise = rng.normal(0.0, gaussian_sigma(epsilon, delta, 2 * clip), len(data_direction))
+    noisy = data_direction * min(1.0, clip / max(float(np.linalg.norm(data_direction)), 1e-300)) + noise
     return np.asarray(noisy / np.linalg.norm(noisy))

@@ -169,7 +169,7 @@ def image_data(name: str, splits: list[Split], problem: Callable[[str], DataErro
     """
     facts = PUBLISHED[name]
     if name == "femnist-digits":
-        splits = [_keep(split, split.y < facts.num_classes) for split in splits]
+        splits = [_selected(split, split.y < facts.num_classes) for split in splits]
     blocks = [channels_first(split.x) if split.x.ndim in (3, 4) else split.x for split in splits]
     for block, split in zip(blocks, splits, strict=True):
         if block.shape[1:] != facts.shape or block.dtype != np.uint8:
@@ -184,7 +184,7 @@ def image_data(name: str, splits: list[Split], problem: Callable[[str], DataErro
     return RawData(blocks, y, groups, num_train, facts.num_classes, "image", 1 / 255)
 
 
-def _keep(split: Split, rows: Array) -> Split:
+def _selected(split: Split, rows: Array) -> Split:
     return Split(split.x[rows], split.y[rows], None if split.groups is None else split.groups[rows])
 
 

@@ -45,7 +45,7 @@ class Audit:
         self.path = out / FILE
         self.command = command
 
-    def note(self, outcome: str, *, signed: bool = False, **details: str) -> None:
+    def record(self, outcome: str, *, signed: bool = False, **details: str) -> None:
         """Append an entry.
 
         Parameters
@@ -123,7 +123,7 @@ def audited(out: Path, command: str, **details: str) -> Iterator[Audit]:
         yield audit
     except BaseException as error:
         said = str(error) or type(error).__name__
-        audit.note(f"failed: {said.splitlines()[0]}", signed=False, **details)
+        audit.record(f"failed: {said.splitlines()[0]}", signed=False, **details)
         raise
 
 

@@ -56,7 +56,7 @@ def init(
         deployment = Deployment(tuple(host or ()), port, home, members, backend)
         check_home(home)
         write_deployment(out, deployment, force=force)
-        Audit(out, ANEW if force else "init").note("done", signed=True)
+        Audit(out, ANEW if force else "init").record("done", signed=True)
     print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")
     if proxy:
         print(f"{out / 'proxy'}: there, into nginx or Caddy")
@@ -74,7 +74,7 @@ def add(out: Out, device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH"
         name, node_config = device_of(device)
         with audited(out, "add", device=name) as audit:
             deployment = add_device(out, name, node_config)
-            audit.note("done", device=name)
+            audit.record("done", device=name)
     print(f"{out / name}: to that device, as {deployment.home}/{name}; then 'fedapp deploy register {out}'")
 
 
@@ -86,7 +86,7 @@ def flwr_command(
     """Run one of Flower's commands on the deployment, through its proxy: flwr run . --stream, flwr list, …"""
     with one_line_errors(), audited(out, "flwr") as audit:
         code = run_flwr(out, context.args)
-        audit.note(f"ended with {code}", arguments=" ".join(context.args))
+        audit.record(f"ended with {code}", arguments=" ".join(context.args))
         if code == 0 and context.args[:1] in (["run"], ["stop"]):
             sign_ends(out, ended_runs(out))
     raise SystemExit(code)
@@ -144,7 +144,7 @@ def local(
                         print(
                             f"starting a SuperLink and {len(nodes)} SuperNodes on {deployment.deployment.address}"
                         )
-                        Audit(folder, "local").note("started")
+                        Audit(folder, "local").record("started")
                         deployment.start()
                         told = registered_nodes(folder, deployment.deployment)
                         completed = deployment.run(source.absolute(), {"registered-nodes": told, **values})

@@ -50,7 +50,7 @@ def register(
     with one_line_errors(), audited(out, "register") as audit:
         for answer in register_keys(out, read_deployment(out), new_keys=new_keys):
             print(answer.line)
-            audit.note(answer.state, device=answer.device, node=answer.node_id)
+            audit.record(answer.state, device=answer.device, node=answer.node_id)
             refused += answer.refused
     if refused:
         raise SystemExit(1)
@@ -66,7 +66,7 @@ def tag(
     with one_line_errors(), audited(out, "tag", device=device) as audit:
         read_deployment(out).device(device)
         NodeRecords.read(out).tag(device, words)
-        audit.note(" ".join(words) or "none", device=device)
+        audit.record(" ".join(words) or "none", device=device)
     print(f"{device}: {', '.join(words) or 'no tags'}")
 
 
@@ -75,9 +75,9 @@ def rekey(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
     with one_line_errors(), audited(out, "rekey", device=device) as audit:
         deployment = read_deployment(out)
         deployment.device(device)
-        audit.note("unregistered", device=device, node=retire(out, device, node_id))
+        audit.record("unregistered", device=device, node=retire(out, device, node_id))
         answer = new_key(out, deployment, device)
-        audit.note(answer.state, device=device, node=answer.node_id)
+        audit.record(answer.state, device=device, node=answer.node_id)
     print(answer.line)
 
 
@@ -86,10 +86,10 @@ def remove(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
     with one_line_errors(), audited(out, "remove", device=device) as audit:
         without_device(out, device)  # raises the error if it can't be removed
         number = retire(out, device, node_id)
-        audit.note("unregistered", device=device, node=number)
+        audit.record("unregistered", device=device, node=number)
         moved = remove_device(out, device)
         NodeRecords.read(out).tag(device, ())  # a later device may have the same name
-        audit.note("removed", device=device, node=number)
+        audit.record("removed", device=device, node=number)
     node = f" (node {number})" if number else ""
     print(f"{device}: unregistered{node}, its key can never return; what it had is in {moved}")
 
@@ -170,7 +170,7 @@ def run(
                 f"begins, and waits for min-clients = {least}"
             )
         run_id = runs.start(out, source.absolute(), given)
-        audit.note("started", run=run_id)
+        audit.record("started", run=run_id)
     print(f"run {run_id} started; 'fedapp deploy status {out}' shows how far it is")
 
 
@@ -181,7 +181,7 @@ def stop(
     """Stop a run."""
     with one_line_errors(), audited(out, "stop") as audit:
         run_id = runs.stop(out, run_id)
-        audit.note("stopped", run=run_id)
+        audit.record("stopped", run=run_id)
         sign_ends(out, runs.ended_runs(out))
     print(f"run {run_id} stopped")
 
@@ -196,7 +196,7 @@ def renew(
     with one_line_errors(), audited(out, "renew --authority" if authority else "renew") as audit:
         made = certificates.renew(out, authority=authority)
         new = [str(path.relative_to(out)) for path in made]
-        audit.note(f"new: {', '.join(new)}")
+        audit.record(f"new: {', '.join(new)}")
         lines = [certificate.line for certificate in certificates.validities(out)]
     print("\n".join(lines))
     print(f"new: {', '.join(new)}; copy what is in superlink/ to the server")
@@ -215,7 +215,7 @@ def refresh(out: Out = Path("deployment")) -> None:
         deployment = read_deployment(out)
         check_home(deployment.home)
         write_startup(out, deployment)
-        audit.note("done")
+        audit.record("done")
     print(f"{out}: start-up files are new; copy to the machines what differs")
 
 
@@ -223,7 +223,7 @@ def backup(out: Out, file: File) -> None:
     """Write the deployment's folder, private keys included, into one file with mode 0600."""
     with one_line_errors(), audited(out, "backup") as audit:
         kept = backups.backup(out, file)
-        audit.note(f"{len(kept)} files to {file.absolute()}")
+        audit.record(f"{len(kept)} files to {file.absolute()}")
     key = (
         "the authority's key among them"
         if "ca.key" in kept
@@ -236,7 +236,7 @@ def restore(file: File, out: Out) -> None:
     """Make a deployment's folder of a backup."""
     with one_line_errors():
         deployment = backups.restore(file, out)
-        Audit(out, "restore").note(f"from {file.absolute()}")
+        Audit(out, "restore").record(f"from {file.absolute()}")
     print(f"{out}: {len(deployment.devices)} devices; 'fedapp deploy status {out}' shows whether all is well")
 
 

@@ -35,7 +35,7 @@ class RunProgress:
     ----------
     aggregation, of : int
         Number of aggregations so far, and of all.
-    at_work, devices : int
+    num_busy, devices : int
         Number of devices at work, and of all.
     time_left : str
         How much longer the run will take, hours:minutes:seconds.
@@ -43,7 +43,7 @@ class RunProgress:
 
     aggregation: int = 0
     of: int = 0
-    at_work: int = 0
+    num_busy: int = 0
     devices: int = 0
     time_left: str = ""
 

@@ -43,7 +43,7 @@ def sign_ends(out: Path, ended: Iterable[tuple[str, str]]) -> None:
     noted = {entry.get("run") for entry in before if entry.get("command") == END}
     for run_id, status in ended:
         if run_id not in noted:
-            Audit(out, END).note(status, signed=True, run=run_id)
+            Audit(out, END).record(status, signed=True, run=run_id)
 
 
 def entries(out: Path) -> list[dict[str, Any]]:

@@ -209,7 +209,7 @@ def _run_lines(run: DeployedRun) -> Iterator[str]:
     if progress.of:
         parts.append(f"aggregation {progress.aggregation} of {progress.of}")
     if progress.devices and not run.is_over:
-        parts.append(f"{progress.at_work} of {progress.devices} devices at work")
+        parts.append(f"{progress.num_busy} of {progress.devices} devices at work")
     if progress.time_left and not run.is_over:
         parts.append(f"{progress.time_left} left")
     if run.details:

@@ -83,7 +83,7 @@ def run_on(
     simulation: SimulationConfig,
     *,
     directory: RunDirectory | None = None,
-    stopped: Callable[[], bool] = never,
+    should_stop: Callable[[], bool] = never,
     observers: Sequence[Observer] = (),
     on_directory: Callable[[RunDirectory], None] = lambda _: None,
     workers: int = 0,
@@ -127,16 +127,16 @@ def run_on(
 
         with grid_of_workers(simulation, way) as grid_on_ray:  # a run that has no room leaves no folder
             on_directory(directory := directory or RunDirectory(experiment.config))
-            return server.run(grid_on_ray, experiment, stopped, directory, observers)
+            return server.run(grid_on_ray, experiment, should_stop, directory, observers)
     on_directory(directory := directory or RunDirectory(experiment.config))
     if engine != RAY:
         grid = make_grid(engine, num_clients, workers, way)
-        return server.run(grid, experiment, stopped, directory, observers)
+        return server.run(grid, experiment, should_stop, directory, observers)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        server.run(grid, experiment, stopped, directory, observers)
+        server.run(grid, experiment, should_stop, directory, observers)
 
     simulate(app, client_app.app, simulation)
     return directory

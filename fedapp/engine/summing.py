@@ -32,11 +32,11 @@ MODELS_ON_GPU, FEWEST_ON_GPU, BLOCKS_ON_GPU = 1 << 30, 16, 4
 def sums(request: SumRequest, nodes: Nodes, trainer: Trainer, rows_of: RowsOf) -> Iterator[BlockSum]:
     """Yield the sums of a round's blocks of clients."""
     terms = SharedTerms(request, nodes, rows_of)
-    parts = list(divided(request, on_gpu=terms.on_gpu))
-    first = parts[0] if parts else request.tasks
+    fractions = list(divided(request, on_gpu=terms.on_gpu))
+    first = fractions[0] if fractions else request.tasks
     yield from trainer.ahead(
         lambda tasks: terms.block(tasks, trainer),
-        parts,
+        fractions,
         alone=terms.on_gpu,
         in_turn=terms.waits(first, trainer),
     )
@@ -170,7 +170,7 @@ class _Block:
         begins, ends = np.array(list(self.spans.values())).T
         tensors = shared.data.rows.x, shared.data.rows.y
         try:
-            return shared.terms.block(tensors, begins, ends - begins, own.clients, own.number, own.parts)
+            return shared.terms.block(tensors, begins, ends - begins, own.clients, own.number, own.fractions)
         except Exception as error:  # an engine answers with an error, whatever a task raised
             self.not_counted |= dict.fromkeys(self.spans, NotCounted(reason_of(error)))
             return None

@@ -104,7 +104,7 @@ class _Seat:
     number: int
     actor: Any
     ready: Any  # a reference to a result that the actor gives once it has started
-    there: bool = False
+    is_started: bool = False
     waiting: deque[int] = field(default_factory=deque)
     under_way: set[int] = field(default_factory=set)
 
@@ -161,7 +161,7 @@ class Workers:
         due, since = 0, time.monotonic()
         while due < len(units):
             self._hand_out(units, references)
-            starting = {seat.ready: seat for seat in self.seats if not seat.there}
+            starting = {seat.ready: seat for seat in self.seats if not seat.is_started}
             done, _ = ray.wait([*references, *starting], timeout=1.0)
             for reference in done:
                 if reference in starting:
@@ -181,7 +181,7 @@ class Workers:
     def _hand_out(self, units: Sequence[Unit], references: dict[Any, tuple[_Seat, int]]) -> None:
         """Give each worker that has started the next blocks of its share, then blocks of the longest other share."""
         for seat in self.seats:
-            while seat.there and len(seat.under_way) < self._at_once:
+            while seat.is_started and len(seat.under_way) < self._at_once:
                 longest = max(self.seats, key=lambda other: (len(other.waiting), other is seat))
                 if not (seat.waiting or longest.waiting):
                     return
@@ -207,7 +207,7 @@ class Workers:
     def _begin(self, seat: _Seat) -> None:
         try:
             ray.get(seat.ready)
-            seat.there = True
+            seat.is_started = True
         except RayError as error:
             self._replace(seat, error)
 
@@ -221,7 +221,7 @@ class Workers:
         seat.waiting.extendleft(sorted(seat.under_way, reverse=True))
         seat.under_way.clear()
         ray.kill(seat.actor)
-        seat.actor, seat.there = self._start(), False
+        seat.actor, seat.is_started = self._start(), False
         seat.ready = seat.actor.place.remote()
 
     def close(self) -> None:

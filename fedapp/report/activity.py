@@ -52,7 +52,7 @@ class Activity:
     start: float
     end: float
     wall: bool
-    parts: bool
+    has_timing: bool
     absences: bool
     first: int
     config: dict[str, Any]
@@ -166,7 +166,7 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
         start=min(start, end),
         end=end,
         wall=wall,
-        parts=parts,
+        has_timing=parts,
         absences=not wall and (away is not None or config.get("availability", "always") == "always"),
         first=first,
         config=config,

@@ -40,7 +40,7 @@ def differing(configs: Sequence[Config]) -> list[str]:
     `PLACES` don't count, but for the path of data of one's own. A config without keys, which couldn't be read, is
     skipped.
     """
-    counted = [_counted(config) for config in configs if config]
+    counted = [_comparable(config) for config in configs if config]
     keys = dict.fromkeys(key for config in counted for key in config)
     found = [key for key in keys if len({_identity(config.get(key)) for config in counted}) > 1]
     return sorted(found, key=lambda key: (key == "seed") - (key == "strategy"))
@@ -48,7 +48,7 @@ def differing(configs: Sequence[Config]) -> list[str]:
 
 def values_of(config: Config, keys: Sequence[str]) -> Hashable:
     """Return a hashable value that is equal exactly for configs with equal values of some keys."""
-    counted = _counted(config)
+    counted = _comparable(config)
     return tuple(_identity(counted.get(key)) for key in keys)
 
 
@@ -59,7 +59,7 @@ def described(config: Config, keys: Sequence[str]) -> str:
 
 def descriptions(configs: Sequence[Config], keys: Sequence[str]) -> list[str]:
     """Return each config's values of some keys in words; paths and numbers as short as they still differ."""
-    counted = [_counted(config) for config in configs]
+    counted = [_comparable(config) for config in configs]
     texts = {key: _told_apart(key, [config[key] for config in counted if key in config]) for key in keys}
     return [
         described({key: texts[key][_identity(config[key])] for key in keys if key in config}, keys)
@@ -94,7 +94,7 @@ def _end(own: tuple[str, ...], others: set[tuple[str, ...]]) -> tuple[str, ...]:
     return own
 
 
-def _counted(config: Config) -> Config:
+def _comparable(config: Config) -> Config:
     """Return the keys that decide a run's result: all but `PLACES`, and the path of data of one's own."""
     counted = {key: value for key, value in config.items() if key not in PLACES}
     if config.get(DATA_PATH) and has_own_data(str(config.get("dataset", ""))):

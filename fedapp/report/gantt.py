@@ -278,13 +278,13 @@ def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[
     }
     if activity.wall:
         names |= {WORKING: "at the client: handed out, not yet returned", WAITING: "without a task"}
-    elif not activity.parts:
+    elif not activity.has_timing:
         names[WORKING] = "at work (its task as a whole)"
     if not activity.wall and not activity.absences:
         names[WAITING] = "waiting, or away (isn't on record)"
     there: Mapping[str, bool] = {
-        RECEIVING: activity.parts,
-        SENDING: activity.parts,
+        RECEIVING: activity.has_timing,
+        SENDING: activity.has_timing,
         AWAY: bool(len(activity.away[0])),
     }
     handles: list[Any] = []

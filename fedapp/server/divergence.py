@@ -16,7 +16,7 @@ class Divergence(Observer):
         self.experiment = experiment
         self.strategy = strategy
         self._meter: DivergenceMeter | None = None
-        strategy.run_options.witness = self.take
+        strategy.run_options.on_client_model = self.take
 
     def take(self, client: int, local_model: Vector) -> None:
         """Take a client's trained model (D,) into divergence and drift of the aggregation under way."""
@@ -31,7 +31,7 @@ class Divergence(Observer):
             )
         layout = Layout.of(experiment.initial_arrays())
         state = federation.to_state(layout.to_record(local_model), experiment.device)
-        self._meter.take(client, state, self.strategy.session.importance())
+        self._meter.take(client, state, self.strategy.session.client_weights())
 
     def measure(self, entry: Entry) -> None:
         """Add what was measured since the last aggregation."""

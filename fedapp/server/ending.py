@@ -59,10 +59,10 @@ def told_to_stop() -> Iterator[None]:
         signal.signal(number, stop)
     try:
         yield
-    except ToldToStop as told:
-        handler = previous[signal.Signals(told.number)]
+    except ToldToStop as ending:
+        handler = previous[signal.Signals(ending.number)]
         if callable(handler):
-            handler(told.number, None)
+            handler(ending.number, None)
         raise
     finally:
         restore()
@@ -84,5 +84,5 @@ def one_line_errors() -> Iterator[None]:
 
 def _repeats(record: logging.LogRecord, error: Exception) -> bool:
     """Tell whether a record of Flower's log repeats an error that was logged: its traceback, or its exit code."""
-    told = bool(record.exc_info) and record.exc_info[1] is error  # type: ignore[index]
-    return told or str(record.msg).startswith("Exit Code:")
+    ending = bool(record.exc_info) and record.exc_info[1] is error  # type: ignore[index]
+    return ending or str(record.msg).startswith("Exit Code:")

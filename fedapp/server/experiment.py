@@ -238,7 +238,7 @@ def _with_lengths(experiment: Experiment) -> Experiment:
     strategy.flower_options = replace(strategy.flower_options, untrained=tuple(map(glob_escape, fixed)))
     if config.clock != "wall" and is_profile(config.time_scenario):  # task times follow from what tasks weigh
         sizes, work = np.diff(experiment.partition.client_offsets), task_work(experiment)
-        strategy.session.run.pace.loads.work_of = fleet.by_client(work, sizes)
+        strategy.session.run.scheduler.task_costs.work_of = fleet.by_client(work, sizes)
         times = fleet.task_times(config, work, sizes, experiment.initial_arrays())
         if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
             config = with_length(config, strategy, experiment.num_clients, times)
@@ -254,8 +254,8 @@ def task_work(experiment: Experiment) -> Callable[[int, float], float]:
         return _some_rows(config, dataset, partition)[0]
 
     strategy = experiment.strategy
-    timed_steps = strategy.timed_steps if isinstance(strategy, AsynchronousStrategy) else 0
-    return fleet.work_of(config, experiment.num_clients, experiment.model, rows, timed_steps)
+    reference_steps = strategy.reference_steps if isinstance(strategy, AsynchronousStrategy) else 0
+    return fleet.work_of(config, experiment.num_clients, experiment.model, rows, reference_steps)
 
 
 def _some_rows(
@@ -369,7 +369,7 @@ def build_strategy(config: RunConfig) -> FederatedStrategy:
         fraction_evaluate=float(config.client_evaluation),
     )
     usual: dict[str, Any] = type(config).defaults()
-    made.run_options.usual = strategy_config(strategy, lambda name: usual[name.replace("_", "-")])
+    made.run_options.default_config = strategy_config(strategy, lambda name: usual[name.replace("_", "-")])
     return made
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedapp.config import ConfigError, RunConfig
 from fedapp.server.record import Entry, Observer
 from strategies import FederatedStrategy
-from strategies.clients.accounts import OUTCOMES, Account
+from strategies.clients.client_statistics import OUTCOMES, ClientRecord
 from strategies.clock import WallClock
 from strategies.flower import messages
 
@@ -36,7 +36,7 @@ class Exporter(Observer):
         self.clock = WallClock()
         self.numbers: dict[str, float] = {}
         self.clients: dict[str, list[float]] = {}
-        self.importance: dict[int, float] = {}
+        self.client_weights: dict[int, float] = {}
         self.names: dict[int, str] = {}
         self._last: float | None = None
         self._seconds, self._count = 0.0, 0
@@ -60,7 +60,7 @@ class Exporter(Observer):
         except OSError as error:
             raise _refused(self.config, error) from None
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Take what an aggregation tells."""
         now, progress = self.clock.now(), entry.progress
         if self._last is not None:
@@ -72,7 +72,7 @@ class Exporter(Observer):
         self.names = dict(progress.names)
         if progress.evaluated:
             self.clients = dict(progress.clients)
-            self.importance = self.strategy.session.importance()
+            self.client_weights = self.strategy.session.client_weights()
 
     def end(self, status: str) -> None:
         """Listen no more."""
@@ -92,7 +92,7 @@ class Exporter(Observer):
             ("aggregations", "Aggregations so far.", strategy.session.aggregations),
             ("aggregations_planned", "Aggregations of the whole run.", self.config.num_server_rounds),
             ("clients_connected", "Clients that are there.", len(strategy.session.clients)),
-            ("clients_at_work", "Clients whose answer is waited for.", len(strategy.session.at_work())),
+            ("clients_at_work", "Clients whose answer is waited for.", len(strategy.session.busy_clients())),
             ("run_seconds", "Real seconds since the run began, or was resumed.", self.clock.now()),
         ):
             yield GaugeMetricFamily(f"fedapp_{name}", meaning, value=value)
@@ -117,14 +117,14 @@ class Exporter(Observer):
     def _updates(self) -> "Iterator[Metric]":
         from prometheus_client.core import CounterMetricFamily
 
-        accounts = [account for _, account in self.strategy.session.accounts.items()]
+        client_stats = [account for _, account in self.strategy.session.client_stats.items()]
         updates = CounterMetricFamily(
             "fedapp_updates", "Tasks that ended, by what came of them.", labels=["outcome"]
         )
         for outcome in OUTCOMES:
-            updates.add_metric([outcome], sum(getattr(account, outcome) for account in accounts))
+            updates.add_metric([outcome], sum(getattr(account, outcome) for account in client_stats))
         yield updates
-        clipped = sum(account.clipped for account in accounts)
+        clipped = sum(account.clipped for account in client_stats)
         yield CounterMetricFamily("fedapp_updates_clipped", "Updates that were shortened.", value=clipped)
 
     def _by_client(self) -> "Iterator[Metric]":
@@ -134,14 +134,14 @@ class Exporter(Observer):
         updates = CounterMetricFamily(
             "fedapp_client_updates", "The same by client.", labels=[*who, "outcome"]
         )
-        for label, account in _bounded(dict(self.strategy.session.accounts.items())).items():
+        for label, account in _bounded(dict(self.strategy.session.client_stats.items())).items():
             for outcome in OUTCOMES:
                 updates.add_metric([*self._who(label), outcome], getattr(account, outcome))
         yield updates
         at_work = {client.index: 0 for client in self.strategy.session.clients}
         gauges: dict[str, dict[int, Any]] = {
-            "at_work": at_work | dict.fromkeys(self.strategy.session.at_work(), 1),
-            "importance": self.importance,
+            "at_work": at_work | dict.fromkeys(self.strategy.session.busy_clients(), 1),
+            "importance": self.client_weights,
             "weight": dict(enumerate(self.clients.get("weight", ()))),
             "task_seconds": dict(enumerate(self.clients.get("task-time", ()))),
         }
@@ -163,11 +163,13 @@ _MEANINGS = {
 }
 
 
-def _bounded(accounts: dict[int, Account]) -> dict[int | None, Account]:
+def _bounded(client_stats: dict[int, ClientRecord]) -> dict[int | None, ClientRecord]:
     """Return the accounts of the first ``MOST_CLIENTS`` clients, and under None the sum of all other accounts."""
-    first: dict[int | None, Account] = {index: accounts[index] for index in sorted(accounts)[:MOST_CLIENTS]}
-    if rest := [account for index, account in accounts.items() if index not in first]:
-        first[None] = Account(**{key: sum(getattr(each, key) for each in rest) for key in vars(rest[0])})
+    first: dict[int | None, ClientRecord] = {
+        index: client_stats[index] for index in sorted(client_stats)[:MOST_CLIENTS]
+    }
+    if rest := [account for index, account in client_stats.items() if index not in first]:
+        first[None] = ClientRecord(**{key: sum(getattr(each, key) for each in rest) for key in vars(rest[0])})
     return first
 
 

@@ -71,13 +71,13 @@ class RoundsWithoutReply(Observer):
         """Raise RunError, with the reason why the last client's work was refused, if the run has failed."""
         strategy = self.strategy
         if isinstance(strategy, AsynchronousStrategy):
-            ledger = strategy.session.ledger
-            if ledger.members and not ledger.counting and not ledger.all_spent:
-                raise strategy.session.run.given_up(
+            task_table = strategy.session.task_table
+            if task_table.members and not task_table.active_clients and not task_table.all_reached_limit:
+                raise strategy.session.run.no_progress_error(
                     f"every client was dropped before the end, after {strategy.session.aggregations} aggregations"
                 )
         elif self.rounds >= max(LEAST, math.ceil(SHARE * strategy.session.aggregations)):
-            raise strategy.session.run.given_up(
+            raise strategy.session.run.no_progress_error(
                 f"no reply was valid in the last {self.rounds} of {strategy.session.aggregations} rounds"
             )
 

@@ -13,7 +13,7 @@ from fedapp.training.flop import flop_of
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.timing.availability import ALWAYS, make_availability
-from strategies.timing.load import Load
+from strategies.timing.task_costs import TaskCost
 from strategies.timing.time_scenario import TimeScenario
 
 
@@ -39,13 +39,17 @@ def check_fleet(config: RunConfig, num_clients: int) -> None:
 
 
 def work_of(
-    config: RunConfig, num_clients: int, model: nn.Module, rows: Callable[[], Tensor], timed_steps: int = 0
+    config: RunConfig,
+    num_clients: int,
+    model: nn.Module,
+    rows: Callable[[], Tensor],
+    reference_steps: int = 0,
 ) -> Callable[[int, float], float]:
     """Return the function that gives the work of a client's task from the client's index and number of examples.
 
     Parameters
     ----------
-    timed_steps : int
+    reference_steps : int
         Number of local steps that take the time scenario's time, where the strategy sets the steps of each task; 0:
         the config says how much clients work.
     rows : callable
@@ -67,8 +71,8 @@ def work_of(
         listed = local_work.to_text(work_of_clients(config, num_clients))
 
     def work(client: int, num_examples: float) -> float:
-        epochs, steps = 0, timed_steps
-        if not timed_steps:
+        epochs, steps = 0, reference_steps
+        if not reference_steps:
             epochs, steps = local_work.of_client(listed, config.local_epochs, config.local_steps, client)
         return each * local_work.examples_of(num_examples, config.batch_size, epochs, steps)
 
@@ -91,5 +95,7 @@ def task_times(
     """Return the seconds (C,) of the clients' tasks, by their sizes (C,) and the model that goes both ways."""
     scenario = TimeScenario(config.time_scenario, len(sizes), config.seed)
     num_bytes = messages.num_bytes(arrays)
-    loads = (Load(work(client, size), num_bytes, num_bytes) for client, size in enumerate(sizes.tolist()))
-    return np.array([scenario.mean(client, load) for client, load in enumerate(loads)])
+    task_costs = (
+        TaskCost(work(client, size), num_bytes, num_bytes) for client, size in enumerate(sizes.tolist())
+    )
+    return np.array([scenario.mean(client, load) for client, load in enumerate(task_costs)])

@@ -103,7 +103,7 @@ class Journal(Observer):
                 f"with, and a new run: -c {self.directory.path / 'config.toml'}"
             )
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Write what an evaluation changes."""
         if not entry.progress.evaluated:
             return
@@ -153,14 +153,14 @@ class Journal(Observer):
 
     def _write_away(self) -> None:
         """Write away.parquet, the times at which clients were away, if the clock knows them."""
-        pace = self.strategy.session.pace
-        if pace.comes_and_goes:
-            write_away(self.directory.path, last_away(pace.away, pace.now()))
+        scheduler = self.strategy.session.scheduler
+        if scheduler.comes_and_goes:
+            write_away(self.directory.path, last_away(scheduler.absences, scheduler.now()))
 
     def end(self, status: str) -> None:
         """Finish clients.parquet, tasks.parquet and away.parquet, and draw the figures."""
         timeline = self.strategy.session.timeline
-        self._tasks.add([*timeline.take(), *timeline.under_way(self.strategy.session.pace.now())])
+        self._tasks.add([*timeline.take(), *timeline.under_way(self.strategy.session.scheduler.now())])
         self._tasks.publish(last=True)
         self._clients.publish(last=True)
         self._write_graph()
@@ -176,7 +176,7 @@ class KeptModel(Observer):
         self.experiment, self.best, self.directory = experiment, best, directory
         self._written: int | None = None  # the aggregation whose model is on the disk
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Write the best model if it is a new one."""
         self._write()
 
@@ -319,7 +319,7 @@ class Summary(Observer):
         """Remember the metrics of the aggregation; the observers that measure have come before."""
         self._last = {**entry.metrics, "aggregation": entry.progress.aggregation}
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Write how it stands."""
         if entry.progress.evaluated:
             self._write(RUNNING)

@@ -61,7 +61,7 @@ def _aggregations(config: RunConfig, strategy: AsynchronousStrategy, times: NDAr
     num_clients = len(times)
     if strategy.interval is not None and config.clock == "wall":
         return ROUNDS  # in real time the ratio of an interval to a round isn't known either
-    if (foreseen := strategy.foreseen_aggregations(times, ROUNDS * float(times.max()))) is not None:
+    if (foreseen := strategy.predict_num_aggregations(times, ROUNDS * float(times.max()))) is not None:
         return foreseen
     if strategy.interval is not None:
         return math.ceil(ROUNDS * float(times.max()) / strategy.interval)
@@ -114,7 +114,7 @@ def _played_on(strategy: AsynchronousStrategy, times: NDArray[np.float64], size:
     number = waiting = 0
     while queue[0][0] <= end * (1 + 1e-9):
         now, client, version = queue[0]
-        waiting += strategy.fresh(number - version)
+        waiting += strategy.is_fresh_enough(number - version)
         if waiting == size:
             number, waiting = number + 1, 0
         if idle:  # the next task goes to any client that is free, this one included

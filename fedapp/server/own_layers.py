@@ -19,10 +19,10 @@ KEPT_FOR = "kept-for"  # the run's number in a checkpoint
 
 def _under_way(strategy: AsynchronousStrategy, client: Client) -> dict[str, int]:
     """Return the number of the task that a client is at work on: an engine may have done its work already."""
-    member = strategy.session.ledger.members.get(client.index)
+    member = strategy.session.task_table.members.get(client.index)
     return (
         {messages.UNDER_WAY: member.tasks}
-        if member is not None and strategy.session.ledger.busy(member)
+        if member is not None and strategy.session.task_table.busy(member)
         else {}
     )
 
@@ -36,7 +36,7 @@ class OwnLayers(Observer):
         arrays = federation.to_arrays({name: state[name] for name in experiment.own})
         layout = Layout.of(as_kept(0, arrays, arrays))
         kept = KeptByClients(strategy.session.run, lambda: layout, lambda: self._number)
-        strategy.run_options.parts.append(kept)
+        strategy.run_options.stateful_components.append(kept)
         strategy.session.population.listeners.append(kept.hand_back)
         if isinstance(strategy, AsynchronousStrategy):
             strategy.run_options.evaluation_fields = partial(_under_way, strategy)

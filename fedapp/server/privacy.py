@@ -47,15 +47,16 @@ class PrivacyAccount(Observer):
         if _protects_from_server(strategy) and self.sampling == EVERYBODY:
             # Also of sums that didn't count: the server could open them.
             return max(
-                (max(each.opened, each.accepted) for _, each in strategy.session.accounts.items()), default=0
+                (max(each.opened, each.accepted) for _, each in strategy.session.client_stats.items()),
+                default=0,
             )
         if not isinstance(strategy, AsynchronousStrategy) or not done:
             return done
         central = self.config.dp == "central"
         return (
-            strategy.session.ledger.most_contributions
+            strategy.session.task_table.max_contributions_per_client
             if central
-            else max(1, strategy.session.ledger.most_tasks)
+            else max(1, strategy.session.task_table.max_tasks_per_client)
         )
 
     def measure(self, entry: Entry) -> None:
@@ -69,9 +70,9 @@ class PrivacyAccount(Observer):
         if releases or directions:
             entry.metrics["dp-epsilon"] = spent + directions * config.message_epsilon
 
-    def watching(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+    def watching(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return ``stopped``, which is also True where one more release would pass ``dp-max-epsilon``."""
-        return lambda: stopped() or self._is_spent()
+        return lambda: should_stop() or self._reached_contribution_limit()
 
     @property
     def ended(self) -> str:  # type: ignore[override]
@@ -79,19 +80,19 @@ class PrivacyAccount(Observer):
         config, strategy = self.config, self.strategy
         if strategy.session.aggregations >= config.num_server_rounds:
             return ""
-        if isinstance(strategy, AsynchronousStrategy) and strategy.session.ledger.all_spent:
+        if isinstance(strategy, AsynchronousStrategy) and strategy.session.task_table.all_reached_limit:
             return (
                 f"dp-max-contributions = {config.dp_max_contributions}: every client has contributed as often"
             )
-        if not config.dp_max_epsilon or not self._is_spent():
+        if not config.dp_max_epsilon or not self._reached_contribution_limit():
             return ""
         unit = "round" if strategy.has_rounds else "task of a client"
         return f"dp-max-epsilon = {config.dp_max_epsilon:g}: one more {unit} would pass it"
 
-    def _is_spent(self) -> bool:
+    def _reached_contribution_limit(self) -> bool:
         strategy = self.strategy
         if isinstance(strategy, AsynchronousStrategy) and self.config.dp == "local":
-            done = strategy.session.ledger.most_tasks
+            done = strategy.session.task_table.max_tasks_per_client
         else:
             done = self.releases()
         return done >= self._most(self._directions())
@@ -134,7 +135,7 @@ def sampling_of(config: RunConfig, strategy: FederatedStrategy, num_clients: int
     scheme = strategy.session.selection.scheme
     if scheme.scheme in IN_ORDER and not strategy.capabilities.chooses_clients:
         tree = config.dp_mechanism == "tree"
-        return Sampling(turns=scheme.turns, restart=config.dp_restart if tree else 1)
+        return Sampling(num_turns=scheme.num_turns, restart=config.dp_restart if tree else 1)
     if _protects_from_server(strategy):
         return EVERYBODY
     if strategy.session.selection.hides:

@@ -86,7 +86,7 @@ class Display(Observer):
         due = aggregation % max(1, self.total // LINES) == 0 or aggregation == self.total
         return due and not self.live
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Show an aggregation."""
         aggregation = entry.progress.aggregation
         self.metrics.update(entry.metrics)
@@ -173,16 +173,16 @@ class Heartbeat(Observer):
         self._first: tuple[int, float] | None = None  # aggregation, and when it was noted
         self._last = (0, 0.0)
 
-    def watching(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+    def watching(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
         """Return ``stopped``, made to log the progress line whenever it is called and the line is due."""
 
         def asked() -> bool:
-            self.look()
-            return stopped()
+            self.refresh()
+            return should_stop()
 
         return asked
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Log the line if it is due."""
         if self.now() - self._told >= EVERY:
             self._told = self.now()
@@ -193,11 +193,11 @@ class Heartbeat(Observer):
             shown = self.sparingly.shown()
             log.info("%s", text, extra={"aggregation": standing.aggregation, **shown})
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Note when an aggregation was done."""
         self._last = entry.progress.aggregation, self.now()
         self._first = self._first or self._last
-        self.look()
+        self.refresh()
 
     def seconds_left(self) -> float | None:
         """Return how long the rest takes at the mean pace so far, counted from the first that was seen."""

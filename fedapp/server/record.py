@@ -82,7 +82,7 @@ class Observer:
     def measure(self, entry: Entry) -> None:
         """Add to an aggregation's metrics."""
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Take note of an aggregation, after all observers have measured and a due checkpoint is on the disk."""
 
     def state(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Record:
 
     def _note(self, entry: Entry) -> None:
         for observer in self.observers:
-            observer.note(entry)
+            observer.record(entry)
 
     def ended(self) -> str:
         """Return why an observer ended the run before its last aggregation, which is logged; "" if none did."""

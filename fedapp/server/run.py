@@ -50,7 +50,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 def run(
     grid: Grid,
     experiment: Experiment,
-    stopped: Callable[[], bool] = never,
+    should_stop: Callable[[], bool] = never,
     directory: RunDirectory | None = None,
     observers: Sequence[Observer] = (),
 ) -> RunDirectory:
@@ -81,7 +81,7 @@ def run(
     plain_where_piped()
     with logging_as(config.log_format) as lines:
         strategy = experiment.strategy
-        strategy.run_options.stopped = stopped
+        strategy.run_options.should_stop = should_stop
         if lines is not None:
             lines.run, lines.aggregation = directory.path.name, lambda: strategy.session.aggregations
         try:
@@ -100,11 +100,11 @@ def _run(
     observers: Sequence[Observer],
 ) -> None:
     """Let the strategy go, recorded."""
-    config, engine, stopped = experiment.config, engine_of(grid), strategy.run_options.stopped
+    config, engine, should_stop = experiment.config, engine_of(grid), strategy.run_options.should_stop
     # Clients in this process always answer, however long that takes.
     timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
-    strategy.run_options.repeatable = engine != DEPLOYMENT
+    strategy.run_options.deterministic_noise = engine != DEPLOYMENT
     asks_clients = config.client_evaluation
     if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
         asks_clients = evaluates_on_clients(config, strategy, engine)
@@ -136,7 +136,7 @@ def _run(
         with _in_words(config, directory, record):
             record.begin()
         if config.normalize == "standardize":
-            experiment = standardized(grid, experiment, directory, stopped)
+            experiment = standardized(grid, experiment, directory, should_stop)
         sent = task_config(experiment)
         if layers is not None:
             sent.update(layers.fields)
@@ -150,17 +150,17 @@ def _run(
                 train_config=sent,
                 evaluate_fn=evaluation,
             )
-            if not stopped():
+            if not should_stop():
                 record.judge()
                 complete = True
                 judge(read_metrics(directory.path), experiment.dataset.num_classes, config)
                 reason = record.ended()
                 record.save_end()
-        status = "interrupted" if stopped() else "finished"
-        if strategy.session.run.best is not None and not stopped():
+        status = "interrupted" if should_stop() else "finished"
+        if strategy.session.run.best is not None and not should_stop():
             reason = strategy.session.run.best.over
-    except ToldToStop as told:
-        status = told.status
+    except ToldToStop as ending:
+        status = ending.status
         raise
     except KeyboardInterrupt:
         status = "interrupted"
@@ -249,10 +249,10 @@ def _record(
     )
     heartbeat = _heartbeat(config, strategy, sparingly)
     if not display.live:
-        strategy.run_options.stopped = heartbeat.watching(strategy.run_options.stopped)
+        strategy.run_options.should_stop = heartbeat.watching(strategy.run_options.should_stop)
     account = None if config.dp == "none" else PrivacyAccount(config, strategy, experiment.num_clients)
     if account is not None and config.dp_max_epsilon:
-        strategy.run_options.stopped = account.watching(strategy.run_options.stopped)
+        strategy.run_options.should_stop = account.watching(strategy.run_options.should_stop)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
     observers = [
         *([Divergence(experiment, strategy)] if config.record_divergence else []),
@@ -276,13 +276,16 @@ def _heartbeat(config: RunConfig, strategy: FederatedStrategy, sparingly: Sparin
 
     def standing() -> HowFar:
         return HowFar(
-            strategy.session.aggregations, len(strategy.session.at_work()), len(strategy.session.clients)
+            strategy.session.aggregations, len(strategy.session.busy_clients()), len(strategy.session.clients)
         )
 
     def budget_left() -> float | None:
         limited = config.clock == "wall" and config.time_budget > 0
         return (
-            max(0.0, config.time_budget - (strategy.session.pace.now() - strategy.session.pace.began))
+            max(
+                0.0,
+                config.time_budget - (strategy.session.scheduler.now() - strategy.session.scheduler.began),
+            )
             if limited
             else None
         )

@@ -417,7 +417,8 @@ def _weighs_by_length(config: RunConfig) -> bool:
     """Tell whether a run's weights are played through beforehand, for as many aggregations as it may have."""
     strategy = strategy_class(config.strategy)
     return (
-        getattr(strategy, "periods", None) in (FedBuff.periods, AsyncSpectral.periods)
+        getattr(strategy, "contribution_periods", None)
+        in (FedBuff.contribution_periods, AsyncSpectral.contribution_periods)
         and config.clock != "wall"
         and config.aggregation_weights == "time-based"
         and not config.concurrency

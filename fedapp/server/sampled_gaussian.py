@@ -60,7 +60,7 @@ class Sampling:
     probability: float = 1.0
     drawn: int = 0
     clients: int = 0
-    turns: int = 1
+    num_turns: int = 1
     restart: int = 1
 
     @property
@@ -84,7 +84,7 @@ def sampled_epsilon(noise_multiplier: float, delta: float, releases: int, sampli
     drawn by itself.
     """
     known = [
-        gaussian_epsilon(noise_multiplier, delta, as_releases(releases, sampling.turns, sampling.restart))
+        gaussian_epsilon(noise_multiplier, delta, as_releases(releases, sampling.num_turns, sampling.restart))
     ]
     if sampling.probability < 1:
         known.append(poisson_loss_epsilon(noise_multiplier, sampling.probability, delta, releases))
@@ -96,7 +96,7 @@ def sampled_epsilon(noise_multiplier: float, delta: float, releases: int, sampli
 
 
 @lru_cache
-def as_releases(rounds: int, turns: int, restart: int) -> int:
+def as_releases(rounds: int, num_turns: int, restart: int) -> int:
     """Return Σ k² of the client for which it is the largest: as many releases of one round cost as much.
 
     Parameters
@@ -109,11 +109,11 @@ def as_releases(rounds: int, turns: int, restart: int) -> int:
         Rounds after which a new tree begins; 0: there is one.
     """
     if restart == 1:
-        return -(-rounds // turns)
+        return -(-rounds // num_turns)
     restart = restart or rounds
     starts = np.arange(0, rounds, restart)
     lengths = np.minimum(starts + restart, rounds) - starts
-    slots = np.arange(min(turns, rounds))[:, None]
+    slots = np.arange(min(num_turns, rounds))[:, None]
     squares = np.zeros(len(slots), dtype=np.int64)
     size = 1
     while size <= lengths.max(initial=0):
@@ -124,7 +124,7 @@ def as_releases(rounds: int, turns: int, restart: int) -> int:
             ]
         )
         # Rounds s, s + B, … of a slot s that are before a round: ⌈(round − s) / B⌉, and none before s.
-        upto = [np.maximum(-((slots - at) // turns), 0) for at in (begins, begins + size)]
+        upto = [np.maximum(-((slots - at) // num_turns), 0) for at in (begins, begins + size)]
         squares += ((upto[1] - upto[0]) ** 2).sum(axis=1)
         size *= 2
     return int(squares.max())

@@ -27,7 +27,7 @@ log = logging.getLogger("flwr.fedapp")
 
 
 def standardized(
-    grid: Grid, experiment: Experiment, directory: RunDirectory, stopped: Callable[[], bool]
+    grid: Grid, experiment: Experiment, directory: RunDirectory, should_stop: Callable[[], bool]
 ) -> Experiment:
     """Return the experiment with the mean and deviation of inputs; on devices each device is asked for its sums.
 
@@ -45,9 +45,9 @@ def standardized(
         moments = dataset.moments
         directory.write_moments(moments)
     else:
-        sums = _asked(grid, experiment, stopped)
+        sums = _asked(grid, experiment, should_stop)
         if not sums:
-            if stopped():
+            if should_stop():
                 return experiment
             raise RunError(
                 "normalize = 'standardize': no client sent sums of its inputs; the log names the reasons"
@@ -62,18 +62,18 @@ def standardized(
     return replace(experiment, dataset=replace(dataset, moments=moments))
 
 
-def _asked(grid: Grid, experiment: Experiment, stopped: Callable[[], bool]) -> list[Sums]:
+def _asked(grid: Grid, experiment: Experiment, should_stop: Callable[[], bool]) -> list[Sums]:
     """Ask every node that is connected, in the order of their ids, so that sums are added in one order."""
     config, timeout = task_config(experiment), experiment.config.round_timeout
     nodes = sorted(grid.get_node_ids())
     requests = [messages.request(ASK_SUMS, node_id, config, ttl=timeout) for node_id in nodes]
-    replies = exchange(grid, requests, timeout, stopped)
+    replies = exchange(grid, requests, timeout, should_stop)
     found = []
     for node_id in nodes:
         try:
             found.append(_read(replies.get(node_id), experiment.dataset))
         except ValueError as error:
-            if not stopped():
+            if not should_stop():
                 log.warning("node %d isn't in the mean and deviation of inputs: %s", node_id, error)
     return found
 

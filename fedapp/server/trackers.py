@@ -28,7 +28,7 @@ class TensorBoard(Observer):
 
         self.writer = SummaryWriter(str(self.path), purge_step=self.resumed_from)
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Note an evaluation's numbers, by aggregation."""
         if entry.progress.evaluated:
             for key, value in _numbers(entry).items():
@@ -66,7 +66,7 @@ class WeightsAndBiases(Observer):
                 "machine)"
             ) from error
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Note an evaluation's numbers, by aggregation."""
         if entry.progress.evaluated:
             self.run.log(_numbers(entry), step=entry.progress.aggregation)
@@ -115,7 +115,7 @@ class MLflow(Observer):
                 f"tracker = 'mlflow': {one_line(error)} (MLFLOW_TRACKING_URI = {uri})"
             ) from error
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         """Note an evaluation's numbers, by aggregation."""
         if entry.progress.evaluated:
             from mlflow.entities import Metric

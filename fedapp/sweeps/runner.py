@@ -174,7 +174,7 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
                 simulation,
                 directory=directory,
                 workers=1,
-                stopped=_INTERRUPTED.is_set,
+                should_stop=_INTERRUPTED.is_set,
             )
         except Exception as error:  # one run that can't be made doesn't keep the others from it
             text = in_keys(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"

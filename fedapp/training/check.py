@@ -339,12 +339,12 @@ def _check_attributes(model_name: str, found: Carried) -> None:
             "forward pass changes and which would pass from client to client; what it keeps must be a buffer "
             "(register_buffer)"
         )
-    if found.counted:
+    if found.counters:
         log.warning(
             "model = %r: each forward pass changes its attribute %s, which passes from client to client; if outputs "
             "come to depend on it, it must be a buffer (register_buffer)",
             model_name,
-            ", ".join(found.counted),
+            ", ".join(found.counters),
         )
 
 

@@ -58,10 +58,10 @@ class DivergenceMeter:
         self._count, self._largest, self._squares = 0, 0.0, 0.0
         self._mean = np.zeros(0)
 
-    def take(self, client: int, state: dict[str, Tensor], importance: Mapping[int, float]) -> None:
+    def take(self, client: int, state: dict[str, Tensor], client_weights: Mapping[int, float]) -> None:
         """Measure a client's local model; ``importance`` has the p_j of f = Σ p_j f_j by client."""
         weights = np.zeros(len(self._sizes))
-        for other, p in importance.items():
+        for other, p in client_weights.items():
             weights[other] = -p / self._sizes[other]
         weights[client] += 1 / self._sizes[client]
         by_row = torch.from_numpy(np.repeat(weights, np.diff(self.offsets))).to(self.x.device)

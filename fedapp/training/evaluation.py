@@ -421,10 +421,10 @@ def evaluate(
     counting = any(metric.of_counts is not None for metric in metrics)
     whole = any(metric.rows is None and metric.of_counts is None for metric in metrics)
 
-    def add(name: str, values: Tensor, counted: Tensor | None) -> None:
-        rows[name].append(values.double().cpu() if name == "loss" or counted is not None else values.cpu())
-        if counted is not None:
-            counts.setdefault(name, []).append(counted.cpu())
+    def add(name: str, values: Tensor, row_counts: Tensor | None) -> None:
+        rows[name].append(values.double().cpu() if name == "loss" or row_counts is not None else values.cpu())
+        if row_counts is not None:
+            counts.setdefault(name, []).append(row_counts.cpu())
 
     with torch.no_grad():
         for inputs, targets in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):

@@ -99,12 +99,12 @@ class LocalAdam:
         self.count = 0
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, w: Tensors, direction: Tensors, rate: float | Tensor) -> None:
+    def __call__(self, w: Tensors, step_direction: Tensors, rate: float | Tensor) -> None:
         """Move a model, or a stack of models, of which later steps may only leave out the last."""
         self.count += 1
         first, second = 1 - self.first**self.count, 1 - self.second**self.count
         for name, value in w.named.items():
-            g, each = direction.named[name], w.each(rate, value)
+            g, each = step_direction.named[name], w.each(rate, value)
             if self.decay and self.decoupled:
                 value *= 1 - each * self.decay
             elif self.decay:
@@ -125,13 +125,13 @@ class _Torch:
         self.optimizer: torch.optim.Optimizer | None = None
         self.leaves: dict[str, Tensor] = {}
 
-    def __call__(self, w: Tensors, direction: Tensors, rate: float | Tensor) -> None:
+    def __call__(self, w: Tensors, step_direction: Tensors, rate: float | Tensor) -> None:
         if self.optimizer is None:
             # In the same memory; an optimizer may pass over what doesn't take a gradient.
             self.leaves = {name: value.detach().requires_grad_() for name, value in w.named.items()}
             self.optimizer = self.kind(list(self.leaves.values()), **{"lr": float(rate), **self.options})
         for name, leaf in self.leaves.items():
-            leaf.grad = direction.named[name]
+            leaf.grad = step_direction.named[name]
         for group in self.optimizer.param_groups:
             group["lr"] = float(rate)
         with torch.no_grad():

@@ -39,7 +39,7 @@ class Vector(Protocol):
         """Return the vector, cut to ``norm`` if it is longer."""
         ...
 
-    def descend(self, rate: float | Tensor, direction: Self) -> None:
+    def descend(self, rate: float | Tensor, step_direction: Self) -> None:
         """w ← w − γ v, in place: new memory at every step costs more than the sum."""
         ...
 
@@ -68,9 +68,9 @@ class Tensors:
         """Return the square of the norm, of all tensors together."""
         return sum((self._total(value.square()) for value in self.named.values()), start=torch.zeros(()))
 
-    def descend(self, rate: float | Tensor, direction: "Tensors") -> None:
+    def descend(self, rate: float | Tensor, step_direction: "Tensors") -> None:
         """w ← w − γ v, tensor by tensor."""
-        for name, other in direction.named.items():
+        for name, other in step_direction.named.items():
             value = self.named[name]
             if isinstance(rate, float):
                 value.sub_(other, alpha=rate)

@@ -97,15 +97,15 @@ class Span:
         """Return the square of the norm of weights and biases."""
         return self.basis.square(self.known, self.rows)
 
-    def descend(self, rate: float | Tensor, direction: Self) -> None:
+    def descend(self, rate: float | Tensor, step_direction: Self) -> None:
         """w ← w − γ v; from then on the A of v is one matrix."""
         assert isinstance(rate, float)
         (own,) = self.rows
         assert isinstance(own, Tensor)
-        step = worked_out(direction.rows, own)
+        step = worked_out(step_direction.rows, own)
         own.sub_(step, alpha=rate)
-        self.known = tuple([a - rate * b for a, b in zip(self.known, direction.known, strict=True)])
-        direction.rows = {step: 1.0}
+        self.known = tuple([a - rate * b for a, b in zip(self.known, step_direction.known, strict=True)])
+        step_direction.rows = {step: 1.0}
 
 
 def worked_out(rows: dict[Tensor | Columns, float], like: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class Network:
         length = float(torch.sqrt(self.first.square() + self.above.square()))
         return self if length <= norm else (norm / length) * self
 
-    def descend(self, rate: float | Tensor, direction: Self) -> None:
+    def descend(self, rate: float | Tensor, step_direction: Self) -> None:
         """w ← w − γ v, layer by layer."""
-        self.first.descend(rate, direction.first)
-        self.above.descend(rate, direction.above)
+        self.first.descend(rate, step_direction.first)
+        self.above.descend(rate, step_direction.above)

@@ -107,7 +107,7 @@ class Carried:
     """
 
     read: tuple[str, ...] = ()
-    counted: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
 
 
 def carried(model: nn.Module, x: Tensor) -> Carried:
@@ -136,7 +136,7 @@ def carried(model: nn.Module, x: Tensor) -> Carried:
                 outputs.append(tree_leaves(one(x)))
     pairs = zip(*outputs, strict=True)
     same = all(not isinstance(each, Tensor) or same_values(each, other) for each, other in pairs)
-    return Carried(counted=counted) if same else Carried(names)
+    return Carried(counters=counted) if same else Carried(names)
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # training, _parameters, _buffers, …

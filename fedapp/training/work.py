@@ -96,13 +96,13 @@ def of_client(kind: str, epochs: int, steps: int, client: int) -> tuple[int, int
 
 
 def of_clients(
-    kind: str, epochs: int, steps: int, clients: Sequence[int], parts: NDArray[np.float64]
+    kind: str, epochs: int, steps: int, clients: Sequence[int], fractions: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return what parts (n,) of their usual epochs (n,) and steps (n,) are, of several clients."""
     usual = (
         [(epochs, steps)] if kind == "none" else [of_client(kind, epochs, steps, each) for each in clients]
     )
-    own = np.ceil(np.array(usual) * parts[:, None]).astype(np.int64)
+    own = np.ceil(np.array(usual) * fractions[:, None]).astype(np.int64)
     return own[:, 0], own[:, 1]
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 
-from strategies.clients.accounts import ACCEPTED, OUTCOMES, Account, Accounts
+from strategies.clients.client_statistics import ACCEPTED, OUTCOMES, ClientRecord, ClientStatistics
 from strategies.clients.roster import Client, Roster
 from strategies.flower import messages
 
@@ -14,24 +14,24 @@ MOST_NAMED = 10  # devices that are named; of the others the number is
 _WORDS = {messages.TOO_OLD: "too old"}  # for outcomes whose name isn't the word
 
 
-def in_vain(roster: Roster, accounts: Accounts) -> Iterator[tuple[str, str]]:
+def in_vain(roster: Roster, client_stats: ClientStatistics) -> Iterator[tuple[str, str]]:
     """Yield each device that could have counted in this run and never did, in words, and why.
 
     These are clients that were asked to train, by index; nodes that were refused; and registered nodes that were
     never connected.
     """
-    account_of = dict(accounts.items())
+    account_of = dict(client_stats.items())
     for client in _clients(roster):
-        account = account_of.get(client.index, Account())
+        account = account_of.get(client.index, ClientRecord())
         if account.tasks and not account.accepted:
             numbers = {outcome: int(getattr(account, outcome)) for outcome in OUTCOMES if outcome != ACCEPTED}
             known = [
                 f"{number} {_WORDS.get(outcome, outcome)}" for outcome, number in numbers.items() if number
             ]
             asked = f"{account.tasks} task{'s' * (account.tasks > 1)}"
-            yield f"client {client.located}", f"{asked}, {', '.join(known) or 'none done'}"
+            yield f"client {client.display_name}", f"{asked}, {', '.join(known) or 'none done'}"
     for node_id, reason in sorted(roster.refused.items()):
-        if account_of.get(roster.former.get(node_id, -1), Account()).accepted:
+        if account_of.get(roster.former.get(node_id, -1), ClientRecord()).accepted:
             continue  # it counted until it was refused, which the log says where it happened
         yield _named(roster, node_id), reason
     enrolled = {client.node_id for client in roster.enrolled}
@@ -39,14 +39,14 @@ def in_vain(roster: Roster, accounts: Accounts) -> Iterator[tuple[str, str]]:
         yield _named(roster, node_id), "it was never connected"
 
 
-def log_never_counted(roster: Roster, accounts: Accounts) -> None:
+def log_never_counted(roster: Roster, client_stats: ClientStatistics) -> None:
     """Log a line for each device that never counted, and one line for all that were never asked to train."""
-    found = list(in_vain(roster, accounts))
+    found = list(in_vain(roster, client_stats))
     for who, why in found[:MOST_NAMED]:
         log.warning("%s never counted in this run: %s", who, why)
     if (more := len(found) - MOST_NAMED) > 0:
         log.warning("%d more devices never counted in this run", more)
-    asked = {index for index, account in accounts.items() if account.tasks}
+    asked = {index for index, account in client_stats.items() if account.tasks}
     if idle := [client.node_id for client in _clients(roster) if client.index not in asked]:
         log.info("%d devices were never asked to train in this run: %s", len(idle), roster.named(idle))
 

@@ -133,7 +133,7 @@ class ClientGraph:
         clients: Sequence[Client],
         config: ConfigRecord,
         timeout: float,
-        stopped: Callable[[], bool] = never,
+        should_stop: Callable[[], bool] = never,
     ) -> list[Client]:
         """Ask new clients for their directions; return the clients that are in the graph.
 
@@ -159,8 +159,8 @@ class ClientGraph:
                 )
                 for client in new
             ]
-            replies = exchange(grid, requests, timeout, stopped)
-            if stopped():
+            replies = exchange(grid, requests, timeout, should_stop)
+            if should_stop():
                 return []
             self._take([(client, replies.get(client.node_id)) for client in new])
         members = [client for client in clients if client.node_id in self._known]
@@ -178,10 +178,10 @@ class ClientGraph:
             )
         return members
 
-    def build(self, clients: Sequence[int], vectors: graph.Matrix) -> None:
+    def build(self, clients: Sequence[int], directions: graph.Matrix) -> None:
         """Compute the graph of clients, given by index, from their directions (C, d), unit vectors."""
-        self.clients, self.directions = tuple(clients), vectors
-        self._misalignment = graph.misalignment(vectors)
+        self.clients, self.directions = tuple(clients), directions
+        self._misalignment = graph.misalignment(directions)
         self._adjacency = self._of(self._misalignment)
 
     def _of(self, misalignment: graph.Matrix) -> graph.Matrix:
@@ -278,7 +278,7 @@ class ClientGraph:
                 self._known[client.node_id] = m
             else:
                 self._silent.add(client.node_id)
-                log.warning("client %s takes no part: %s", client.located, m, extra=client.fields)
+                log.warning("client %s takes no part: %s", client.display_name, m, extra=client.fields)
 
     def _why(self, clients: Sequence[Client]) -> str:
         """Return the reason why no client sent a direction."""

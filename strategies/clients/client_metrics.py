@@ -58,7 +58,7 @@ class MetricsMean:
             self.contents.append(content)
             return
         records = [record for record in content.values() if isinstance(record, MetricRecord)]
-        self.add_values(weight, told(records, self.key, self.prefix))
+        self.add_values(weight, reported_metrics(records, self.key, self.prefix))
 
     def add_values(self, weight: float, values: Mapping[str, float | list[float]]) -> None:
         """Add the metrics that a client with weight d_i reported, by name."""
@@ -122,7 +122,7 @@ class _Sum:
         return [total / self.weight for total in self.values] if self.weight > 0 else []
 
 
-def beside(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:
+def merged_metrics(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:
     """Return the metrics of an aggregation, and of its clients' training beside them, ``renamed``."""
     named = renamed(clients, lambda name: name in ours or messages.is_ours(name), OF_TRAINING)
     return MetricRecord({**ours, **named})
@@ -139,7 +139,7 @@ def renamed(values: Mapping[str, Any], taken: Callable[[str], bool], prefix: str
     return named
 
 
-def told(records: Iterable[MetricRecord], key: str, prefix: str = OF_TRAINING) -> Values:
+def reported_metrics(records: Iterable[MetricRecord], key: str, prefix: str = OF_TRAINING) -> Values:
     """Return the reported metrics of a reply by name, without the weight ``key`` and fields of the protocol.
 
     Names of metrics that the server reports itself have the ``prefix``.
@@ -205,10 +205,10 @@ def from_evaluation(collected: dict[str, Any]) -> dict[str, ByClient]:
 
 def by_index(collected: Mapping[str, Any], name: str) -> ByClient | None:
     """Return a metric of the clients that have a value, from an evaluation on the server that lists it by index."""
-    told, without = collected.get(name), collected.get(f"{messages.WITHOUT}{name}", [])
-    if not isinstance(told, list):
+    reported, without = collected.get(name), collected.get(f"{messages.WITHOUT}{name}", [])
+    if not isinstance(reported, list):
         return None
-    return {index: float(value) for index, value in enumerate(told) if index not in without}
+    return {index: float(value) for index, value in enumerate(reported) if index not in without}
 
 
 def from_replies(
@@ -221,7 +221,7 @@ def from_replies(
         if index is None:
             continue
         records = [record for record in reply.content.values() if isinstance(record, MetricRecord)]
-        for name, value in told(records, key, OF_EVALUATION).items():
+        for name, value in reported_metrics(records, key, OF_EVALUATION).items():
             if not isinstance(value, list):
                 metrics.setdefault(name, {})[index] = float(value)
     return dict(list(metrics.items())[:MOST_BY_CLIENT])

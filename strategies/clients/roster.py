@@ -77,7 +77,7 @@ class Client:
         return f"client {self.index}" + (f" ({self.name})" if self.name else "")
 
     @property
-    def located(self) -> str:
+    def display_name(self) -> str:
         """The client's index, name and node id, for the log."""
         return f"{self.index} ({self.name}{', ' if self.name else ''}node {self.node_id})"
 
@@ -110,7 +110,7 @@ class Roster:
         Nodes to wait for at every ``refresh``.
     timeout : float
         Seconds to wait for nodes, and then for their descriptions.
-    stopped : callable
+    should_stop : callable
         True ends any wait.
     weight_key, config_key : str
         Names of the metric that holds a client's weight, and of the config record of a request.
@@ -133,7 +133,7 @@ class Roster:
         self,
         min_clients: int = 1,
         timeout: float = 3600.0,
-        stopped: Callable[[], bool] = never,
+        should_stop: Callable[[], bool] = never,
         weight_key: str = messages.NUM_EXAMPLES,
         config_key: str = messages.CONFIG,
         min_nodes: int = 0,
@@ -148,14 +148,14 @@ class Roster:
         self.config_key = config_key
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
-        self.stopped = stopped
+        self.should_stop = should_stop
         self.reset()
 
     def reset(self) -> None:
         """Forget the clients of an earlier run."""
         self._places: dict[int, int] = {}  # index by node id, of nodes that report no partition
         self._told: dict[int, float] = {}  # sizes by node id, of nodes that report them in replies only
-        self._rivals: dict[int, set[int]] = {}  # nodes that claim the same partition, by partition
+        self._conflicting_nodes: dict[int, set[int]] = {}  # nodes that claim the same partition, by partition
         self.refused: dict[int, str] = {}
         self.without_evaluation: dict[int, str] = {}
         self.former: dict[int, int] = {}
@@ -211,22 +211,22 @@ class Roster:
                 self.min_nodes,
                 self.timeout,
             )
-            wait_for_nodes(grid, self.min_nodes, self.timeout, self.stopped)
+            wait_for_nodes(grid, self.min_nodes, self.timeout, self.should_stop)
             self._see(grid)
-        while not self.stopped() and (new := self._present - self._by_node.keys() - self._refused):
+        while not self.should_stop() and (new := self._present - self._by_node.keys() - self._refused):
             self._describe(grid, sorted(new), config)
             self._refused |= new - self._by_node.keys()
             expected = _partitions_by_most(client.description for client in self.clients)
             # A simulation registers its nodes while the ServerApp is already running.
             if starting and expected > len(self._present) and not self.devices:
-                wait_for_nodes(grid, expected, self.timeout, self.stopped)
+                wait_for_nodes(grid, expected, self.timeout, self.should_stop)
             self._see(grid)
-        if not starting and not self.clients and not self.stopped():
+        if not starting and not self.clients and not self.should_stop():
             log.warning("no client is connected, the run waits for one for up to %g s", self.timeout)
-            wait_while(lambda: self._nobody(grid), self.timeout, self.stopped)
+            wait_while(lambda: self._nobody(grid), self.timeout, self.should_stop)
             if self._present - self._refused:
                 return self.refresh(grid, config)
-        if not self.clients and not self.stopped():
+        if not self.clients and not self.should_stop():
             raise RunError("no client can take part; the log names the reason for each")
         return self.clients
 
@@ -238,14 +238,14 @@ class Roster:
                 f"{self.min_clients} clients are needed (min_available_nodes, min_train_nodes, min_evaluate_nodes), "
                 f"and the simulation has {number}"
             )
-        wait_for_nodes(grid, self.min_clients, self.timeout, self.stopped)
+        wait_for_nodes(grid, self.min_clients, self.timeout, self.should_stop)
 
     def _nobody(self, grid: Grid) -> bool:
         """Look up the connected nodes; return True if none of them may take part."""
         self._see(grid)
         return not self._present - self._refused
 
-    def look(self, grid: Grid, config: ConfigRecord) -> list[Client]:
+    def poll(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Do as ``refresh``, but don't wait: a new node becomes a client at the first call after its reply."""
         grid = addressed(grid, self.participation, self._addressed)
         if not self._see(grid) and not self._asked:
@@ -289,19 +289,19 @@ class Roster:
         if changed:
             self._present, self._clients = present, None
             self._refused &= present  # a refused node that reconnects is asked once more
-            for partition, rivals in list(self._rivals.items()):
-                if len(rivals & present) < 2:
-                    del self._rivals[partition]
-                    self._refused -= rivals  # the one that is left is asked once more
+            for partition, conflicting_nodes in list(self._conflicting_nodes.items()):
+                if len(conflicting_nodes & present) < 2:
+                    del self._conflicting_nodes[partition]
+                    self._refused -= conflicting_nodes  # the one that is left is asked once more
             if self.devices:
-                self._refuse_rivals([])
+                self._refuse_conflicting_nodes([])
         return changed
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
         if isinstance(grid, DescribingGrid):
-            told = grid.descriptions(node_ids, config)
-            self._place([self._described(node_id, metrics, "") for node_id, metrics in told.items()])
-            node_ids = [node_id for node_id in node_ids if node_id not in told]
+            reported = grid.descriptions(node_ids, config)
+            self._place([self._described(node_id, metrics, "") for node_id, metrics in reported.items()])
+            node_ids = [node_id for node_id in node_ids if node_id not in reported]
         if not node_ids:
             return
         if not self.devices and nobody_handles(grid, messages.DESCRIBE):
@@ -314,13 +314,13 @@ class Roster:
         if len(asked) < len(node_ids) and not any(map(_has_no_handler, replies.values())):
             replies |= self._exchange(grid, node_ids[1:], config)
             asked = node_ids
-        if not self.stopped():
+        if not self.should_stop():
             self._take(asked, replies, set(node_ids) - set(asked))
 
     def _exchange(self, grid: Grid, node_ids: Sequence[int], config: ConfigRecord) -> dict[int, Message]:
         """Ask nodes to describe themselves; return the replies, by node id."""
         requests = [self._request(node_id, config) for node_id in node_ids]
-        return exchange(grid, requests, self.timeout, self.stopped)
+        return exchange(grid, requests, self.timeout, self.should_stop)
 
     def _request(self, node_id: int, config: ConfigRecord) -> Message:
         keys = messages.ARRAYS, self.config_key
@@ -401,8 +401,8 @@ class Roster:
         """Make clients of nodes with a description, each at the index of its partition."""
         if self.devices:
             described = self._within_bounds(described)
-            rivals = self._refuse_rivals(described)
-            described = [entry for entry in described if entry.node_id not in rivals]
+            conflicting_nodes = self._refuse_conflicting_nodes(described)
+            described = [entry for entry in described if entry.node_id not in conflicting_nodes]
         taken = {client.index: client.node_id for client in self.clients}
         # Nodes without a partition id come last, so that they don't take the index of a partition.
         order = sorted(
@@ -417,7 +417,7 @@ class Roster:
                     else ""
                 )
                 self._refuse(node_id, f"client {index} is node {taken[index]} already{hint}")
-                self._rivals.setdefault(index, {taken[index]}).add(node_id)
+                self._conflicting_nodes.setdefault(index, {taken[index]}).add(node_id)
                 continue
             taken[index] = node_id
             size = self._told.get(node_id) if num_examples is None else num_examples
@@ -425,14 +425,16 @@ class Roster:
             client = Client(node_id, index, size, metrics, shown, described=num_examples is not None)
             self._add(client)
             if client.name:
-                log.info("client %s takes part", client.located, extra=client.fields)
+                log.info("client %s takes part", client.display_name, extra=client.fields)
 
-    def _refuse_rivals(self, described: Sequence[_Described]) -> set[int]:
+    def _refuse_conflicting_nodes(self, described: Sequence[_Described]) -> set[int]:
         """Refuse connected nodes that claim the same partition, of which the record says nothing; return the nodes.
 
         ``described``: nodes that aren't clients yet.
         """
-        known = [(partition, node_id) for partition, nodes in self._rivals.items() for node_id in nodes]
+        known = [
+            (partition, node_id) for partition, nodes in self._conflicting_nodes.items() for node_id in nodes
+        ]
         known += [(client.index, node_id) for node_id, client in self._by_node.items()]
         # The index of a node that reports no partition is no claim.
         known = [(partition, node_id) for partition, node_id in known if node_id not in self._places]
@@ -447,7 +449,7 @@ class Roster:
             here = sorted(nodes & self._present)
             if len(here) < 2 or any(self.record.settles(node_id, partition) for node_id in here):
                 continue
-            self._rivals[partition] = set(here)
+            self._conflicting_nodes[partition] = set(here)
             for node_id in [each for each in here if each not in self._refused]:
                 others = " and ".join(f"node {other}" for other in here if other != node_id)
                 self._refuse(
@@ -507,7 +509,7 @@ class Roster:
         """
         if self.devices and messages.NUM_PARTITIONS not in metrics:
             return None
-        partition = messages.whole(metrics.get(messages.PARTITION_ID))
+        partition = messages.whole_number(metrics.get(messages.PARTITION_ID))
         most = max(MOST_PARTITIONS, len(self._present))
         if not self.devices and partition is not None and partition >= most:
             raise ValueError(f"partition-id = {partition}: must be 0 to {most - 1}")
@@ -545,8 +547,8 @@ class Roster:
     def state(self) -> dict[str, Any]:
         """Return index and size of each node whose description doesn't hold them, and the owner of each name."""
         named = {"device-names": list(self._owners.items())} if self._owners else {}
-        told = {"told-sizes": list(self._told.items())} if self._told else {}
-        return {"node-places": list(self._places.items()), **told, **named}
+        reported = {"told-sizes": list(self._told.items())} if self._told else {}
+        return {"node-places": list(self._places.items()), **reported, **named}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the indices, sizes and names of an earlier run's nodes."""
@@ -559,7 +561,7 @@ def sized_by(client: Client, metrics: MetricRecord, key: str) -> Client:
     """Return the client with the number of examples from a reply's metrics, unless its description reports one."""
     if client.described:
         return client
-    with suppress(ValueError):  # strategies/updates/chain.py refuses a reply with an invalid size
+    with suppress(ValueError):  # strategies/updates/pipeline.py refuses a reply with an invalid size
         if (said := messages.weight_of(metrics, key)) is not None:
             return replace(client, num_examples=said)
     return client
@@ -581,7 +583,7 @@ def _partitions_by_most(descriptions: Iterable[Description]) -> int:
     said = Counter(
         number
         for description in descriptions
-        if (number := messages.whole(description.get(messages.NUM_PARTITIONS))) is not None
+        if (number := messages.whole_number(description.get(messages.NUM_PARTITIONS))) is not None
     )
     return min(said, key=lambda number: (-said[number], number), default=0)
 

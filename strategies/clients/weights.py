@@ -40,9 +40,9 @@ def of_each(hook: str, given: object, clients: Sequence[Client], *, infinite: st
     return numbers
 
 
-def among(importances: Sequence[float], counting: NDArray[np.bool_]) -> Weights:
-    """Return p_i (n,) of the clients that are ``counting`` (n,), with sum 1, and 0 for the others."""
-    shares = np.where(counting, importances, 0.0)
+def restricted_weights(importances: Sequence[float], active: NDArray[np.bool_]) -> Weights:
+    """Return p_i (n,) of the clients that are ``active_clients`` (n,), with sum 1, and 0 for the others."""
+    shares = np.where(active, importances, 0.0)
     return np.asarray(shares / (shares.sum() or 1.0))
 
 

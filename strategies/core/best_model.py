@@ -70,7 +70,7 @@ class BestModel:
     """
 
     def __init__(self, config: StrategyConfig) -> None:
-        self.keeps, self._patience = config.keep == BEST, config.patience
+        self.keeps, self._most_without_better = config.keep == BEST, config.patience
         self.by = config.best_of if config.compares_evaluations else None
         self._sign = -1.0 if less_is_better(config.best_of) else 1.0
         self._target = Target.read(config.stop_at) if config.stop_at else None
@@ -179,7 +179,7 @@ class BestModel:
             self.over = (
                 f"target reached: {target.metric} {value:.4g} at aggregation {number:.0f}, asked for {target}"
             )
-        elif self._patience and self._without >= self._patience:
+        elif self._most_without_better and self._without >= self._most_without_better:
             best = "none was finite"
             if self.aggregation is not None:
                 best = f"the best is {self.value:.4g} at aggregation {self.aggregation}"

@@ -39,8 +39,8 @@ def _fills_in(kind: type, *names: str, but: str = "") -> bool:
 class Capabilities:
     """What a strategy's class needs of its loop.
 
-    A class declares the capabilities from ``by_path`` on as attributes of the same name; the others are found by the
-    hooks that it overrides.
+    A class declares the capabilities from ``divides_by_path`` on as attributes of the same name; the others are found
+    by the hooks that it overrides.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class Capabilities:
     aggregates : bool
         Whether it puts contributions together by itself (``aggregate``).
     steps_by_plain_sum : bool
-        Whether the server optimizer is given Σ d_i × what ``counted`` returns, of one round.
+        Whether the server optimizer is given Σ d_i × what ``transform_update`` returns, of one round.
     writes_requests : bool
         Whether it puts something of its own into a training request.
     sets_steps : bool
@@ -72,28 +72,28 @@ class Capabilities:
     discounts_staleness : bool
         Without rounds: whether d_i is known only when a contribution comes (``discount``, ``weigh``).
     knows_periods : bool
-        Without rounds: whether ``periods`` says how often clients contribute.
+        Without rounds: whether ``contribution_periods`` says how often clients contribute.
     drops_stale : bool
-        Without rounds: whether ``fresh`` says that work is too old to count.
+        Without rounds: whether ``is_fresh_enough`` says that work is too old to count.
     filters_contributions : bool
         Without rounds: whether ``accept`` says by itself which contributions count.
     clients_keep_models : bool
         Whether clients keep models of their own, which the server doesn't send.
-    by_path : bool
+    divides_by_path : bool
         Whether an update counts over the length of its client's path (strategies/methods/shared/local_path.py): with
         secure sums each client divides its own, and the paths are summed, too.
-    by_weights : bool
+    uses_given_weights : bool
         Whether an ``aggregate`` of its own counts clients by the weights d_i that it is given.
-    records_shares : bool
-        Whether it enters in the accounts by itself how much each client counted.
+    logs_own_weights : bool
+        Whether it enters in client_stats by itself how much each client counted.
     personal : bool
         Whether clients have models of their own, which they evaluate beside the global one.
-    streams : bool
+    aggregates_on_arrival : bool
         Whether a reply is done with as it comes, so that a round's models are never all in memory. A method with a
         memory says no: a round that is cut off must leave no trace in it.
     corrects_participation : bool
         Whether it corrects who takes part more often than others: all clients count, also those that are away.
-    past_the_sum : str
+    side_channel : str
         How clients' work affects the model outside a round's weighted sum, unseen by a wrapper; "" if it doesn't.
     payload_off_hint : str
         The parameter and value with which no vector is sent beside the model; "" if there is none.
@@ -103,16 +103,16 @@ class Capabilities:
         Whether contributions never weigh the same, as a robust rule takes them.
     own_rule, own_optimizer : bool
         Whether a robust rule, or a server optimizer with its learning rate, is the method itself.
-    counts_again : bool
+    reuses_last_update : bool
         Whether a client's last update counts in every round, whoever is in time.
-    every_arrival : bool
+    aggregates_each_arrival : bool
         Without rounds: whether each model is of one contribution: a robust rule then takes those of several models.
-    works_on : bool
+    trains_while_waiting : bool
         Without rounds: whether a client goes on working while its work waits for the next aggregation.
-    replies_beside : int
+    extra_reply_bytes : int
         Bytes of the records that clients add to their replies on their own, beside the model: 1 MiB of records,
         and as many bytes as clients were sent beside the model, are allowed anyway.
-    weighing : str
+    default_aggregation_weights : str
         Without rounds: how contributions weigh where the config has no ``aggregation_weights``.
     """
 
@@ -133,41 +133,48 @@ class Capabilities:
     drops_stale: bool
     filters_contributions: bool
     clients_keep_models: bool
-    by_path: bool = False
-    by_weights: bool = False
-    records_shares: bool = False
+    divides_by_path: bool = False
+    uses_given_weights: bool = False
+    logs_own_weights: bool = False
     personal: bool = False
-    streams: bool = True
+    aggregates_on_arrival: bool = True
     corrects_participation: bool = False
-    past_the_sum: str = ""
+    side_channel: str = ""
     payload_off_hint: str = ""
     leaks_models: bool = False
     unequal_weights: bool = False
     own_rule: bool = False
     own_optimizer: bool = False
-    counts_again: bool = False
-    every_arrival: bool = False
-    works_on: bool = False
-    replies_beside: int = 0
-    weighing: str = "time-based"
+    reuses_last_update: bool = False
+    aggregates_each_arrival: bool = False
+    trains_while_waiting: bool = False
+    extra_reply_bytes: int = 0
+    default_aggregation_weights: str = "time-based"
 
     @classmethod
     def of(cls, kind: type) -> "Capabilities":
         """Work out the capabilities of a strategy's class."""
         defaults: dict[str, Any] = {item.name: item.default for item in fields(cls)}
         declared: dict[str, Any] = {name: getattr(kind, name, defaults[name]) for name in DECLARED}
-        beside = _fills_in(kind, "outgoing", "companions")
+        sends_extra = _fills_in(kind, "extra_records", "extra_vectors")
         aggregates = _fills_in(kind, "aggregate")
-        readers = "aggregate", "configure_train", "aggregate_train", "received", "counted", "weigh"
+        readers = (
+            "aggregate",
+            "configure_train",
+            "aggregate_train",
+            "on_local_model",
+            "transform_update",
+            "weigh",
+        )
         return cls(
             has_rounds=bool(getattr(kind, "has_rounds", True)),
-            sees_single_updates=beside or _fills_in(kind, *readers, "task_fields"),
+            sees_single_updates=sends_extra or _fills_in(kind, *readers, "task_fields"),
             reads_updates=_fills_in(kind, *readers, but=_FROM_SUMS),
             needs_all_updates=aggregates or _fills_in(kind, "weigh"),
             aggregates=aggregates,
-            steps_by_plain_sum=(not aggregates or bool(declared["by_weights"]))
-            and not _fills_in(kind, "direction"),
-            writes_requests=beside or _fills_in(kind, "task_fields", "task_steps"),
+            steps_by_plain_sum=(not aggregates or bool(declared["uses_given_weights"]))
+            and not _fills_in(kind, "server_update"),
+            writes_requests=sends_extra or _fills_in(kind, "task_fields", "task_steps"),
             sets_steps=_fills_in(kind, "task_steps"),
             round_hooks=tuple(
                 name for name in ("configure_train", "aggregate_train") if _fills_in(kind, name)
@@ -176,8 +183,8 @@ class Capabilities:
             chooses_clients=_fills_in(kind, "select"),
             makes_models=_fills_in(kind, "ready") or getattr(kind, "interval", None) is not None,
             discounts_staleness=_fills_in(kind, "discount", "weigh"),
-            knows_periods=_fills_in(kind, "periods"),
-            drops_stale=_fills_in(kind, "fresh"),
+            knows_periods=_fills_in(kind, "contribution_periods"),
+            drops_stale=_fills_in(kind, "is_fresh_enough"),
             filters_contributions=_fills_in(kind, "accept"),
             clients_keep_models=bool(declared["personal"]) and not _fills_in(kind, "personal_model"),
             **declared,

@@ -44,7 +44,7 @@ class CompressedUpdates:
         self._on_ray: Callable[[], list[Context]] | None = None
         self._saved: Mapping[str, Any] | None = None
 
-    def look(self, grid: Grid, *, evaluating: bool) -> None:
+    def check_grid(self, grid: Grid, *, evaluating: bool) -> None:
         """Find out where the clients of a new run keep their compression residuals.
 
         Parameters

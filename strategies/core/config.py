@@ -137,7 +137,7 @@ class StrategyConfig:
         return make_optimizer(self.server_optimizer, self.server_lr or 1.0)
 
     @property
-    def unseen_by_wrappers(self) -> str:
+    def why_not_wrappable(self) -> str:
         """How work affects the model outside a round's weighted sum with these settings; "" if it doesn't."""
         return ""
 
@@ -291,7 +291,7 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
 
 
 @dataclass(frozen=True)
-class EventsConfig(StrategyConfig):
+class AsyncConfigBase(StrategyConfig):
     """Parameters of every asynchronous strategy, including those whose paper says how contributions weigh.
 
     Where ``concurrency`` is above 0, task times don't tell how often a client contributes: time-based weights then
@@ -307,7 +307,7 @@ class EventsConfig(StrategyConfig):
 
 
 @dataclass(frozen=True)
-class AsynchronousConfig(EventsConfig, RobustConfig):
+class AsynchronousConfig(AsyncConfigBase, RobustConfig):
     """Parameters of the asynchronous strategies whose weights of contributions are free to choose.
 
     Parameters
@@ -324,7 +324,7 @@ class AsynchronousConfig(EventsConfig, RobustConfig):
 
 
 @dataclass(frozen=True)
-class PrivateEventsConfig(PrivateConfig, AsynchronousConfig):
+class PrivateAsyncConfig(PrivateConfig, AsynchronousConfig):
     """What an asynchronous strategy can be told in which a client counts once in an aggregation at most.
 
     Parameters

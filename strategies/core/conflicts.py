@@ -407,11 +407,12 @@ CONFLICTS: tuple[Conflict, ...] = (
             "dp": one_of("central"),
             STRATEGY: methods(
                 "strategies without rounds that put updates together by themselves, or let clients work on while "
-                "theirs wait (aggregate, works_on)",
-                lambda able: not able.has_rounds and (able.aggregates or able.works_on),
+                "theirs wait (aggregate, trains_while_waiting)",
+                lambda able: not able.has_rounds and (able.aggregates or able.trains_while_waiting),
             ),
         },
-        "the method puts updates together by itself, or lets clients work on while theirs wait (aggregate, works_on)",
+        "the method puts updates together by itself, or lets clients work on while "
+        "theirs wait (aggregate, trains_while_waiting)",
         "dp = none, local",
     ),
     Conflict(
@@ -525,7 +526,8 @@ CONFLICTS: tuple[Conflict, ...] = (
         {
             "secure_sums": SET,
             STRATEGY: methods(
-                "strategies that keep a vector of each client on the server", lambda able: not able.streams
+                "strategies that keep a vector of each client on the server",
+                lambda able: not able.aggregates_on_arrival,
             ),
         },
         "the method keeps a vector of each client on the server, which follows from the client's own update",
@@ -536,7 +538,11 @@ CONFLICTS: tuple[Conflict, ...] = (
             "secure_sums": SET,
             STRATEGY: methods(
                 "strategies that read single updates",
-                lambda able: able.reads_updates or able.own_start or (not able.has_rounds and able.works_on),
+                lambda able: (
+                    able.reads_updates
+                    or able.own_start
+                    or (not able.has_rounds and able.trains_while_waiting)
+                ),
             ),
         },
         "the method reads single updates",
@@ -636,7 +642,7 @@ def check_conflicts(
         if key == "server_optimizer":
             return Chosen(config.server_optimizer, config.new_optimizer())
         if key == "aggregation_weights" and key not in method.keys:
-            return capabilities.weighing
+            return capabilities.default_aggregation_weights
         return None if key in unread else getattr(config, key, getattr(flower, key, None))
 
     def shown(key: str) -> str:

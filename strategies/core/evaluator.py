@@ -99,7 +99,7 @@ class Evaluator:
             ),
             ttl=self._run.timeout,
             arrays=arrays,
-            companions={} if own is None else {messages.PERSONAL_MODEL: self._run.layout.to_record(own)},
+            extra_records={} if own is None else {messages.PERSONAL_MODEL: self._run.layout.to_record(own)},
             keys=self._run.flower.keys,
         )
 
@@ -120,7 +120,7 @@ class Evaluator:
         )
         if self._population.kind == "samples" and mean.function is None:
             clients = self._weighed(server_round, clients, by_node)
-        weights = self._population.importances(clients)
+        weights = self._population.client_weights_of(clients)
         for client, weight in zip(clients, weights.tolist(), strict=True):
             mean.add(weight, by_node[client.node_id].content)
         return MetricRecord(dict(mean.result()))
@@ -143,7 +143,7 @@ class Evaluator:
         if not requests:
             return {}, {}
         replies = list(self._pending.awaited(grid, requests))
-        if not self._run.stopped():
+        if not self._run.should_stop():
             answered = {reply.metadata.reply_to_message_id for reply in replies}
             unanswered = [
                 request.metadata for request in requests if request.metadata.message_id not in answered
@@ -170,7 +170,7 @@ class Evaluator:
 
     def _name_failed(self, server_round: int, replies: Sequence[Message], *, everybody: bool) -> None:
         """Log the clients that couldn't evaluate the model; only once if no client can (an app without a handler)."""
-        located = {client.node_id: client.located for client in self._run.clients}
+        located = {client.node_id: client.display_name for client in self._run.clients}
         failed: dict[str, list[str]] = {}
         for reply in replies:  # the SuperLink's own, where a node is gone, don't say which
             client = located.get(reply.metadata.src_node_id, "that is gone")
@@ -194,7 +194,9 @@ class Evaluator:
         # Not as many as it trains on, which its replies to training have told.
         unsized = [c if c.described else replace(c, num_examples=None) for c in clients]
         sized = sized_by_replies(unsized, by_node, key)
-        left_out = {c.located: _unweighed(by_node[c.node_id], key) for c in sized if c.num_examples is None}
+        left_out = {
+            c.display_name: _unweighed(by_node[c.node_id], key) for c in sized if c.num_examples is None
+        }
         if len(left_out) == len(sized):
             return sized  # all count the same
         for reason in dict.fromkeys(left_out.values()):

@@ -37,7 +37,7 @@ class FlowerAttribute:
             value = None
         name, run, roster = type(strategy).__name__, strategy.session.run, strategy.session.population.roster
         config, keywords = changed(name, strategy.config, strategy.flower_options, self._name, value)
-        config = strategy.adapted(config)
+        config = strategy.resolve_config(config)
         check_conflicts(name, strategy.capabilities, config, keywords, real_time=run.in_real_time())
         strategy.config, strategy.flower_options, run.config = config, keywords, config
         if not strategy.session.used:

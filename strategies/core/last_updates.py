@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.run_state import RunState
-from strategies.updates.chain import Local
+from strategies.updates.pipeline import LocalModel
 
 # Columns are compared in blocks of this many: a fixed number, because the order of a sum decides its last bits.
 WIDTH = 4096
@@ -26,7 +26,7 @@ NAME = "last-updates"  # in a checkpoint
 
 
 class LastUpdates:
-    """The directions of the clients' last updates; a link of the chain (strategies/updates/chain.py).
+    """The directions of the clients' last updates; a link of the chain (strategies/updates/pipeline.py).
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class LastUpdates:
         self._changed_in = 0
         self._version = 0
 
-    def __call__(self, local: Local) -> None:
+    def __call__(self, local: LocalModel) -> None:
         """Keep the direction of an update; an update of zero has no direction, and the client's last one stays."""
         self._settle()
         update: NDArray[np.float64] = local.model - local.base

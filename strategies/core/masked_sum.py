@@ -53,7 +53,7 @@ class MaskedSum:
         D, the model's values.
     quantizer : Quantizer
         By which the clients encode their updates.
-    by_path : bool
+    divides_by_path : bool
         Whether each update is divided by its client's path, and the weighted path is summed, too.
     lost : collection of int
         The clients, by index, that go away before they send their masked updates.
@@ -89,16 +89,21 @@ class MaskedSum:
         values: int,
         quantizer: Quantizer,
         *,
-        by_path: bool = False,
+        divides_by_path: bool = False,
         lost: frozenset[int] = frozenset(),
         least: int = 2,
         cut_off: Callable[[], bool],
     ) -> None:
         self._run, self._pending, self._grid, self._clients = run, pending, grid, clients
-        self._where, self._round, self._quantizer, self._by_path = where, number, quantizer, by_path
+        self._where, self._round, self._quantizer, self._divides_by_path = (
+            where,
+            number,
+            quantizer,
+            divides_by_path,
+        )
         self._values, self._lost, self._cut_off = values, lost, cut_off
         self._metrics = () if quantizer.deviation else config.summed_metrics  # to which nobody adds noise
-        self._numbers = by_path + 2 * len(self._metrics)
+        self._numbers = divides_by_path + 2 * len(self._metrics)
         try:
             k, self._threshold = terms_for(len(clients), config.secure_neighbours, config.secure_threshold)
         except ValueError as error:
@@ -112,10 +117,10 @@ class MaskedSum:
             "levels": quantizer.levels,
             "norm": quantizer.norm,
             "deviation": quantizer.deviation,
-            "repeatable": run.options.repeatable,
+            "repeatable": run.options.deterministic_noise,
             "seed": config.seed,
             "arrays": run.flower.arrayrecord_key,
-            BY_PATH: by_path,
+            BY_PATH: divides_by_path,
         }
         if self._metrics:
             self._terms[METRICS] = list(self._metrics)
@@ -156,11 +161,11 @@ class MaskedSum:
         def keys(client: Client, reply: Message) -> None:
             if reply.has_error() and reply.error.code not in (REFUSED, *NOBODY_ANSWERED):
                 raise SecureSumError(f"{messages.NOT_MASKED} ({messages.reason_of(reply)})")
-            record = told(reply)
+            record = reported_record(reply)
             server.take_keys(client.index, PublicKeys(_bytes(record, "seal"), _bytes(record, "mask")))
 
         def shares(client: Client, reply: Message) -> None:
-            record = told(reply)
+            record = reported_record(reply)
             dealt = SealedShares(_by_client(record, "sealed"), _bytes(record, "commitment"))
             server.take_shares(client.index, dealt)
 
@@ -171,7 +176,7 @@ class MaskedSum:
             arrived(client, reply)
 
         def revealed(client: Client, reply: Message) -> None:
-            server.take_revealed(client.index, _by_client(told(reply), "shares"))
+            server.take_revealed(client.index, _by_client(reported_record(reply), "shares"))
 
         everyone = {client.index: {"threshold": self._threshold} for client in self._clients}
         self._ask(KEYS, everyone, keys)
@@ -205,12 +210,12 @@ class MaskedSum:
             masked,
             requests,
         )
-        asks = {
+        unmask_requests = {
             each: {name: those for name, those in (("here", here), ("gone", gone)) if those}
-            for each, (here, gone) in server.asks().items()
+            for each, (here, gone) in server.unmask_requests().items()
         }
         self.opened = True
-        self._ask(UNMASK, asks, revealed)
+        self._ask(UNMASK, unmask_requests, revealed)
 
     def result(self, weights: Mapping[int, float] | None) -> Decoded:
         """Return the sum, after ``work``; ``weights``: f_i in [0, 1] by client, None if they alone know.
@@ -228,11 +233,13 @@ class MaskedSum:
                 log.warning(
                     "%s: secure sum: clients that masked their update and then sent no share: %s",
                     self._where,
-                    ", ".join(each.located for each in sorted(self._silent, key=lambda each: each.index)),
+                    ", ".join(
+                        each.display_name for each in sorted(self._silent, key=lambda each: each.index)
+                    ),
                 )
             raise
         found = quantizer.decode(total, number, self._numbers)
-        located = {client.index: client.located for client in self._clients}
+        located = {client.index: client.display_name for client in self._clients}
         for liar, owners in sorted(server.liars.items()):
             log.warning(
                 "%s: secure sum: client %s gave wrong shares of client %s: the sum is right without them",
@@ -255,12 +262,12 @@ class MaskedSum:
                 quantizer.clipping,
                 found.outside,
             )
-        self._run.any_moved = self._run.any_moved or bool(found.update.any())
+        self._run.any_nonzero_update = self._run.any_nonzero_update or bool(found.update.any())
         return found
 
     def metrics(self, found: Decoded) -> dict[str, tuple[float, float]]:
         """Return by name the mean of each metric in a sum, and Σ of the weights of the clients that have it."""
-        numbers, means = found.numbers[self._by_path :], dict[str, tuple[float, float]]()
+        numbers, means = found.numbers[self._divides_by_path :], dict[str, tuple[float, float]]()
         for name, total, weight in zip(self._metrics, numbers[::2], numbers[1::2], strict=True):
             if weight > 0:
                 means[name] = total / weight, weight
@@ -322,7 +329,7 @@ class MaskedSum:
             client.node_id,
             own,
             ttl=run.timeout,
-            companions={messages.SECURE: record},
+            extra_records={messages.SECURE: record},
             keys=run.flower.keys,
         )
 
@@ -340,7 +347,7 @@ class MaskedSum:
         if stage == UNMASK:
             self._silent.append(client)
             return
-        self._run.last_reason = reason
+        self._run.last_failure = reason
         self.missed[client.index] = Missed(reason, reply)
 
     def _left_out(self, before: Mapping[int, object], core: Mapping[int, object], did: str) -> None:
@@ -352,7 +359,7 @@ class MaskedSum:
                 self.missed[index] = Missed(f"secure sum: {few}", outcome=messages.FAILED)
 
 
-def told(reply: Message) -> ConfigRecord:
+def reported_record(reply: Message) -> ConfigRecord:
     """Return the record of a reply to a stage.
 
     Raises
@@ -399,7 +406,7 @@ def _by_client(record: ConfigRecord, name: str) -> dict[int, bytes]:
 # ---- What can't be with secure sums --------------------------------------------------------------------------------
 
 
-def look(grid: Grid, run: RunState, receiver: Receiver) -> None:
+def check_grid(grid: Grid, run: RunState, receiver: Receiver) -> None:
     """Raise RunError, before a client trains, where an engine or a part of a run needs single updates."""
     if isinstance(inner := innermost(grid), SummingGrid):
         raise RunError(
@@ -411,8 +418,8 @@ def look(grid: Grid, run: RunState, receiver: Receiver) -> None:
             "secure_sums = True: trained names some of the model's arrays, and clients mask whole models; "
             "allowed is trained = None"
         )
-    if run.options.witness is not None:
-        raise RunError("secure_sums = True: a witness sees single models; allowed is none")
+    if run.options.on_client_model is not None:
+        raise RunError("secure_sums = True: on_client_model sees single models; allowed is none")
     if (
         receiver.clip is None
         and run.config.norm_ratio_bound

@@ -8,8 +8,8 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from strategies.clients.accounts import Accounts
 from strategies.clients.client_graph import ClientGraph
+from strategies.clients.client_statistics import ClientStatistics
 from strategies.clients.roster import ABSENT, Client, Roster
 from strategies.clients.weights import Weights
 from strategies.core.run_state import RunState
@@ -57,26 +57,26 @@ class AbsentClients:
     for ``ABSENCE`` rounds in a row. With a graph of clients no absent client counts.
     """
 
-    def __init__(self, run: RunState, accounts: Accounts) -> None:
-        self._run, self._accounts = run, accounts
+    def __init__(self, run: RunState, client_stats: ClientStatistics) -> None:
+        self._run, self._client_stats = run, client_stats
         # By index: who counts and isn't there, and since which round.
-        self._away: dict[int, tuple[Client, int]] = {}
+        self._absent: dict[int, tuple[Client, int]] = {}
 
-    def counting(self, clients: Sequence[Client]) -> Sequence[Client]:
+    def active_clients(self, clients: Sequence[Client]) -> Sequence[Client]:
         """Return the clients that count, by index: those that are connected, and those that count while away."""
-        if not self._away:
+        if not self._absent:
             return clients
-        away = [client for client, _ in self._away.values()]
-        return sorted([*clients, *away], key=lambda client: client.index)
+        absent = [client for client, _ in self._absent.values()]
+        return sorted([*clients, *absent], key=lambda client: client.index)
 
-    def look(self, clients: Sequence[Client]) -> None:
+    def refresh(self, clients: Sequence[Client]) -> None:
         """Note which clients have counted and are away now, and drop those that have been away for too long."""
         here, number = {client.index for client in clients}, self._run.aggregations + 1
-        known = {client.index: (client, number) for client in self._run.clients} | self._away
+        known = {client.index: (client, number) for client in self._run.clients} | self._absent
         counted = self._have_counted()
         gone = {i: known[i] for i in (known.keys() - here) & counted}
-        self._away = {i: (client, since) for i, (client, since) in gone.items() if number - since < ABSENCE}
-        for index in sorted(gone.keys() - self._away.keys()):
+        self._absent = {i: (client, since) for i, (client, since) in gone.items() if number - since < ABSENCE}
+        for index in sorted(gone.keys() - self._absent.keys()):
             client = gone[index][0]
             log.warning(
                 "%s has been away for %d rounds: it doesn't count until it is back",
@@ -87,22 +87,22 @@ class AbsentClients:
 
     def _have_counted(self) -> set[int]:
         """Return the clients, by index, whose work has ever counted."""
-        return {index for index, account in self._accounts.items() if account.accepted}
+        return {index for index, account in self._client_stats.items() if account.accepted}
 
     def reset(self) -> None:
         """Forget which clients were away."""
-        self._away = {}
+        self._absent = {}
 
     def state(self) -> dict[str, Any]:
         """Return rows of the clients that have counted: index, size (NaN: unknown), first round away or 0."""
-        since, counted = {index: first for index, (_, first) in self._away.items()}, self._have_counted()
+        since, counted = {index: first for index, (_, first) in self._absent.items()}, self._have_counted()
         rows = [
             (
                 client.index,
                 np.nan if client.num_examples is None else client.num_examples,
                 since.get(client.index, 0),
             )
-            for client in self.counting(self._run.clients)
+            for client in self.active_clients(self._run.clients)
             if client.index in counted
         ]
         return {_COUNTING: np.array(rows, dtype=np.float64).reshape(-1, 3)}
@@ -110,10 +110,13 @@ class AbsentClients:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take the clients of a state as away, until they are seen connected."""
         first = state["aggregations"] + 1
-        self._away = {}
+        self._absent = {}
         for index, size, since in np.asarray(state.get(_COUNTING, np.empty((0, 3)))).tolist():
-            told = None if np.isnan(size) else size
-            self._away[int(index)] = Client(ABSENT, int(index), told, MetricRecord()), int(since) or first
+            size_or_none = None if np.isnan(size) else size
+            self._absent[int(index)] = (
+                Client(ABSENT, int(index), size_or_none, MetricRecord()),
+                int(since) or first,
+            )
 
 
 class Population:
@@ -141,45 +144,45 @@ class Population:
         safeguards: Safeguards,
         kind: str,
         graph: ClientGraph | None = None,
-        away: AbsentClients | None = None,
+        absent: AbsentClients | None = None,
     ) -> None:
         self._run, self.roster, self.safeguards = run, roster, safeguards
-        self.kind, self.graph, self.away = kind, graph, away
+        self.kind, self.graph, self.absent = kind, graph, absent
         self.listeners: list[Callable[[Sequence[Client]], None]] = []
 
-    def look(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
+    def refresh(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
         """Return the connected clients (of a graph: its own). Without ``wait`` new clients join when they answer."""
         run = self._run
-        clients = self.roster.refresh(grid, config) if wait else self.roster.look(grid, config)
+        clients = self.roster.refresh(grid, config) if wait else self.roster.poll(grid, config)
         if self.graph is not None and clients:
             self.graph.guarded = self.safeguards.active
-            clients = self.graph.refresh(grid, clients, config, run.timeout, run.stopped)
-        run.pace.enrol(clients)
+            clients = self.graph.refresh(grid, clients, config, run.timeout, run.should_stop)
+        run.scheduler.register_clients(clients)
         if clients:  # with no client the run is stopped
-            if self.away is not None:
-                self.away.look(clients)
-            for told in self.listeners:
-                told(clients)
+            if self.absent is not None:
+                self.absent.refresh(clients)
+            for listener in self.listeners:
+                listener(clients)
         return clients
 
     @property
-    def counting(self) -> Sequence[Client]:
+    def active_clients(self) -> Sequence[Client]:
         """The clients that count now: those that are there, and with ``away`` some that aren't."""
         clients = self._run.clients
-        return clients if self.away is None else self.away.counting(clients)
+        return clients if self.absent is None else self.absent.active_clients(clients)
 
     @property
     def version(self) -> object:
         """What p_i depend on beside which clients count, and their sizes: the state of the graph."""
         return None if self.graph is None else self.graph.version
 
-    def importance(self) -> dict[int, float]:
+    def client_weights(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
-        if not (clients := self.counting):
+        if not (clients := self.active_clients):
             return {}
-        return dict(zip((c.index for c in clients), self.importances(clients).tolist(), strict=True))
+        return dict(zip((c.index for c in clients), self.client_weights_of(clients).tolist(), strict=True))
 
-    def importances(self, clients: Sequence[Client]) -> Weights:
+    def client_weights_of(self, clients: Sequence[Client]) -> Weights:
         """Return p_i (n,) of some clients, with sum 1."""
         if self.graph is not None:
             return self.graph.weights(clients)
@@ -194,7 +197,7 @@ class Population:
     ) -> Weights:
         """Return p_i (n,) of clients by their sizes; a size of 0, which is unknown, counts 0, or as the mean."""
         if self.kind == "samples":
-            sizes = self.safeguards.sizes(clients, sizes, self.counting)
+            sizes = self.safeguards.sizes(clients, sizes, self.active_clients)
             if unknown_as_mean:
                 mean = sum(sizes) / sum(size > 0 for size in sizes)
                 sizes = [size or mean for size in sizes]

@@ -1,4 +1,4 @@
-"""How a reply becomes a contribution in both loops: check → bound → clip → witness (``strategies.updates.chain``)."""
+"""How a reply becomes a contribution in both loops: check → bound → clip → on_client_model (updates/pipeline.py)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,8 +13,17 @@ from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.grids import Work
-from strategies.updates.chain import Bound, Check, Clip, Contribution, Link, Local, Tell, chain
 from strategies.updates.clipping import AdaptiveClip
+from strategies.updates.pipeline import (
+    Bound,
+    Check,
+    Clip,
+    Contribution,
+    LocalModel,
+    ModelCallback,
+    UpdateTransform,
+    pipeline,
+)
 from strategies.updates.safeguards import Safeguards
 
 
@@ -23,13 +32,13 @@ class Receiver:
 
     Parameters
     ----------
-    must_weigh : bool
+    requires_num_examples : bool
         Whether a client without a number of examples is left out.
-    replies_beside : int
+    extra_reply_bytes : int
         Bytes of the records that the method's clients add to their replies on their own.
     bound : float
         S: a longer update is shortened to it; 0: no bound.
-    local_rule, received : callable
+    local_rule, on_local_model : callable
         Hooks of the method.
     compressed : CompressedUpdates, optional
         The compression that clients were asked for.
@@ -46,19 +55,23 @@ class Receiver:
         run: RunState,
         safeguards: Safeguards,
         *,
-        must_weigh: bool,
-        replies_beside: int,
+        requires_num_examples: bool,
+        extra_reply_bytes: int,
         bound: float,
         local_rule: Callable[[], dict[str, float]],
-        received: Callable[[Client, Vector], None] | None,
+        on_local_model: Callable[[Client, Vector], None] | None,
         compressed: CompressedUpdates | None = None,
         clip: Clip | AdaptiveClip | None = None,
-        updates: Link | None = None,
+        updates: UpdateTransform | None = None,
         masked: bool = False,
     ) -> None:
         self._run, self._safeguards = run, safeguards
-        self._must_weigh, self._bound, self._replies_beside = must_weigh, bound, replies_beside
-        self._local_rule, self._received = local_rule, received
+        self._requires_num_examples, self._bound, self._extra_reply_bytes = (
+            requires_num_examples,
+            bound,
+            extra_reply_bytes,
+        )
+        self._local_rule, self._on_local_model = local_rule, on_local_model
         self._compressed, self.clip, self._updates = compressed, clip, updates
         self._masked = masked
 
@@ -69,7 +82,7 @@ class Receiver:
             run.layout,
             run.flower.arrayrecord_key,
             run.flower.weighted_by_key,
-            must_weigh=self._must_weigh,
+            requires_num_examples=self._requires_num_examples,
             most_bytes=self.most_bytes,
             buffers=run.buffers,
             more=None if self._safeguards.active else self._trained_on_more,
@@ -84,35 +97,44 @@ class Receiver:
         masked = 4 * run.layout.size if self._masked else 0  # of arrays of half precision that is more
         model = max(run.layout.most_bytes, masked, 0 if reader is None else reader.num_bytes)
         frozen = 0 if run.frozen is None else run.frozen.max_reply_bytes  # a client may send the whole model
-        return model + frozen + run.beside_bytes + self._replies_beside + messages.MOST_BESIDE
+        return model + frozen + run.max_extra_bytes + self._extra_reply_bytes + messages.MOST_BESIDE
 
     def _trained_on_more(self, client: Client, said: float) -> None:
         """Warn once of a client that trains on more examples than it described; without safeguards it counts."""
         self._run.warn_once(
             "client %s says %s = %s, and described itself with %s: clients count by the sizes that they described",
-            client.located,
+            client.display_name,
             self._run.flower.weighted_by_key,
             said,
             client.num_examples,
         )
 
-    def links(self) -> Link:
+    def transforms(self) -> UpdateTransform:
         """Return the chain of steps for a local model between the check and the sum."""
-        safeguards, witness = self._safeguards, self._run.options.witness
-        return chain(
+        safeguards, on_client_model = self._safeguards, self._run.options.on_client_model
+        return pipeline(
             Bound(self._bound, self._run.buffers) if self._bound else None,
             self.clip,
             safeguards.norms if safeguards.learns_norms else None,
-            Tell(self._received) if self._received else None,
+            ModelCallback(self._on_local_model) if self._on_local_model else None,
             self._updates,
-            Tell(lambda client, model: witness(client.index, model)) if witness else None,
+            ModelCallback(lambda client, model: on_client_model(client.index, model))
+            if on_client_model
+            else None,
         )
 
     @property
     def reads_models(self) -> bool:
         """Whether a step between the check and the sum reads whole models: any but the usual norm."""
-        witness = self._run.options.witness
-        readers = self._compressed, self._bound or None, self.clip, self._received, self._updates, witness
+        on_client_model = self._run.options.on_client_model
+        readers = (
+            self._compressed,
+            self._bound or None,
+            self.clip,
+            self._on_local_model,
+            self._updates,
+            on_client_model,
+        )
         return any(reader is not None for reader in readers)
 
     @property
@@ -122,7 +144,7 @@ class Receiver:
 
     def contribution(
         self,
-        local: Local,
+        local: LocalModel,
         reply: Message | Work,
         version: int,
         staleness: int,
@@ -130,23 +152,23 @@ class Receiver:
     ) -> Contribution:
         """Return the contribution of a local model after the chain; ``sent``: records beside the model, by name."""
         if isinstance(reply, Message):
-            self.look_at(local.client, reply, sent)
+            self.check_reply_metadata(local.client, reply, sent)
         return Contribution.of(local, reply, version, staleness, self._run.flower.arrayrecord_key)
 
-    def look_at(self, client: Client, reply: Message, sent: Iterable[str]) -> None:
+    def check_reply_metadata(self, client: Client, reply: Message, sent: Iterable[str]) -> None:
         """Warn once of what a client's valid reply says beside its model; ``sent``: records beside the model."""
         self._check_applied(reply, sent)
         self._check_names(client, messages.metrics_of(reply))
 
-    def beside(self, sent: Iterable[str]) -> list[str]:
+    def extra_names(self, sent: Iterable[str]) -> list[str]:
         """Return the names of the records beside the model, without a record in place of the model."""
         return [name for name in sent if name != self._run.flower.arrayrecord_key]
 
     def _check_applied(self, reply: Message, sent: Iterable[str]) -> None:
         """Warn once if a client doesn't confirm that its local steps follow the method's rule."""
-        asked = [*self._local_rule(), *self.beside(sent)]
-        beside = messages.beside_the_model(reply, self._run.flower.arrayrecord_key)
-        applied = beside.get(messages.APPLIED)
+        asked = [*self._local_rule(), *self.extra_names(sent)]
+        extra_records = messages.extra_records_of(reply, self._run.flower.arrayrecord_key)
+        applied = extra_records.get(messages.APPLIED)
         done = dict(applied) if isinstance(applied, ConfigRecord) else {}
         records = done.get(messages.RECORDS)
         known: Sequence[Any] = [*done, *(records if isinstance(records, list) else [])]

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from strategies.clients import client_metrics
-from strategies.clients.accounts import Accounts
+from strategies.clients.client_statistics import ClientStatistics
 from strategies.clients.roster import Roster
 from strategies.clock import WallClock
 from strategies.core.run_state import RunState
@@ -71,7 +71,7 @@ class Reporter:
     ----------
     unit : str
         ``round`` or ``aggregation``. Every round is logged, and an aggregation at most once a second.
-    bytes_kept : callable
+    client_state_bytes : callable
         Returns the bytes that the method keeps of its clients.
     stability : StabilityMonitor
         Told the global model's loss at every evaluation that has one: the federated loss where that is known.
@@ -85,14 +85,14 @@ class Reporter:
     def __init__(
         self,
         run: RunState,
-        accounts: Accounts,
+        client_stats: ClientStatistics,
         roster: Roster,
         unit: str,
-        bytes_kept: Callable[[], int],
+        client_state_bytes: Callable[[], int],
         stability: StabilityMonitor,
     ) -> None:
-        self._run, self._accounts, self._roster = run, accounts, roster
-        self._unit, self._bytes_kept = unit, bytes_kept
+        self._run, self._client_stats, self._roster = run, client_stats, roster
+        self._unit, self._client_state_bytes = unit, client_state_bytes
         self.stability = stability
         self.by_client: dict[str, client_metrics.ByClient] = {}
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
@@ -120,21 +120,21 @@ class Reporter:
         losses : callable, optional
             Returns metrics of the loop from the losses f_i of clients, by index.
         """
-        collected: dict[str, Any] = {**metrics, **self._accounts.costs()}
-        if kept := self._bytes_kept():
+        collected: dict[str, Any] = {**metrics, **self._client_stats.costs()}
+        if kept := self._client_state_bytes():
             collected[messages.BYTES_KEPT] = kept
         clients: Mapping[str, list[float]] = {}
         by_server: Mapping[str, Any] = {}
-        whole = self._run.whole(result.arrays)
+        whole = self._run.full_model(result.arrays)
         if shares is not None:
             self._run.evaluated = aggregation
             if evaluate_fn and (evaluated := evaluate_fn(aggregation, whole)) is not None:
                 result.evaluate_metrics_serverapp[aggregation] = evaluated
                 collected.update(evaluated)
                 by_server = evaluated
-                told = client_metrics.by_index(collected, messages.CLIENT_LOSSES)
-                if losses is not None and told is not None:
-                    collected.update(losses(told))
+                reported = client_metrics.by_index(collected, messages.CLIENT_LOSSES)
+                if losses is not None and reported is not None:
+                    collected.update(losses(reported))
                 self.by_client |= client_metrics.from_evaluation(collected)
             known = shares() if aggregation and self._run.options.observer is not None else {}
             clients = self._of_clients(known, collected)
@@ -142,13 +142,13 @@ class Reporter:
         if shares is not None and (loss := scalars.get("federated-loss", scalars.get("loss"))) is not None:
             self.stability.evaluated(float(loss))
         if shares is not None and (best := self._run.best) is not None:
-            devices = self._run.pace.real_time  # whose answers may be missing, or come later
+            devices = self._run.scheduler.real_time  # whose answers may be missing, or come later
             best.evaluated(aggregation, result.arrays, scalars, by_server, may_come=devices)
         observer = self._run.options.observer
         if observer is None:
             self._log_line(aggregation, scalars)
         else:
-            now, names = self._run.pace.now(), self._roster.names
+            now, names = self._run.scheduler.now(), self._roster.names
             observer(Progress(aggregation, now, whole, scalars, shares is not None, clients, names))
 
     def _of_clients(
@@ -160,9 +160,9 @@ class Reporter:
             collected.update(client_metrics.spread(name, values.values()))
         size = max(map(len, clients.values()), default=0)
         if self._roster.devices:
-            clients = {**self._accounts.columns(size), **clients}
-        elif not self._run.pace.always:
-            clients = {**clients, messages.LOST: self._accounts.column(messages.LOST, size)}
+            clients = {**self._client_stats.columns(size), **clients}
+        elif not self._run.scheduler.always:
+            clients = {**clients, messages.LOST: self._client_stats.column(messages.LOST, size)}
         if messages.JOULES in clients:
             collected[messages.JOULES] = sum(clients[messages.JOULES])
         columns = client_metrics.columns(by_client, size)
@@ -173,20 +173,22 @@ class Reporter:
 
     def costs_of_clients(self, size: int) -> dict[str, list[float]]:
         """Return the bytes, the seconds and, where watts are known, the joules of each client's tasks, by index."""
-        seconds = self._accounts.column("seconds", size)
+        seconds = self._client_stats.column("seconds", size)
         costs = {
-            "bytes": self._accounts.column("bytes", size),
+            "bytes": self._client_stats.column("bytes", size),
             messages.DEVICE_SECONDS: seconds,
-            messages.WASTED_SECONDS: self._accounts.column("wasted", size),
+            messages.WASTED_SECONDS: self._client_stats.column("wasted", size),
         }
-        if (watts := self._run.pace.watts(size)) is not None:
+        if (watts := self._run.scheduler.watts(size)) is not None:
             costs[messages.JOULES] = [each * power for each, power in zip(seconds, watts, strict=True)]
         return costs
 
     def _log_line(self, aggregation: int, metrics: Mapping[str, float]) -> None:
         """Log the progress of a run without an observer."""
-        told = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
+        reported = ", ".join(
+            f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED
+        )
         now = self._watch.now()
-        if (aggregation or told) and (self._unit == "round" or now >= self._quiet_until):
+        if (aggregation or reported) and (self._unit == "round" or now >= self._quiet_until):
             self._quiet_until = now + 1.0
-            log.info("%s %d%s", self._unit, aggregation, told and f": {told}")
+            log.info("%s %d%s", self._unit, aggregation, reported and f": {reported}")

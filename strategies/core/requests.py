@@ -12,13 +12,13 @@ from flwr.serverapp import Grid
 from strategies.clients.roster import Client
 from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import PrivateConfig, StrategyConfig
-from strategies.core.patience import Limit, Patience
+from strategies.core.reply_timeouts import Limit, ReplyTimeouts
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
-from strategies.flower.exchange import looks, never, pushed
-from strategies.timing.load import Loads
+from strategies.flower.exchange import never, poll_replies, pushed
+from strategies.timing.task_costs import TaskCosts
 
 _USUAL = "usual-times-"  # before the kind of a request, in a checkpoint
 _AWAITED = (
@@ -45,11 +45,11 @@ class TrainingRequests:
 
     Parameters
     ----------
-    loads : Loads
+    loads : TaskCosts
         The work and the bytes of clients' tasks.
     local_rule, task_fields : callable
         Hooks of the method: fields of the message that local steps depend on, and others.
-    outgoing : callable
+    extra_records : callable
         Hook of the method: the records for a client beside the model.
     compressed : CompressedUpdates, optional
         The compression that clients are asked for.
@@ -61,23 +61,23 @@ class TrainingRequests:
     def __init__(
         self,
         run: RunState,
-        loads: Loads,
+        task_costs: TaskCosts,
         local_rule: Fields,
         task_fields: Fields,
-        outgoing: Records,
+        extra_records: Records,
         compressed: CompressedUpdates | None = None,
         *,
         keeps: Sequence[str] | None = None,
     ) -> None:
-        self._run, self._loads = run, loads
-        self._local_rule, self._task_fields, self._outgoing = local_rule, task_fields, outgoing
+        self._run, self._task_costs = run, task_costs
+        self._local_rule, self._task_fields, self._extra_records = local_rule, task_fields, extra_records
         self._compressed, self._keeps = compressed, keeps
 
     def note_model(self, arrays: ArrayRecord) -> None:
         """Note the bytes of the model in a request and in a reply."""
         size = messages.num_bytes(arrays)
-        self._loads.model = size
-        self._loads.up = size if self._compressed is None else self._compressed.size(arrays)
+        self._task_costs.model = size
+        self._task_costs.up = size if self._compressed is None else self._compressed.size(arrays)
 
     def fields(self, client: Client, server_round: int, task: int, config: ConfigRecord) -> ConfigRecord:
         """Return the fields of a client's request: a copy of the loop's ``config`` and the strategy's own fields."""
@@ -91,34 +91,34 @@ class TrainingRequests:
         return own
 
     def request(
-        self, client: Client, fields: ConfigRecord, arrays: ArrayRecord, beside: Mapping[str, Vector]
+        self, client: Client, fields: ConfigRecord, arrays: ArrayRecord, extra_vectors: Mapping[str, Vector]
     ) -> Message:
         """Return a client's request: the model's arrays, and vectors (D,) beside them by record name."""
-        records = {name: self._run.layout.to_record(vector) for name, vector in beside.items()}
-        companions = {**self._outgoing(client), **records}
+        records = {name: self._run.layout.to_record(vector) for name, vector in extra_vectors.items()}
+        extra_records = {**self._extra_records(client), **records}
         if self._keeps is not None:
             own = ConfigRecord({"stage": messages.KEEP, "task": fields[messages.TASK]})
             own["arrays"] = self._run.flower.arrayrecord_key
             if self._keeps:
                 own["metrics"] = list(self._keeps)
-            companions[messages.SECURE] = own
-        if companions:
-            size = sum(map(messages.record_bytes, companions.values()))
-            self._run.beside_bytes = max(self._run.beside_bytes, size)
+            extra_records[messages.SECURE] = own
+        if extra_records:
+            size = sum(map(messages.record_bytes, extra_records.values()))
+            self._run.max_extra_bytes = max(self._run.max_extra_bytes, size)
         return messages.request(
             messages.TRAIN,
             client.node_id,
             fields,
             ttl=self._run.timeout,
             arrays=arrays,
-            companions=companions,
+            extra_records=extra_records,
             keys=self._run.flower.keys,
         )
 
     def note_sent(self, client: Client, request: Message, part: float = 1.0) -> None:
         """Note the load of a client's task, where task times follow from loads; ``part``: share of its usual work."""
-        if self._run.pace.weighs:
-            self._loads.note(client.index, messages.total_bytes(request), part)
+        if self._run.scheduler.uses_device_profiles:
+            self._task_costs.record(client.index, messages.total_bytes(request), part)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class _Overdue:
     client: int
     node_id: int
     sent: float
-    patience: Patience
+    reply_timeouts: ReplyTimeouts
 
 
 class PendingReplies:
@@ -137,8 +137,8 @@ class PendingReplies:
     Parameters
     ----------
     gives_up : callable
-        Returns True if replies are awaited by what clients usually take (strategies/core/patience.py), not until the
-        timeout. A client whose reply wasn't there is at work until it comes, or until the timeout.
+        Returns True if replies are awaited by what clients usually take (strategies/core/reply_timeouts.py), not
+        until the timeout. A client whose reply wasn't there is at work until it comes, or until the timeout.
     """
 
     def __init__(self, run: RunState, gives_up: Callable[[], bool] = never) -> None:
@@ -148,13 +148,17 @@ class PendingReplies:
 
     def reset(self) -> None:
         """Forget what clients usually take, and which are at work since an earlier round."""
-        self._patience: defaultdict[str, Patience] = defaultdict(Patience)  # by the kind of request
+        self._reply_timeouts: defaultdict[str, ReplyTimeouts] = defaultdict(
+            ReplyTimeouts
+        )  # by the kind of request
         self._overdue: dict[str, _Overdue] = {}  # by message id
         self._late_bytes = 0
 
     def state(self) -> dict[str, Any]:
         """Return what clients usually take; overdue replies of a run that ended don't come."""
-        found = (patience.state(f"{_USUAL}{kind}") for kind, patience in self._patience.items())
+        found = (
+            reply_timeouts.state(f"{_USUAL}{kind}") for kind, reply_timeouts in self._reply_timeouts.items()
+        )
         return {name: rows for each in found for name, rows in each.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -162,9 +166,9 @@ class PendingReplies:
         self.reset()
         for kind in _AWAITED:
             if f"{_USUAL}{kind}" in state:
-                self._patience[kind] = Patience.restored(state, f"{_USUAL}{kind}")
+                self._reply_timeouts[kind] = ReplyTimeouts.restored(state, f"{_USUAL}{kind}")
 
-    def at_work(self) -> list[int]:
+    def busy_clients(self) -> list[int]:
         """Return the indices of the clients that haven't answered; safe to call from another thread."""
         return [*self._asked.copy().values(), *(each.client for each in self._overdue.copy().values())]
 
@@ -181,8 +185,8 @@ class PendingReplies:
 
         The others are at work on an overdue request, or rest because they missed several rounds in a row.
         """
-        run, now = self._run, self._run.pace.now()
-        for _, reply in next(looks(grid, dict.fromkeys(self._overdue, 0), 0.0, run.stopped), []):
+        run, now = self._run, self._run.scheduler.now()
+        for _, reply in next(poll_replies(grid, dict.fromkeys(self._overdue, 0), 0.0, run.should_stop), []):
             self._came_late(reply)
         nodes = {client.index: client.node_id for client in run.clients}
         self._overdue = {
@@ -191,8 +195,12 @@ class PendingReplies:
             if now < each.sent + run.timeout and nodes.get(each.client, each.node_id) == each.node_id
         }
         busy = {each.client for each in self._overdue.values()}
-        patience, number = self._patience[kind], run.aggregations
-        return [c for c in run.clients if c.index not in busy and not patience.rests(c.index, number)]
+        reply_timeouts, number = self._reply_timeouts[kind], run.aggregations
+        return [
+            c
+            for c in run.clients
+            if c.index not in busy and not reply_timeouts.is_backing_off(c.index, number)
+        ]
 
     def take_late_bytes(self) -> int:
         """Return the bytes of the overdue replies that have come since the last call."""
@@ -217,15 +225,15 @@ class PendingReplies:
         self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})
         kind = kind or (requests[0].metadata.message_type if requests else "")
         if kind in _AWAITED and self._gives_up():
-            return self._patiently(grid, pushed(grid, requests), arrived, self._patience[kind], overdue)
+            return self._patiently(grid, pushed(grid, requests), arrived, self._reply_timeouts[kind], overdue)
         return self._replies(grid, pushed(grid, requests), arrived)
 
     def _replies(
         self, grid: Grid, waiting: dict[str, int], arrived: Callable[[int], None] | None
     ) -> Iterator[Message]:
         try:
-            for look in looks(grid, waiting, self._run.timeout, self._run.stopped):
-                for node_id, reply in look:
+            for poll in poll_replies(grid, waiting, self._run.timeout, self._run.should_stop):
+                for node_id, reply in poll:
                     index = self.answered(node_id)
                     if arrived is not None and index is not None:
                         arrived(index)
@@ -238,15 +246,15 @@ class PendingReplies:
         grid: Grid,
         waiting: dict[str, int],
         arrived: Callable[[int], None] | None,
-        patience: Patience,
+        reply_timeouts: ReplyTimeouts,
         overdue: dict[int, str] | None,
     ) -> Iterator[Message]:
         """Yield the replies until the rest isn't awaited any more; late replies of earlier rounds may come, too."""
-        run, began, asked = self._run, self._run.pace.now(), dict(self._asked)
+        run, began, asked = self._run, self._run.scheduler.now(), dict(self._asked)
         sent, took = dict(waiting), dict[int, float]()  # what hasn't been answered, and when the rest was
 
         def limits() -> dict[int, Limit] | None:
-            return patience.limits(took, [asked[node] for node in sent.values() if node in asked])
+            return reply_timeouts.limits(took, [asked[node] for node in sent.values() if node in asked])
 
         def limit() -> float:
             known = limits()
@@ -254,22 +262,24 @@ class PendingReplies:
             return min(longest, run.timeout)
 
         try:
-            for look in looks(grid, {**dict.fromkeys(self._overdue, 0), **waiting}, limit, run.stopped):
-                for node_id, reply in look:
+            for poll in poll_replies(
+                grid, {**dict.fromkeys(self._overdue, 0), **waiting}, limit, run.should_stop
+            ):
+                for node_id, reply in poll:
                     if sent.pop(reply.metadata.reply_to_message_id, None) is None:
                         self._came_late(reply)
                         continue
                     index = self.answered(node_id)
                     if index is not None and not reply.has_error():
-                        took[index] = run.pace.now() - began
-                        patience.answered(index, took[index])
+                        took[index] = run.scheduler.now() - began
+                        reply_timeouts.answered(index, took[index])
                     if arrived is not None and index is not None:
                         arrived(index)
                     yield reply
                 if not sent:
                     break
-            if not run.stopped():
-                self._give_up(sent, began, patience, limits(), overdue)
+            if not run.should_stop():
+                self._give_up(sent, began, reply_timeouts, limits(), overdue)
         finally:
             self.expect({})
 
@@ -277,19 +287,19 @@ class PendingReplies:
         self,
         sent: Mapping[str, int],
         began: float,
-        patience: Patience,
+        reply_timeouts: ReplyTimeouts,
         limits: Mapping[int, Limit] | None,
         overdue: dict[int, str] | None,
     ) -> None:
         """Note the requests, nodes by message id, whose replies aren't awaited any more."""
-        seconds = self._run.pace.now() - began
+        seconds = self._run.scheduler.now() - began
         for name, node_id in sent.items():
             if (index := self._asked.get(node_id)) is None:
                 continue
-            patience.missed(index, self._run.aggregations)
+            reply_timeouts.missed(index, self._run.aggregations)
             if limits is None or limits[index].seconds >= self._run.timeout:
                 continue  # the timeout is over, and with it the message's time to live
-            self._overdue[name] = _Overdue(index, node_id, began, patience)
+            self._overdue[name] = _Overdue(index, node_id, began, reply_timeouts)
             if overdue is not None:
                 overdue[index] = f"no reply within {seconds:.3g} s: {limits[index].why}"
 
@@ -297,5 +307,5 @@ class PendingReplies:
         """Add the time of an overdue reply to the usual time of its client."""
         task = self._overdue.pop(reply.metadata.reply_to_message_id)
         if not reply.has_error():
-            task.patience.answered(task.client, self._run.pace.now() - task.sent, late=True)
+            task.reply_timeouts.answered(task.client, self._run.scheduler.now() - task.sent, late=True)
             self._late_bytes += messages.total_bytes(reply) if reply.has_content() else 0

@@ -43,18 +43,18 @@ class Memory(dict[str, Any]):
 
     Attributes
     ----------
-    vectors : dict of str to ClientVectors
+    client_vectors : dict of str to ClientVectors
         The clients' vectors, by name.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.vectors: dict[str, ClientVectors] = {}
+        self.client_vectors: dict[str, ClientVectors] = {}
 
     def state(self) -> dict[str, Any]:
         """Return the memory for a checkpoint."""
         state = {f"{_VALUES}{name}": value for name, value in self.items()}
-        for name, vectors in self.vectors.items():
+        for name, vectors in self.client_vectors.items():
             state |= vectors.state(f"{_VECTORS}{name}")
         return state
 
@@ -69,7 +69,7 @@ class Memory(dict[str, Any]):
             elif key.startswith(_VECTORS) and f"{key}-initial" in state:
                 vectors = ClientVectors.restored(state, key)
                 assert vectors is not None
-                memory.vectors[key.removeprefix(_VECTORS)] = vectors
+                memory.client_vectors[key.removeprefix(_VECTORS)] = vectors
         return memory
 
 
@@ -81,7 +81,7 @@ State = dict[str, Any]
 
 # Called with a client's index and its local model (D,) for every valid reply, before it is aggregated. The array is
 # only valid during the call.
-Witness = Callable[[int, Vector], None]
+ClientModelFn = Callable[[int, Vector], None]
 
 
 def _no_fields(client: Client) -> dict[str, int]:
@@ -98,9 +98,9 @@ class RunOptions:
         By default it follows from where a run is: real time on devices, virtual time in any simulation.
     observer : callable, optional
         Receives the ``Progress`` of every aggregation, in place of the log.
-    witness : callable, optional
+    on_client_model : callable, optional
         Called with a client's index and its local model (D,) for every valid reply.
-    stopped : callable
+    should_stop : callable
         Asked at every poll; True ends the run with the last complete aggregation.
     frozen : FrozenParameters, optional
         The arrays of clients' models that are none of this model's, as they never change; clients build them.
@@ -108,7 +108,7 @@ class RunOptions:
         Baseline config, by default the method's defaults; ``summary`` logs the differences.
     evaluation_fields : callable
         Returns further fields of a client's requests to evaluate.
-    parts : list
+    stateful_components : list
         Further parts with ``state`` and ``restore``, whose states are saved in checkpoints.
     repeatable : bool
         Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
@@ -116,13 +116,13 @@ class RunOptions:
 
     clock: Clock | None = None
     observer: Callable[[Any], None] | None = None
-    witness: Witness | None = None
-    stopped: Callable[[], bool] = never
+    on_client_model: ClientModelFn | None = None
+    should_stop: Callable[[], bool] = never
     frozen: FrozenParameters | None = None
-    usual: StrategyConfig | None = None
+    default_config: StrategyConfig | None = None
     evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
-    parts: list[Any] = field(default_factory=list)
-    repeatable: bool = False
+    stateful_components: list[Any] = field(default_factory=list)
+    deterministic_noise: bool = False
 
 
 class RunState:
@@ -130,7 +130,7 @@ class RunState:
 
     Attributes
     ----------
-    pace : Scheduler
+    scheduler : Scheduler
         The run's time.
     config : StrategyConfig
         The strategy's config.
@@ -152,7 +152,7 @@ class RunState:
         The global model that the next aggregation moves; nobody writes to it.
     buffers : Buffers
         Where the values that aren't trained are in the model; ``buffers_at`` (B,) are their positions.
-    beside_bytes : int
+    max_extra_bytes : int
         The most bytes of records beside the model in a request of this run.
     result : Result
         Flower's: the model as arrays, and the metrics by aggregation.
@@ -164,13 +164,13 @@ class RunState:
         The best evaluation and the stop conditions, where ``keep``, ``stop_at`` or ``patience`` ask for them.
     run_id : int
         A number that no other run has, but one that goes on from it: what a client's state belongs to.
-    own_loop : bool
+    in_own_start : bool
         Whether the strategy's own ``start`` is under way, not a loop around it.
-    keeps_model : bool
+    model_unchanged : bool
         Whether the last aggregation left the model as it is, for now: a method that waits says so.
-    any_moved, any_missed : bool
+    any_nonzero_update, any_failure : bool
         Whether any client's update wasn't zero, and whether any client's work couldn't be had.
-    last_reason : str
+    last_failure : str
         The last reason against a client's work.
 
     Parameters
@@ -198,15 +198,15 @@ class RunState:
         self.name, self.config, self.flower = name, config, flower
         self.options = RunOptions() if options is None else options
         self._make_scheduler = make_scheduler
-        self.pace = make_scheduler(self.options.clock or VirtualClock())
+        self.scheduler = make_scheduler(self.options.clock or VirtualClock())
         self._resumed: State | None = None
         self.grid: Grid | None = None
         self.frozen: FrozenParameters | None = None
         self.timeout = 3600.0
-        self.beside_bytes = 0
+        self.max_extra_bytes = 0
         self.aggregations = self.evaluated = 0
-        self.any_moved = self.any_missed = self.keeps_model = False
-        self.last_reason = ""
+        self.any_nonzero_update = self.any_failure = self.model_unchanged = False
+        self.last_failure = ""
         self._said: set[str] = set()
         self.best = BestModel(config) if config.stop_at or config.compares_evaluations else None
         self.memory, self.clients = Memory(), []
@@ -220,31 +220,31 @@ class RunState:
     @property
     def clock(self) -> Clock:
         """The run's clock."""
-        return self.pace.clock
+        return self.scheduler.clock
 
     def use_clock(self, clock: Clock) -> None:
         """Let this run, and later ones of the strategy, go by a clock."""
         self.options.clock = clock
-        self.pace = self._make_scheduler(clock)
+        self.scheduler = self._make_scheduler(clock)
 
-    def stopped(self) -> bool:
+    def should_stop(self) -> bool:
         """Return True if the run is to end with the last complete aggregation."""
-        return self.options.stopped()
+        return self.options.should_stop()
 
-    def enter(self, grid: Grid) -> None:
+    def attach_grid(self, grid: Grid) -> None:
         """Note the grid of a run, and begin with a clock that suits the grid, unless a clock was given."""
         check_mods(grid)
         self.grid = grid
         if self.options.clock is not None:
-            if self.options.clock is not self.pace.clock:  # it was set after the strategy was made
+            if self.options.clock is not self.scheduler.clock:  # it was set after the strategy was made
                 self.use_clock(self.options.clock)
             return
         on_devices = engine_of(grid) == DEPLOYMENT
-        self.pace = self._make_scheduler(WallClock() if on_devices else VirtualClock())
+        self.scheduler = self._make_scheduler(WallClock() if on_devices else VirtualClock())
         if _reads_time(self.config):
             log.info("clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation")
 
-    def sending(self, grid: Grid) -> Grid:
+    def wrap_grid(self, grid: Grid) -> Grid:
         """Return a Grid that sends frozen arrays to clients that need them; ``grid`` itself without frozen arrays."""
         return grid if self.frozen is None else FrozenGrid(grid, self.frozen)
 
@@ -252,7 +252,7 @@ class RunState:
         """Return the bytes of frozen arrays that were sent and received since the last call."""
         return (0, 0) if self.frozen is None else self.frozen.take_bytes()
 
-    def travelling(self, initial_arrays: ArrayRecord) -> ArrayRecord:
+    def trainable_arrays(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """Return the initial arrays of the run's model: all, or those that travel where ``trained`` names some.
 
         Raises
@@ -279,13 +279,13 @@ class RunState:
         )
         return ArrayRecord({name: initial_arrays[name] for name in split.sent})
 
-    def whole(self, arrays: ArrayRecord) -> ArrayRecord:
+    def full_model(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the whole model of its arrays that travel."""
         return arrays if self.frozen is None else self.frozen.full_model(arrays)
 
     def central_noise(self, number: int) -> np.random.Generator:
         """Return the generator of an aggregation's central noise: unpredictable, unless the run is to be repeated."""
-        if self.options.repeatable:
+        if self.options.deterministic_noise:
             return streams.generator(self.config.seed, "central-noise", number)
         return streams.unpredictable()
 
@@ -298,7 +298,7 @@ class RunState:
             "run-id": self.run_id,
             "model": flat(self.result.arrays),
             "layout": _named_shapes(self.layout),
-            **self.pace.state(),
+            **self.scheduler.state(),
             **self.memory.state(),
             **({} if self.frozen is None else self.frozen.state()),
         }
@@ -319,7 +319,7 @@ class RunState:
         self.memory = Memory.restored(state)
         self._resumed = dict(state)
 
-    def resumed(self) -> State | None:
+    def pop_resume_state(self) -> State | None:
         """Return, once, the state that the next run resumes; None: the run begins anew."""
         state, self._resumed = self._resumed, None
         return state
@@ -336,7 +336,7 @@ class RunState:
         """
         self.result = Result(arrays=arrays)
         self.aggregations = self.evaluated = 0
-        self.any_moved = self.any_missed = self.keeps_model = False
+        self.any_nonzero_update = self.any_failure = self.model_unchanged = False
         self._said.clear()
         self.take_layout(arrays)
         if state is not None:
@@ -352,7 +352,7 @@ class RunState:
                     )
             self.result.arrays = self.layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self.evaluated = state["aggregations"], state["evaluated"]
-            self.pace.restore(state)
+            self.scheduler.restore(state)
         if self.best is not None:
             self.best.begin(self.layout)
         self.model = self.initial_model(self.result.arrays)
@@ -383,9 +383,9 @@ class RunState:
 
     def in_real_time(self) -> bool:
         """Return True in real time, where task times are observed; False in virtual time."""
-        return self.pace.real_time
+        return self.scheduler.real_time
 
-    def told(self, optimizer: ServerOptimizer) -> Result:
+    def reported_result(self, optimizer: ServerOptimizer) -> Result:
         """Return the result with the model that is evaluated, reported and returned, by the server optimizer."""
         if not optimizer.averages:
             return self.result
@@ -399,7 +399,7 @@ class RunState:
     def outcome(self, result: Result) -> Result:
         """Return the result of the whole run: the whole model, and the best one, where that is kept."""
         best = None if self.best is None else self.best.arrays
-        return replace(result, arrays=self.whole(result.arrays if best is None else best))
+        return replace(result, arrays=self.full_model(result.arrays if best is None else best))
 
     def warn_once(self, text: str, *values: object) -> None:
         """Log a warning only once in a run."""
@@ -407,49 +407,49 @@ class RunState:
             self._said.add(text)
             log.warning(text, *values)
 
-    def missed(self, reason: str) -> None:
+    def note_failure(self, reason: str) -> None:
         """Note that a client's work was missed, and why."""
-        self.any_missed, self.last_reason = True, reason
+        self.any_failure, self.last_failure = True, reason
 
-    def check_worked(self, initial_arrays: ArrayRecord) -> None:
+    def check_progress(self, initial_arrays: ArrayRecord) -> None:
         """Raise RunError if no client's work was ever accepted; warn if the model is the initial one all the same."""
-        tried = self.aggregations or self.any_missed
-        if self.keeps_model and tried and not self.stopped():
+        tried = self.aggregations or self.any_failure
+        if self.model_unchanged and tried and not self.should_stop():
             log.warning(
                 "%d aggregations were too few for %s, which waits until all clients that count have answered "
                 "once: the model is the initial one",
                 self.aggregations,
                 self.name,
             )
-        if tried and self.result.arrays is initial_arrays and not self.stopped():
-            raise self.given_up(
+        if tried and self.result.arrays is initial_arrays and not self.should_stop():
+            raise self.no_progress_error(
                 f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"
             )
-        if self.keeps_model or self.stopped():  # said already, or no wonder
+        if self.model_unchanged or self.should_stop():  # said already, or no wonder
             return
         if not self.aggregations:
-            if self.pace.budget and isinstance(
+            if self.scheduler.budget and isinstance(
                 self.config, SynchronousConfig
             ):  # without rounds it is said already
                 log.warning(
                     "time_budget = %g s is shorter than the first round: the model is the initial one",
-                    self.pace.budget,
+                    self.scheduler.budget,
                 )
         elif self.layout.size and (flat(self.result.arrays) == flat(initial_arrays)).all():
             log.warning(
                 "after %d aggregations the model is the initial one: %s",
                 self.aggregations,
                 "the moves were 0, or too short for its numbers (lr, server_lr, update_norm_bound)"
-                if self.any_moved
+                if self.any_nonzero_update
                 else "no client took part, or every update was 0",
             )
 
-    def given_up(self, what: str) -> RunError:
+    def no_progress_error(self, what: str) -> RunError:
         """Return the error that ends a run in which no client's work counts, with the last reason against one's."""
-        if not self.last_reason:
+        if not self.last_failure:
             return RunError(f"{what}; the log names the reasons")
-        reason = f"{what}; the last reason was {self.last_reason!r}"
-        if NOT_FINITE in self.last_reason or OVERFLOWS in self.last_reason:
+        reason = f"{what}; the last reason was {self.last_failure!r}"
+        if NOT_FINITE in self.last_failure or OVERFLOWS in self.last_failure:
             return DivergedError(f"{reason}: the clients' steps are too large (lr)")
         return RunError(reason)
 

@@ -25,14 +25,14 @@ class ServerStep:
         A new server optimizer.
     lr : float
         η_g; 0: the optimizer's usual step size, else the method's.
-    own_lr : callable
+    default_server_lr : callable
         Hook of the method: returns its η_g.
     stale : bool
         Whether updates may be of older models, as without rounds.
 
     Attributes
     ----------
-    hide : callable, optional
+    add_noise : callable, optional
         Adds the noise of central differential privacy to Σ d_i Δ_i (D,) of a loop without rounds, given the d_i.
     """
 
@@ -41,12 +41,18 @@ class ServerStep:
         run: RunState,
         optimizer: ServerOptimizer,
         lr: float,
-        own_lr: Callable[[], float],
+        default_server_lr: Callable[[], float],
         *,
         stale: bool,
     ) -> None:
-        self._run, self.optimizer, self._lr, self._own_lr, self._stale = run, optimizer, lr, own_lr, stale
-        self.hide: Callable[[Vector, Sequence[float]], None] | None = None
+        self._run, self.optimizer, self._lr, self._default_server_lr, self._stale = (
+            run,
+            optimizer,
+            lr,
+            default_server_lr,
+            stale,
+        )
+        self.add_noise: Callable[[Vector, Sequence[float]], None] | None = None
 
     def state(self) -> dict[str, Any]:
         """Return the optimizer's state."""
@@ -56,34 +62,36 @@ class ServerStep:
         """Restore the optimizer's state."""
         self.optimizer.restore(state)
 
-    def moved(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:
+    def apply(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:
         """Return the next global model (D,), from the present ``model`` (D,) and the update (D,).
 
         ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
         """
-        self.optimizer.lr = self._lr or self.optimizer.usual_lr or self._unscaled(self._own_lr())
+        self.optimizer.lr = (
+            self._lr or self.optimizer.usual_lr or self._scaled_by_gain(self._default_server_lr())
+        )
         self.optimizer.squares, self.optimizer.number = squares, self._run.aggregations + 1
-        moved = self.optimizer.step(model, update)
+        updated_model = self.optimizer.step(model, update)
         run = self._run
-        if len(update) and run.aggregations == 0 and not run.any_moved and np.isfinite(update).all():
+        if len(update) and run.aggregations == 0 and not run.any_nonzero_update and np.isfinite(update).all():
             log.warning(
                 "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
             )
-        return moved
+        return updated_model
 
-    def _unscaled(self, step: float) -> float:
+    def _scaled_by_gain(self, step: float) -> float:
         """Return the method's η_g, over the optimizer's gain where it is below 1 because updates are stale.
 
         A step of 1 stays: no update is stale there, and the method is FedAvg with the same optimizer.
         """
         return step / self.optimizer.gain if self._stale and step < 1 else step
 
-    def looked_at(self, update: Vector) -> Vector:
+    def note_nonzero(self, update: Vector) -> Vector:
         """Return a client's update (D,), and note whether any client's isn't zero."""
-        self._run.any_moved = self._run.any_moved or bool(update.any())
+        self._run.any_nonzero_update = self._run.any_nonzero_update or bool(update.any())
         return update
 
-    def sound(self, moved: Vector) -> Vector:
+    def validated(self, updated_model: Vector) -> Vector:
         """Return the model (D,) that an aggregation made, by whatever rule.
 
         Raises
@@ -93,17 +101,19 @@ class ServerStep:
         RunError
             If it is no model.
         """
-        if np.shape(moved) != self._run.model.shape:
+        if np.shape(updated_model) != self._run.model.shape:
             raise RunError(
-                f"{self._run.name}.aggregate returns an array {np.shape(moved)}: must be the model, "
+                f"{self._run.name}.aggregate returns an array {np.shape(updated_model)}: must be the model, "
                 f"{self._run.model.shape}"
             )
-        if not float(np.einsum("i,i->", moved, moved)) <= LARGEST_SQUARE or self._run.layout.overflows(moved):
+        if not float(
+            np.einsum("i,i->", updated_model, updated_model)
+        ) <= LARGEST_SQUARE or self._run.layout.overflows(updated_model):
             raise DivergedError(
                 f"aggregation {self._run.aggregations + 1} made a model that isn't finite, or too large to train on: "
                 "the steps are too large (lr, server_lr), or the noise is"
             )
-        return moved
+        return updated_model
 
     def as_the_model(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return the arrays of a user-defined ``aggregate_train`` in the model's dtypes; NumPy's means are float64.
@@ -123,4 +133,4 @@ class ServerStep:
             vector = made.to_vector(arrays)
         except ArraysMismatchError as error:
             raise ArraysMismatchError(f"{run.name}.aggregate_train made no model to train: {error}") from None
-        return run.layout.to_record(self.sound(vector))
+        return run.layout.to_record(self.validated(vector))

@@ -15,9 +15,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from strategies.clients.accounts import Accounts, Timeline
 from strategies.clients.attendance import log_never_counted
 from strategies.clients.client_graph import ClientGraph
+from strategies.clients.client_statistics import ClientStatistics, Timeline
 from strategies.clients.registered import NodeRecord
 from strategies.clients.roster import Client, Roster
 from strategies.clock import Clock
@@ -36,8 +36,8 @@ from strategies.core.stability import StabilityMonitor, keys_that_help
 from strategies.flower.arrays import Vector
 from strategies.flower.grids import DEPLOYMENT, MEMORY, engine_of
 from strategies.flower.packing import packing
-from strategies.timing.load import Loads
 from strategies.timing.scheduler import Scheduler
+from strategies.timing.task_costs import TaskCosts
 from strategies.timing.virtual_scheduler import make_scheduler
 from strategies.updates.compressors import NONE
 from strategies.updates.safeguards import Bounds, Safeguards
@@ -58,7 +58,7 @@ class Session:
     ----------
     run : RunState
         The model, the clients that are connected, and the number of aggregations.
-    accounts : Accounts
+    client_stats : ClientStatistics
         The outcomes, the seconds and the bytes of each client's tasks.
     timeline : Timeline
         The beginning and end of each client's tasks, until an observer takes them.
@@ -92,10 +92,10 @@ class Session:
         self.strategy = strategy
         self.is_open = self.used = False
         config, options, able = strategy.config, strategy.run_options, strategy.capabilities
-        flower, name, loads = strategy.flower_options, type(strategy).__name__, Loads()
-        self.run = run = RunState(name, config, flower, partial(_scheduler, config, loads), options)
-        self.accounts = Accounts()
-        self.timeline = Timeline(self.accounts.took)
+        flower, name, task_costs = strategy.flower_options, type(strategy).__name__, TaskCosts()
+        self.run = run = RunState(name, config, flower, partial(_scheduler, config, task_costs), options)
+        self.client_stats = ClientStatistics()
+        self.timeline = Timeline(self.client_stats.add_task_time)
         # A bound that the config gives, or differential privacy, takes the place of the usual norm.
         clip = clipping(config)
         secure = config if isinstance(config, SecureConfig) and config.secure_sums else None
@@ -112,7 +112,7 @@ class Session:
         roster = Roster(
             config.min_clients,
             run.timeout,
-            run.stopped,
+            run.should_stop,
             flower.weighted_by_key,
             flower.configrecord_key,
             flower.min_available_nodes,
@@ -123,8 +123,10 @@ class Session:
         memory = config.updates_memory() if by_graph else None
         updates = None if memory is None else LastUpdates(run, memory)
         graph = ClientGraph(config.message_floor, config.neighbours, updates=updates) if by_graph else None
-        away = AbsentClients(run, self.accounts) if able.corrects_participation and not by_graph else None
-        self.population = Population(run, roster, self.safeguards, config.client_weights, graph, away)
+        absent = (
+            AbsentClients(run, self.client_stats) if able.corrects_participation and not by_graph else None
+        )
+        self.population = Population(run, roster, self.safeguards, config.client_weights, graph, absent)
         self.pending = PendingReplies(run, self._awaits_by_usual_times)
         compresses = config.compression != NONE
         compressed = CompressedUpdates(config.compression, config.seed, run) if compresses else None
@@ -134,35 +136,39 @@ class Session:
         self.population.listeners.append(strategy.clients_present)
         self.requests = TrainingRequests(
             run,
-            loads,
+            task_costs,
             strategy.local_rule,
             strategy.task_fields,
-            strategy.outgoing,
+            strategy.extra_records,
             compressed,
             keeps=None if secure is None or able.has_rounds else secure.summed_metrics,
         )
         self.receiver = Receiver(
             run,
             self.safeguards,
-            must_weigh=config.client_weights == "samples",
-            replies_beside=able.replies_beside,
+            requires_num_examples=config.client_weights == "samples",
+            extra_reply_bytes=able.extra_reply_bytes,
             bound=config.update_norm_bound,
             local_rule=strategy.local_rule,
-            received=strategy.received if able.sees_single_updates else None,
+            on_local_model=strategy.on_local_model if able.sees_single_updates else None,
             compressed=compressed,
             clip=clip,
             updates=updates,
             masked=secure is not None,
         )
         self.server_step = ServerStep(
-            run, config.new_optimizer(), config.server_lr, strategy.own_lr, stale=not able.has_rounds
+            run,
+            config.new_optimizer(),
+            config.server_lr,
+            strategy.default_server_lr,
+            stale=not able.has_rounds,
         )
         stability = StabilityMonitor(partial(keys_that_help, config, has_rounds=able.has_rounds))
         self.evaluator = Evaluator(
             run, self.population, self.pending, config.seed, strategy.evaluation_rule, strategy.personal_model
         )
         unit = "round" if able.has_rounds else "aggregation"
-        self.reporter = Reporter(run, self.accounts, roster, unit, self.bytes_kept, stability)
+        self.reporter = Reporter(run, self.client_stats, roster, unit, self.client_state_bytes, stability)
         self._of_method: Sequence[Any] = ()
 
     # ---- What a method, or whoever watches a run, asks ---------------------------------------------------------
@@ -188,14 +194,14 @@ class Session:
         return self.run.memory
 
     @property
-    def pace(self) -> Scheduler:
+    def scheduler(self) -> Scheduler:
         """The run's scheduler."""
-        return self.run.pace
+        return self.run.scheduler
 
     @property
     def clock(self) -> Clock:
         """The run's clock; another one may be given before the run."""
-        return self.run.pace.clock
+        return self.run.scheduler.clock
 
     @clock.setter
     def clock(self, clock: Clock) -> None:
@@ -211,38 +217,38 @@ class Session:
         """The graph of clients, where importances follow from it."""
         return self.population.graph
 
-    def vectors(self, name: str) -> ClientVectors:
+    def client_vectors(self, name: str) -> ClientVectors:
         """Return the method's vectors (D,) of the clients under a name; a new vector is 0."""
-        known = self.memory.vectors
+        known = self.memory.client_vectors
         if name not in known:
             known[name] = ClientVectors(np.zeros(len(self.model)), max(len(self.clients), 1))
         return known[name]
 
-    def importance(self) -> dict[int, float]:
+    def client_weights(self) -> dict[int, float]:
         """Return the importances p_i of the clients that count now, by index."""
-        return self.population.importance()
+        return self.population.client_weights()
 
-    def minimised(self) -> dict[int, float]:
+    def objective_weights(self) -> dict[int, float]:
         """Return the weights in the objective of the clients that count now, by index: p_i, or those of a scheme."""
-        return self.importance()
+        return self.client_weights()
 
     @abstractmethod
-    def shares_of_clients(self) -> dict[str, list[float]]:
+    def client_columns(self) -> dict[str, list[float]]:
         """Return lists by client index: how often each client counted, its expected weight, and its weight so far."""
 
-    def at_work(self) -> list[int]:
+    def busy_clients(self) -> list[int]:
         """Return the clients, by index, that have been asked for something and haven't answered yet."""
-        return self.pending.at_work()
+        return self.pending.busy_clients()
 
-    def bytes_kept(self) -> int:
+    def client_state_bytes(self) -> int:
         """Return the bytes of the clients' vectors that the run keeps, in memory or in a file."""
         known = 0 if self.graph is None or self.graph.updates is None else self.graph.updates.num_bytes
         own = sum(getattr(part, "num_bytes", 0) for part in self._of_method)
-        return known + own + sum(vectors.matrix.nbytes for vectors in self.memory.vectors.values())
+        return known + own + sum(vectors.matrix.nbytes for vectors in self.memory.client_vectors.values())
 
     # ---- A checkpoint ------------------------------------------------------------------------------------------
 
-    def parts(self) -> list[Any]:
+    def stateful_components(self) -> list[Any]:
         """Return the parts whose states make up a checkpoint: each has ``state`` and ``restore``."""
         found = [
             self.run,
@@ -250,20 +256,20 @@ class Session:
             self.reporter.stability,
             self.safeguards,
             self.population.roster,
-            self.accounts,
-            *filter(None, (self.graph, self.population.away, self.compressed, self.run.best)),
+            self.client_stats,
+            *filter(None, (self.graph, self.population.absent, self.compressed, self.run.best)),
         ]
-        return [*found, *self.run.options.parts]
+        return [*found, *self.run.options.stateful_components]
 
     def state(self) -> State:
         """Return what this run can be resumed from; see ``FederatedStrategy.state``."""
-        parts = [*self.parts(), *self._of_method]
+        parts = [*self.stateful_components(), *self._of_method]
         return {key: value for part in parts for key, value in part.state().items()}
 
     def restore(self, state: State) -> None:
         """Go on from a state when the session is opened; see ``FederatedStrategy.restore``."""
         try:
-            for part in [*self.parts(), *self._of_method]:
+            for part in [*self.stateful_components(), *self._of_method]:
                 part.restore(state)
         except KeyError as error:
             raise ValueError(
@@ -284,30 +290,30 @@ class Session:
     ) -> Iterator[None]:
         """Open the run of the strategy's own ``start``: on a grid, with its configs, from an initial model."""
         strategy, run = self.strategy, self.run
-        self.initial_arrays = run.travelling(initial_arrays)
-        self.grid = run.sending(packing(grid, self.receiver.most_bytes))
+        self.initial_arrays = run.trainable_arrays(initial_arrays)
+        self.grid = run.wrap_grid(packing(grid, self.receiver.most_bytes))
         self.train_config = ConfigRecord() if train_config is None else train_config
         self.evaluate_config = self.train_config if evaluate_config is None else evaluate_config
         self.evaluate_fn = evaluate_fn
         check_local_noise(strategy.config, self.train_config)
         run.timeout = self.population.roster.timeout = timeout
         strategy.summary()
-        run.enter(self.grid)
+        run.attach_grid(self.grid)
         if self.compressed is not None:
             evaluating = not strategy.has_rounds and run.flower.fraction_evaluate > 0
-            self.compressed.look(self.grid, evaluating=evaluating)
+            self.compressed.check_grid(self.grid, evaluating=evaluating)
         self.is_open = self.used = True
         try:
             yield
         finally:
             self.is_open = False
         if self.population.roster.devices:
-            log_never_counted(self.population.roster, self.accounts)
+            log_never_counted(self.population.roster, self.client_stats)
 
     def begin_model(self) -> State | None:
         """Begin from the initial model, or from the state to resume, which is returned."""
         run = self.run
-        state = run.resumed()
+        state = run.pop_resume_state()
         run.begin(self.initial_arrays, state)
         self.requests.note_model(self.initial_arrays)
         self.strategy.begin(run.layout, run.model)
@@ -315,7 +321,7 @@ class Session:
 
     def add_method_parts(self) -> None:
         """Have the method make its own parts of this run."""
-        self._of_method = tuple(self.strategy.parts())
+        self._of_method = tuple(self.strategy.stateful_components())
 
     def _awaits_by_usual_times(self) -> bool:
         """Return True if missing replies aren't awaited until the timeout: on devices, with safeguards."""
@@ -324,13 +330,13 @@ class Session:
         return self.is_open and run.in_real_time() and on_devices and self.safeguards.active
 
 
-def _scheduler(config: StrategyConfig, loads: Loads, clock: Clock) -> Scheduler:
+def _scheduler(config: StrategyConfig, task_costs: TaskCosts, clock: Clock) -> Scheduler:
     return make_scheduler(
         clock,
         config.time_scenario,
         config.seed,
         config.time_budget,
-        loads,
+        task_costs,
         config.availability,
         config.task_failure,
     )

@@ -108,7 +108,7 @@ class StabilityMonitor:
         self._losses.extend(state.get("last-losses", ()))
         self._lowest.extend(state.get("lowest-losses", ()))
 
-    def moved(self, model: NDArray[Any], part: float) -> None:
+    def note_model(self, model: NDArray[Any], part: float) -> None:
         """Take note of a global model (D,) after an aggregation.
 
         Parameters
@@ -129,10 +129,10 @@ class StabilityMonitor:
             return
         self._moves.append(move)
         lengths = [float(np.linalg.norm(each)) for each in self._moves]
-        usual = float(np.median(lengths[-SHORT:])) if len(lengths) >= SHORT else 0.0
-        self._at_first = self._at_first or usual
-        if usual > GROWTH * self._at_first:
-            times = usual / self._at_first
+        typical = float(np.median(lengths[-SHORT:])) if len(lengths) >= SHORT else 0.0
+        self._at_first = self._at_first or typical
+        if typical > GROWTH * self._at_first:
+            times = typical / self._at_first
             self._warn(f"the model's movement has grown to {times:.0f} times what it was at first")
         elif self._swings(lengths, float(np.linalg.norm(some - self._first))):
             self._warn("the model swings: its movements turn back and don't get shorter")

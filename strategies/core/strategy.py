@@ -13,11 +13,17 @@ from flwr.serverapp.strategy import Strategy
 from strategies.clients.roster import Client
 from strategies.clock import Clock, WallClock
 from strategies.core.capabilities import Capabilities, hook
-from strategies.core.config import EventsConfig, FlowerOptions, StrategyConfig, SynchronousConfig, configured
+from strategies.core.config import (
+    AsyncConfigBase,
+    FlowerOptions,
+    StrategyConfig,
+    SynchronousConfig,
+    configured,
+)
 from strategies.core.conflicts import check_conflicts
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.reporter import Observer
-from strategies.core.run_state import RunOptions, State, Witness
+from strategies.core.run_state import ClientModelFn, RunOptions, State
 from strategies.core.session import Session
 from strategies.flower import internals, messages
 from strategies.flower.arrays import Layout, Vector
@@ -26,7 +32,7 @@ from strategies.flower.exchange import never
 from strategies.timing.availability import ALWAYS, check_presence
 from strategies.timing.time_scenario import TimeScenario
 from strategies.updates.aggregation import WeightedSum, block_size
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 log = logging.getLogger("flwr.strategies")
 
@@ -48,9 +54,9 @@ class FederatedStrategy(Strategy):
         time; each run begins with a new clock, and the log says which.
     observer : callable
         Called with a ``Progress`` after every aggregation. Without an observer the progress is logged.
-    witness : callable
+    on_client_model : callable
         Called with the client's index and its model (D,) for every valid reply, before it is aggregated.
-    stopped : callable
+    should_stop : callable
         Called at every poll; True ends the run with the last complete aggregation.
 
     Attributes
@@ -60,7 +66,7 @@ class FederatedStrategy(Strategy):
     session : Session
         The present run with its parts, or the next one before ``start``. Each run has a session of its own.
     run_options : RunOptions
-        What whoever runs the strategy gives to every run: clock, observer, witness, ``stopped``.
+        What whoever runs the strategy gives to every run: clock, observer, ``on_client_model``, ``should_stop``.
 
     Raises
     ------
@@ -86,7 +92,7 @@ class FederatedStrategy(Strategy):
                     f"{cls.__name__}.{name} would never be called, as a round has its own messages and checks: "
                     "override configure_train or aggregate_train, which may call it"
                 )
-        base = SynchronousConfig if cls.has_rounds else EventsConfig
+        base = SynchronousConfig if cls.has_rounds else AsyncConfigBase
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, base)):
             given = getattr(cls.Config, "__name__", cls.Config)
             raise TypeError(f"{cls.__name__}.Config = {given}: must be a subclass of {base.__name__}")
@@ -111,19 +117,25 @@ class FederatedStrategy(Strategy):
         *arguments: Any,
         clock: Clock | None = None,
         observer: Observer | None = None,
-        witness: Witness | None = None,
-        stopped: Callable[[], bool] = never,
+        on_client_model: ClientModelFn | None = None,
+        should_stop: Callable[[], bool] = never,
         **options: Any,
     ) -> None:
-        _check_given(type(self).__name__, clock, observer=observer, witness=witness, stopped=stopped)
+        _check_given(
+            type(self).__name__,
+            clock,
+            observer=observer,
+            on_client_model=on_client_model,
+            should_stop=should_stop,
+        )
         own, self._flower_options = configured(type(self).__name__, self.Config, arguments, options)
-        self.config = self.adapted(own)
+        self.config = self.resolve_config(own)
         _check(type(self).__name__, own, self.config, given="client_weights" in options)
         real_time = isinstance(clock, WallClock)
         check_conflicts(
             type(self).__name__, self.capabilities, self.config, self._flower_options, real_time=real_time
         )
-        self.run_options = RunOptions(clock, observer, witness, stopped)
+        self.run_options = RunOptions(clock, observer, on_client_model, should_stop)
         self._prepare_session()
 
     @property
@@ -152,7 +164,7 @@ class FederatedStrategy(Strategy):
 
     # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------
 
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+    def resolve_config(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with the values that the algorithm demands."""
         return config
 
@@ -170,12 +182,12 @@ class FederatedStrategy(Strategy):
         return {}
 
     @hook
-    def outgoing(self, client: Client) -> Mapping[str, messages.RecordType]:
+    def extra_records(self, client: Client) -> Mapping[str, messages.RecordType]:
         """Return records for a client beside the model, by name; those of replies are in ``Contribution.records``."""
         return {}
 
     @hook
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield for each client the vectors (D,) that it is sent beside the model, by record name.
 
         The vectors arrive as records of the model's layout. By default there are none. The loop asks once for all
@@ -184,16 +196,16 @@ class FederatedStrategy(Strategy):
         return iter(())
 
     @hook
-    def received(self, client: Client, local_model: Vector) -> None:
+    def on_local_model(self, client: Client, local_model: Vector) -> None:
         """Take note of a valid local model (D,), before it is aggregated; the array is on loan."""
 
     @hook
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         """Return the vector (D,) of a contribution that is weighted and summed; by default its update Δ_i."""
         return contribution.update
 
     @hook
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Return the update (D,) for the server optimizer's step, from the weighted sum (D,)."""
         return total
 
@@ -203,18 +215,18 @@ class FederatedStrategy(Strategy):
     ) -> Vector:
         """Return the next global model (D,) from this one (D,) and the contributions with their weights d_i.
 
-        By default the server optimizer's step by the ``direction`` of Σ d_i × what ``counted`` returns.
+        By default the server optimizer's step by the ``server_update`` of Σ d_i × what ``transform_update`` returns.
         """
         squares, bound = self.session.optimizer.reads_squares, self.config.update_norm_bound
         total = WeightedSum(len(model), block_size(len(weights), len(model)), squares=squares, bound=bound)
         for weight, contribution in zip(weights, contributions, strict=True):
-            total.add(weight, self.session.server_step.looked_at(self.counted(contribution)))
+            total.add(weight, self.session.server_step.note_nonzero(self.transform_update(contribution)))
         total.end()
-        if self.session.server_step.hide is not None:
-            self.session.server_step.hide(total.total, weights)
-        return self.session.server_step.moved(model, self.direction(total.total), total.squares)
+        if self.session.server_step.add_noise is not None:
+            self.session.server_step.add_noise(total.total, weights)
+        return self.session.server_step.apply(model, self.server_update(total.total), total.squares)
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return the method's server step size η_g, used where config and server optimizer have none."""
         return 1.0
 
@@ -233,7 +245,7 @@ class FederatedStrategy(Strategy):
         """Return the model (D,) that a client evaluates beside the global model; None if the client keeps its own."""
         return None
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return the method's own parts of a new run that have a state: each has ``state`` and ``restore``.
 
         Called once for each session, whose parts are there already. The bytes of a part with ``num_bytes`` are
@@ -243,7 +255,7 @@ class FederatedStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the strategy, and the keys of its config that aren't the defaults."""
-        usual = self.run_options.usual or self.Config()
+        usual = self.run_options.default_config or self.Config()
         values = {item.name: getattr(self.config, item.name) for item in fields(self.config)}
         unusual = [f"{key} = {value!r}" for key, value in values.items() if value != getattr(usual, key)]
         log.info("%s: %s", type(self).__name__, ", ".join(unusual) or "default settings")
@@ -274,7 +286,7 @@ class FederatedStrategy(Strategy):
 
         Arrays may be those that the run goes on to work with: write them before the observer returns. Random
         streams need no state, each comes from the seed, the client and the task or round. A method's
-        ``session.memory`` is in it, and the states of its own ``parts``.
+        ``session.memory`` is in it, and the states of its own ``stateful_components``.
 
         Returns
         -------
@@ -309,7 +321,7 @@ def _check_given(name: str, clock: Clock | None, **called: object) -> None:
     if clock is not None and (isinstance(clock, type) or not all(map(callable, of_clock))):
         raise TypeError(f"{name}(clock = {clock!r}): must be VirtualClock() or WallClock()")
     for keyword, each in called.items():
-        if not (callable(each) or (each is None and keyword != "stopped")):
+        if not (callable(each) or (each is None and keyword != "should_stop")):
             raise TypeError(f"{name}({keyword} = {each!r}): must be callable")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from strategies.flower.arrays import Vector
 from strategies.updates.aggregation import RobustRule, Rule
-from strategies.updates.buffers import Buffers, Untrained
+from strategies.updates.buffers import BufferAverage, Buffers
 
 
 class ArrivalRule:
@@ -64,9 +64,9 @@ class ArrivalRule:
             robust.add(weight, update)
         return robust.result([weight] * len(self._latest))
 
-    def untrained(self, buffers: Buffers) -> Untrained:
+    def buffer_average(self, buffers: Buffers) -> BufferAverage:
         """Return the buffers of the same clients, whose median counts."""
-        found = Untrained(buffers, robust=True)
+        found = BufferAverage(buffers, robust=True)
         for index, (_, values) in self._latest.items():
             found.add(index, 1.0, values)
         return found

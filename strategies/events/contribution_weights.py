@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.weights import mean_and_spread, of_each
 from strategies.core.config import IDENTICAL
 from strategies.core.population import Population
@@ -29,7 +29,7 @@ from strategies.core.reporter import Reporter
 from strategies.core.run_state import RunState
 from strategies.events import observed_periods
 from strategies.events.event_stream import checked_interval
-from strategies.events.tasks import TaskLedger
+from strategies.events.tasks import TaskTable
 from strategies.timing.scheduler import Times
 from strategies.updates.safeguards import Safeguards
 
@@ -38,14 +38,14 @@ log = logging.getLogger("flwr.strategies")
 FOLLOWS = 16  # with observed P_i the step is computed anew when contributions have grown by this part of their number
 
 
-def steady_step(weights: NDArray[np.float64], at_work: int) -> float:
+def steady_step(weights: NDArray[np.float64], num_busy: int) -> float:
     """Return η_g = min(1, C / (τ_c Σ d_i), 1 / max d_i), by the weights d_i (C,) and τ_c, the clients at work.
 
     A step within 1e-9 (relative) of 1 is exactly 1, so that the method is FedAvg bit for bit where it is FedAvg.
     """
     if not (total := float(weights.sum())) > 0:
         return 1.0
-    step = min(len(weights) / at_work / total, 1 / float(weights.max()))
+    step = min(len(weights) / num_busy / total, 1 / float(weights.max()))
     return 1.0 if step > 1 or math.isclose(step, 1.0, rel_tol=1e-9) else step
 
 
@@ -53,9 +53,9 @@ def steady_step(weights: NDArray[np.float64], at_work: int) -> float:
 class ClientWeights:
     """By client index: p_i, d_i, P_i, and q̃_i, the share of the objective that client i has in the long run."""
 
-    importance: dict[int, float]
+    client_weights: dict[int, float]
     weight: dict[int, float]
-    periods: dict[int, float] = field(default_factory=dict)
+    contribution_periods: dict[int, float] = field(default_factory=dict)
     expected_share: dict[int, float] = field(default_factory=dict)
 
 
@@ -69,10 +69,10 @@ class WeightHooks(Protocol):
         """Whether P_i are those observed, not those of the method."""
 
     @property
-    def discounts(self) -> bool:
+    def discounts_staleness(self) -> bool:
         """Whether d_i is known only when a contribution comes: then those that came say what a client counts."""
 
-    def periods(self, times: Times) -> Times:
+    def contribution_periods(self, times: Times) -> Times:
         """Return P_i (n,) by task times (n,)."""
 
     def expected_periods(self, times: Times) -> Times:
@@ -87,7 +87,7 @@ class ContributionWeights:
 
     Parameters
     ----------
-    weighing : str
+    default_aggregation_weights : str
         How contributions weigh: ``time-based``, ``observed`` or ``identical``.
     hooks : WeightHooks
         The method.
@@ -98,20 +98,20 @@ class ContributionWeights:
     def __init__(
         self,
         run: RunState,
-        ledger: TaskLedger,
+        task_table: TaskTable,
         population: Population,
         safeguards: Safeguards,
-        weighing: str,
+        aggregation_weights: str,
         hooks: WeightHooks,
         *,
         summed: bool = True,
     ) -> None:
-        self._run, self._ledger = run, ledger
+        self._run, self._task_table = run, task_table
         self._population, self._safeguards = population, safeguards
-        self.weighing, self._hooks, self._summed = weighing, hooks, summed
-        # The ledger's changes, Δt, and the state of the graph of clients, at the last look.
+        self.aggregation_weights, self._hooks, self._summed = aggregation_weights, hooks, summed
+        # The task table's changes, Δt, and the state of the graph of clients, at the last look.
         self._looked: tuple[int, float | None, object] = (-1, None, None)
-        self._importance: dict[int, float] | None = None
+        self._client_weights: dict[int, float] | None = None
         self._current: ClientWeights | None = None
         # With observed P_i: η_g, and the contributions and clients when it was computed.
         self._step: tuple[float, int, int] | None = None
@@ -131,33 +131,35 @@ class ContributionWeights:
 
     def _look(self) -> None:
         """Forget the weights if the clients that count, the time between aggregations or the graph has changed."""
-        present = (self._ledger.changes, self._interval(), self._population.version)
+        present = (self._task_table.changes, self._interval(), self._population.version)
         if self._looked != present:
             self._looked = present
-            self._importance = self._current = None
+            self._client_weights = self._current = None
 
-    def importance(self) -> dict[int, float]:
+    def client_weights(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
         self._look()
-        if self._importance is None:
-            clients = [member.client for member in self._ledger.counting]
-            self._importance = self._by_index(self._population.importances(clients)) if clients else {}
-        return self._importance
+        if self._client_weights is None:
+            clients = [member.client for member in self._task_table.active_clients]
+            self._client_weights = (
+                self._by_index(self._population.client_weights_of(clients)) if clients else {}
+            )
+        return self._client_weights
 
     @property
     def current(self) -> ClientWeights:
         """The weights of all clients that count now."""
         self._look()
-        ledger = self._ledger
+        task_table = self._task_table
         if self._current is None:
-            if not ledger.counting:  # all are dropped
+            if not task_table.active_clients:  # all are dropped
                 return ClientWeights({}, {})
-            importance = self.importance()
-            p = np.array(list(importance.values()))
-            if self.weighing == IDENTICAL:
+            client_weights = self.client_weights()
+            p = np.array(list(client_weights.values()))
+            if self.aggregation_weights == IDENTICAL:
                 d = np.full(len(p), self._hooks.identical_weight(len(p)))
             else:
-                periods = self._periods(self.cycles(self._ledger.counting))
+                periods = self._weighting_periods(self.cycles(self._task_table.active_clients))
                 known = np.isfinite(periods)
                 d = p * np.where(known, periods, 0.0)  # a client that never contributes weighs nothing
                 if known.any() and not d.any():
@@ -166,26 +168,26 @@ class ContributionWeights:
                         "as it is; allowed are numbers >= 0, and not 0 for all",
                         self._run.name,
                     )
-            d = self._safeguards.weights([member.client for member in ledger.counting], d)
-            self._current = ClientWeights(importance, self._by_index(d))
+            d = self._safeguards.weights([member.client for member in task_table.active_clients], d)
+            self._current = ClientWeights(client_weights, self._by_index(d))
         return self._current
 
     def weight(self, index: int) -> float:
         """Return d_i of a client, 0 if it doesn't count; with observed P_i without computing the other weights."""
         self._look()
-        ledger = self._ledger
+        task_table = self._task_table
         if self._current is not None or not self._hooks.observes_periods:
             return self.current.weight.get(index, 0.0)
-        member = ledger.members[index]
+        member = task_table.members[index]
         if member.dropped:
             return 0.0
-        if self.weighing == IDENTICAL:
-            d = self._hooks.identical_weight(len(ledger.counting))
+        if self.aggregation_weights == IDENTICAL:
+            d = self._hooks.identical_weight(len(task_table.active_clients))
         else:
-            d = self.importance()[index] * ledger.observed.period(member, self._run.aggregations)
+            d = self.client_weights()[index] * task_table.observed.period(member, self._run.aggregations)
         return float(self._safeguards.weights([member.client], np.array([d]))[0])
 
-    def step(self, at_work: int | None = None, *, longest: float = math.inf) -> float:
+    def step(self, num_busy: int | None = None, *, longest: float = math.inf) -> float:
         """Return the method's own step size η_g (``steady_step``), from the d_i of all clients that count now.
 
         Observed P_i are means over the run so far, and the step follows them slowly: it is computed anew when the
@@ -193,93 +195,98 @@ class ContributionWeights:
 
         Parameters
         ----------
-        at_work : int, optional
+        num_busy : int, optional
             τ_c, the number of clients at work at once, by default all.
         longest : float
             The number of aggregations for which a contribution counts at most: then d_i = p_i min(P_i, ``longest``).
         """
-        number = len(self._ledger.counting)
+        number = len(self._task_table.active_clients)
         if not number:
             return 1.0
-        if not self._hooks.observes_periods or self.weighing == IDENTICAL:
-            return self._step_of(np.array(list(self.current.weight.values())), at_work, longest)
-        contributions = self._ledger.observed.contributions
+        if not self._hooks.observes_periods or self.aggregation_weights == IDENTICAL:
+            return self._step_of(np.array(list(self.current.weight.values())), num_busy, longest)
+        contributions = self._task_table.observed.contributions
         if self._step is not None and self._step[2] == number:
             value, before, _ = self._step
             if contributions < before + max(before // FOLLOWS, 1):
                 return value
-        p = np.array(list(self.importance().values()))
-        value = self._step_of(p * self.observed_periods(), at_work, longest)
+        p = np.array(list(self.client_weights().values()))
+        value = self._step_of(p * self.observed_periods(), num_busy, longest)
         self._step = (value, contributions, number)
         return value
 
-    def _step_of(self, weights: NDArray[np.float64], at_work: int | None, longest: float) -> float:
-        most = self._safeguards.heaviest or math.inf
+    def _step_of(self, weights: NDArray[np.float64], num_busy: int | None, longest: float) -> float:
+        most = self._safeguards.max_weight or math.inf
         if longest < math.inf:
-            weights = np.minimum(weights, longest * np.array(list(self.importance().values())))
-        return steady_step(np.minimum(weights, most), at_work or len(weights))
+            weights = np.minimum(weights, longest * np.array(list(self.client_weights().values())))
+        return steady_step(np.minimum(weights, most), num_busy or len(weights))
 
     def expected_share(self) -> dict[int, float]:
         """Return q̃_i by client index, computed at evaluations only."""
         current = self.current
-        if current.weight and not current.periods:
-            times = self.cycles(self._ledger.counting)
+        if current.weight and not current.contribution_periods:
+            times = self.cycles(self._task_table.active_clients)
             periods = (
-                self._periods(times)
+                self._weighting_periods(times)
                 if self._hooks.observes_periods
                 else self._checked("expected_periods", self._hooks.expected_periods(times))
             )
-            current.periods.update(self._by_index(periods))
-        if current.weight and (self._hooks.discounts or not current.expected_share):
-            q = np.array(list(self.worth().values())) / np.array(list(current.periods.values()))
+            current.contribution_periods.update(self._by_index(periods))
+        if current.weight and (self._hooks.discounts_staleness or not current.expected_share):
+            q = np.array(list(self.weights_so_far().values())) / np.array(
+                list(current.contribution_periods.values())
+            )
             current.expected_share.update(self._by_index(q / (q.sum() or 1.0)))
         shares = current.expected_share
-        if (left := self._safeguards.left(shares)) is None:
+        if (left := self._safeguards.shrinkage(shares)) is None:
             return shares
         q = np.array(list(shares.values())) * left  # what is shortened counts less
         return dict(zip(shares, (q / (q.sum() or 1.0)).tolist(), strict=True))
 
-    def worth(self) -> dict[int, float]:
+    def weights_so_far(self) -> dict[int, float]:
         """Return d_i by client index; where d_i depends on staleness, the mean over the client's contributions."""
-        worth, known = self.current.weight, self._ledger.members
-        if not self._hooks.discounts:
-            return worth
-        came = {i: known[i].weight / known[i].contributions for i in worth if known[i].contributions}
-        return worth | came
+        weights_so_far, known = self.current.weight, self._task_table.members
+        if not self._hooks.discounts_staleness:
+            return weights_so_far
+        came = {i: known[i].weight / known[i].contributions for i in weights_so_far if known[i].contributions}
+        return weights_so_far | came
 
     def observed_periods(self) -> Times:
         """Return P_i (n,) of the clients that count, observed since each joined."""
-        return observed_periods.periods(self._ledger.counting, self._run.aggregations)
+        return observed_periods.contribution_periods(self._task_table.active_clients, self._run.aggregations)
 
-    def _periods(self, times: Times) -> Times:
+    def _weighting_periods(self, times: Times) -> Times:
         if self._hooks.observes_periods:
             return self.observed_periods()
-        return self._checked("periods", self._hooks.periods(times))
+        return self._checked("contribution_periods", self._hooks.contribution_periods(times))
 
-    def _checked(self, hook: str, periods: Times) -> Times:
+    def _checked(self, hook: str, contribution_periods: Times) -> Times:
         """Return what a hook gives for P_i (n,); raise RunError unless it is a number >= 0, or infinite, for each."""
-        clients = [member.client for member in self._ledger.counting]
+        clients = [member.client for member in self._task_table.active_clients]
         return of_each(
-            f"{self._run.name}.{hook}", periods, clients, infinite="a client that never contributes"
+            f"{self._run.name}.{hook}",
+            contribution_periods,
+            clients,
+            infinite="a client that never contributes",
         )
 
-    def cycles(self, members: Iterable[Member]) -> Times:
+    def cycles(self, members: Iterable[ClientState]) -> Times:
         """Return the expected cycle times (n,) of clients, seconds per contribution, absences included."""
-        return self._run.pace.cycles(members, self._ledger.members.values(), self._interval())
+        return self._run.scheduler.cycles(members, self._task_table.members.values(), self._interval())
 
     def _interval(self) -> float | None:
         """Return the seconds between two aggregations, None where time doesn't say when there is one."""
         return checked_interval(f"{self._run.name}.interval", self._hooks.interval)
 
     def _by_index(self, values: NDArray[np.float64]) -> dict[int, float]:
-        indices = (member.client.index for member in self._ledger.counting)
+        indices = (member.client.index for member in self._task_table.active_clients)
         return dict(zip(indices, values.tolist(), strict=True))
 
     # ---- Reports ---------------------------------------------------------------------------------------------------
 
-    def distance(self) -> float:
+    def total_variation(self) -> float:
         """Return ½ Σ |q̃_i − p_i|, the distance of the effective weights from the importances."""
-        p, q = self.current.importance, self.expected_share()
+        p, q = self.current.client_weights, self.expected_share()
         return 0.5 * sum(abs(p[index] - q[index]) for index in p)
 
     def losses(self, losses: Mapping[int, float]) -> Mapping[str, float]:
@@ -287,21 +294,21 @@ class ContributionWeights:
 
         Each with its spread; f_i come by client index.
         """
-        if not self._ledger.members:
+        if not self._task_table.members:
             return {}
-        told = mean_and_spread("federated-loss", self.importance(), losses)
+        reported = mean_and_spread("federated-loss", self.client_weights(), losses)
         if not self._summed:
-            return told
-        return {**told, **mean_and_spread("surrogate-loss", self.expected_share(), losses)}
+            return reported
+        return {**reported, **mean_and_spread("surrogate-loss", self.expected_share(), losses)}
 
     def of_clients(self, reporter: Reporter) -> dict[str, list[float]]:
         """Return per-client statistics, by index: contributions, weights, importance, expected and observed share."""
-        current, known, worth = self.current, self._ledger.members, self.worth()
-        parted = self._ledger.parted
-        indices = list(range(max([*known, *parted]) + 1))
+        current, known, weights_so_far = self.current, self._task_table.members, self.weights_so_far()
+        departed = self._task_table.departed
+        indices = list(range(max([*known, *departed]) + 1))
         members = [known.get(index) for index in indices]
         everybody = known.values()
-        times = dict(zip(known, self._run.pace.times(everybody, everybody).tolist(), strict=True))
+        times = dict(zip(known, self._run.scheduler.times(everybody, everybody).tolist(), strict=True))
         shares = {}
         if self._summed:
             given, q = sum(member.weight for member in known.values()), self.expected_share()
@@ -311,28 +318,28 @@ class ContributionWeights:
             }
         return {
             "participation": [
-                float((m.contributions if m else 0) + parted.get(index, (0, 0))[0])
+                float((m.contributions if m else 0) + departed.get(index, (0, 0))[0])
                 for index, m in zip(indices, members, strict=True)
             ],
-            "weight": [worth.get(index, 0.0) for index in indices],
+            "weight": [weights_so_far.get(index, 0.0) for index in indices],
             "task-time": [times.get(index, 0.0) for index in indices],
-            "importance": [current.importance.get(index, 0.0) for index in indices],
+            "importance": [current.client_weights.get(index, 0.0) for index in indices],
             **shares,
             **reporter.costs_of_clients(len(members)),
         }
 
     def log_objective(self) -> None:
         """Log the objective that the run minimised, if it wasn't the federated objective."""
-        if not self._summed or not self._ledger.members or self._run.stopped():
+        if not self._summed or not self._task_table.members or self._run.should_stop():
             return
-        p, q = self.current.importance, self.expected_share()
-        if (distance := self.distance()) > 1e-6:
+        p, q = self.current.client_weights, self.expected_share()
+        if (distance := self.total_variation()) > 1e-6:
             most = max(p, key=lambda index: q[index] - p[index])
             log.warning(
                 "this run minimised Σ q_i f_i, not the federated Σ p_i f_i: their distance is %.3f "
                 "(½ Σ |q_i − p_i|); %s counted most in excess, %.4f for %.4f",
                 distance,
-                self._ledger.members[most].client,
+                self._task_table.members[most].client,
                 q[most],
                 p[most],
             )

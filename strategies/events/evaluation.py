@@ -10,9 +10,9 @@ from strategies.core.evaluator import Evaluator
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower import messages
-from strategies.flower.exchange import LONGEST_POLL, SHORTEST_POLL, Mail
+from strategies.flower.exchange import LONGEST_POLL, SHORTEST_POLL, MessageClient
 from strategies.timing.availability import NEVER
-from strategies.timing.scheduler import patience
+from strategies.timing.scheduler import reply_timeout
 
 
 class EvaluationUnderWay:
@@ -25,14 +25,16 @@ class EvaluationUnderWay:
 
     Parameters
     ----------
-    mail : Mail
+    mail : MessageClient
         The mail of the run's loop, whose polls bring the answers.
     done : callable
         Called with the number of the model's aggregation, the replies, and the ids of the nodes that were given up.
     """
 
-    def __init__(self, mail: Mail, done: Callable[[int, list[Message], Sequence[int]], None]) -> None:
-        self.mail = mail
+    def __init__(
+        self, message_client: MessageClient, done: Callable[[int, list[Message], Sequence[int]], None]
+    ) -> None:
+        self.message_client = message_client
         self.done = done
         self.number = 0
         self._waiting: set[str] = set()
@@ -46,38 +48,38 @@ class EvaluationUnderWay:
     def due(self) -> float:
         """The time at which missing answers are given up, seconds of the mail's clock."""
         if not self._took:
-            return self._began + self.mail.timeout
-        usual = {node: seconds / number for node, (seconds, number) in self._took.items()}
-        unknown = NEVER if self._at_the_end else max(usual.values())
-        missing = (usual.get(self._asked[name][0], unknown) for name in self._waiting)
-        return self._began + patience(max(missing, default=0.0), self.mail.timeout)
+            return self._began + self.message_client.timeout
+        typical = {node: seconds / number for node, (seconds, number) in self._took.items()}
+        unknown = NEVER if self._at_the_end else max(typical.values())
+        missing = (typical.get(self._asked[name][0], unknown) for name in self._waiting)
+        return self._began + reply_timeout(max(missing, default=0.0), self.message_client.timeout)
 
     def begin(self, number: int, requests: Iterable[Message]) -> bool:
         """Ask clients to evaluate the model of an aggregation; return False if an earlier evaluation is under way."""
-        now = self.mail.clock.now()
+        now = self.message_client.clock.now()
         if self._waiting and now < self.due:
             return False
         self.end()
-        old = [name for name, (_, when) in self._asked.items() if when < now - self.mail.timeout]
-        self.mail.forget(old)
+        old = [name for name, (_, when) in self._asked.items() if when < now - self.message_client.timeout]
+        self.message_client.forget(old)
         for name in old:
             del self._asked[name]
         requests = list(requests)
         if not requests:
             return False
         self.number, self._began = number, now
-        self._waiting = self.mail.push(requests)
+        self._waiting = self.message_client.push(requests)
         nodes = {request.metadata.message_id: request.metadata.dst_node_id for request in requests}
         self._asked |= {name: (nodes[name], now) for name in self._waiting}
-        self.mail.listen(self._waiting, self._take)
+        self.message_client.listen(self._waiting, self._take)
         return True
 
     def wait(self, still: Callable[[Collection[int]], None]) -> None:
         """Wait for the answers; ``still`` gets the nodes whose answers are missing, at last none."""
-        clock, self._at_the_end = self.mail.clock, True
-        while self._waiting and not self.mail.stopped():
+        clock, self._at_the_end = self.message_client.clock, True
+        while self._waiting and not self.message_client.should_stop():
             over = clock.now() >= self.due  # what came since the last look still counts
-            self.mail.poll(())
+            self.message_client.poll(())
             if over:
                 break
             still({self._asked[name][0] for name in self._waiting})
@@ -89,7 +91,7 @@ class EvaluationUnderWay:
 
     def end(self) -> None:
         """End the evaluation with the answers that have arrived."""
-        overdue = self._waiting and self.mail.clock.now() >= self.due
+        overdue = self._waiting and self.message_client.clock.now() >= self.due
         late = [self._asked[name][0] for name in self._waiting] if overdue else []
         self._waiting, replies, self._replies, self._at_the_end = set(), self._replies, [], False
         if replies or late:
@@ -100,7 +102,7 @@ class EvaluationUnderWay:
         node, when = self._asked.pop(name)
         if not reply.has_error():
             seconds, number = self._took.get(node, (0.0, 0))
-            self._took[node] = seconds + self.mail.clock.now() - when, number + 1
+            self._took[node] = seconds + self.message_client.clock.now() - when, number + 1
         if name not in self._waiting:
             return
         self._replies.append(reply)
@@ -123,11 +125,11 @@ class RealTimeEvaluation:
         run: RunState,
         evaluator: Evaluator,
         pending: PendingReplies,
-        mail: Mail,
+        message_client: MessageClient,
         aggregate: Callable[[int, list[Message]], MetricRecord | None],
     ) -> None:
         self._run, self._evaluator, self._pending, self._aggregate = run, evaluator, pending, aggregate
-        self._under_way = EvaluationUnderWay(mail, self._done)
+        self._under_way = EvaluationUnderWay(message_client, self._done)
         self._told: dict[str, Any] = {}  # by clients that evaluated, since the last report
         self._by_client: dict[str, ByClient] = {}
 
@@ -150,16 +152,16 @@ class RealTimeEvaluation:
 
             still({request.metadata.dst_node_id for request in requests})
             self._under_way.wait(still)
-        told, self._told = self._told, {}
+        reported, self._told = self._told, {}
         by_client, self._by_client = self._by_client, {}
-        if told.get(messages.EVALUATED) == aggregation:
-            del told[messages.EVALUATED]
-        return told, by_client
+        if reported.get(messages.EVALUATED) == aggregation:
+            del reported[messages.EVALUATED]
+        return reported, by_client
 
     def _done(self, number: int, replies: list[Message], late: Sequence[int]) -> None:
         self._evaluator.name_missing(number, late, len(late) + len(replies))
         if (averages := self._aggregate(number, replies)) is not None:
             self._run.result.evaluate_metrics_clientapp[number] = averages
-            told = {of_clients(key): value for key, value in averages.items()}
-            self._told = told | {messages.EVALUATED: number}
+            reported = {of_clients(key): value for key, value in averages.items()}
+            self._told = reported | {messages.EVALUATED: number}
             self._by_client = self._evaluator.by_client(replies)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from flwr.app import Message
 
 from strategies.clock import RESOLUTION
-from strategies.events.tasks import Retry, Task, TaskLedger, Turn, Wake
+from strategies.events.tasks import AvailabilityChanged, Recheck, Retry, Task, TaskTable
 from strategies.flower.errors import RunError
-from strategies.flower.exchange import Mail
+from strategies.flower.exchange import MessageClient
 from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Scheduler
@@ -33,19 +33,19 @@ class Arrival(NamedTuple):
     reply: Message | Work | None
 
 
-class PatienceOver(NamedTuple):
+class HoldExpired(NamedTuple):
     """The replies that were held back are to be aggregated."""
 
 
-class Tick(NamedTuple):
+class IntervalElapsed(NamedTuple):
     """An interval between two aggregations is over."""
 
 
-class Look(NamedTuple):
+class RefreshClients(NamedTuple):
     """The connected clients are to be looked up."""
 
 
-Event = Arrival | Retry | Turn | Wake | PatienceOver | Tick | Look
+Event = Arrival | Retry | AvailabilityChanged | Recheck | HoldExpired | IntervalElapsed | RefreshClients
 
 
 def checked_interval(name: str, interval: float | None) -> float | None:
@@ -58,7 +58,10 @@ def checked_interval(name: str, interval: float | None) -> float | None:
 
 
 def events(
-    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: Callable[[], float | None]
+    scheduler: Scheduler,
+    task_table: TaskTable,
+    message_client: MessageClient,
+    interval: Callable[[], float | None],
 ) -> Iterator[Event]:
     """Yield events until the time budget is spent; each event must be handled before the next is requested.
 
@@ -73,21 +76,24 @@ def events(
         In virtual time, if nothing can ever happen again.
     """
     stream = _in_real_time if scheduler.real_time else _in_virtual_time
-    return stream(scheduler, ledger, mail, interval)
+    return stream(scheduler, task_table, message_client, interval)
 
 
 def _in_virtual_time(
-    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: Callable[[], float | None]
+    scheduler: Scheduler,
+    task_table: TaskTable,
+    message_client: MessageClient,
+    interval: Callable[[], float | None],
 ) -> Iterator[Event]:
-    clock, queue = scheduler.clock, ledger.queue
+    clock, queue = scheduler.clock, task_table.queue
     while True:
         length = interval()
         due, tick = queue.next_due(), scheduler.tick(length)
         now = min(due, tick)
-        if now == NEVER or (due == NEVER and not ledger.buffer):
+        if now == NEVER or (due == NEVER and not task_table.buffer):
             if not scheduler.comes_and_goes:
                 raise RunError("no client is left: each was lost or failed; the log names the reasons")
-            waiting = len(ledger.buffer) + len(ledger.held)
+            waiting = len(task_table.buffer) + len(task_table.held_replies)
             who = "nobody else comes any more" if waiting else "nobody will be there any more"
             log.warning("%s, from %g s on: the run ends", who, scheduler.now())
             return
@@ -96,23 +102,23 @@ def _in_virtual_time(
         if length is not None and due > tick + RESOLUTION:
             clock.wait_until(max(tick, scheduler.now()))  # an event within RESOLUTION may have been later
             scheduler.count_interval(length)
-            if ledger.buffer:
-                yield Tick()
+            if task_table.buffer:
+                yield IntervalElapsed()
             else:  # nothing can come before the next event
                 scheduler.pass_over(length, due)
             continue
         due, item = queue.pop()
         match item:
-            case Retry() | Turn() | Wake():
+            case Retry() | AvailabilityChanged() | Recheck():
                 clock.wait_until(due)
                 yield item
-            case PatienceOver():
-                if ledger.held:
+            case HoldExpired():
+                if task_table.held_replies:
                     clock.wait_until(due)
                     yield item
-            case str() if (task := ledger.tasks.get(item)) is not None:
-                reply = None if task.lost else mail.wait(task.message_id)
-                if mail.stopped():
+            case str() if (task := task_table.tasks.get(item)) is not None:
+                reply = None if task.lost else message_client.wait(task.message_id)
+                if message_client.should_stop():
                     return
                 # In a resumed run, work that was held back was due before now.
                 clock.wait_until(max(due, scheduler.now()))
@@ -120,35 +126,38 @@ def _in_virtual_time(
 
 
 def _in_real_time(
-    scheduler: Scheduler, ledger: TaskLedger, mail: Mail, interval: Callable[[], float | None]
+    scheduler: Scheduler,
+    task_table: TaskTable,
+    message_client: MessageClient,
+    interval: Callable[[], float | None],
 ) -> Iterator[Event]:
-    clock, queue, looked = scheduler.clock, ledger.queue, scheduler.now()
+    clock, queue, looked = scheduler.clock, task_table.queue, scheduler.now()
     while not scheduler.over(clock.now()):
-        waiting = [message_id for message_id, task in ledger.tasks.items() if not task.lost]
+        waiting = [message_id for message_id, task in task_table.tasks.items() if not task.lost]
         came = [
             (task, reply)
-            for reply in mail.poll(waiting)
-            if (task := ledger.tasks.get(reply.metadata.reply_to_message_id)) is not None
+            for reply in message_client.poll(waiting)
+            if (task := task_table.tasks.get(reply.metadata.reply_to_message_id)) is not None
         ]
         for task, reply in sorted(came, key=lambda pair: pair[0].member.client.index):
-            if task.message_id in ledger.tasks:  # a reply may come twice
+            if task.message_id in task_table.tasks:  # a reply may come twice
                 yield Arrival(task, reply)
         now = clock.now()
         while queue.next_due() <= now:
             _, item = queue.pop()
             if not isinstance(item, str):
                 yield item
-            elif (late := ledger.tasks.get(item)) is not None:
+            elif (late := task_table.tasks.get(item)) is not None:
                 yield Arrival(late, None)
         length = interval()
         if length is not None and scheduler.tick(length) <= now:
             scheduler.count_interval(length)
-            yield Tick()
+            yield IntervalElapsed()
         if clock.now() - looked > REFRESH_EVERY:
             looked = clock.now()
-            yield Look()
+            yield RefreshClients()
         if not came:
-            everybody = ledger.members.values()
+            everybody = task_table.members.values()
             fastest = float(scheduler.times(everybody, everybody).min(initial=LONGEST_POLL / 0.05))
             pause = min(max(0.05 * fastest, SHORTEST_POLL), LONGEST_POLL)
             clock.wait_until(min(now + pause, scheduler.tick(interval()), queue.next_due()))

@@ -25,12 +25,12 @@ class Observable(Protocol):
     since: int  # aggregations that came before it
 
 
-def periods(members: Sequence[Observable], aggregations: int) -> NDArray[np.float64]:
+def contribution_periods(members: Sequence[Observable], aggregations: int) -> NDArray[np.float64]:
     """Return P_i (n,) of the clients ``members`` after a number of aggregations, by the formula above."""
     there = np.array([max(aggregations + 1 - member.since, 1) for member in members], np.float64)
     counts = np.array([member.contributions for member in members])
-    usual = there.sum() / max(counts.sum(), 1)
-    return np.asarray(np.minimum(there / np.maximum(counts, 1), (there + usual) / (counts + 1)))
+    typical = there.sum() / max(counts.sum(), 1)
+    return np.asarray(np.minimum(there / np.maximum(counts, 1), (there + typical) / (counts + 1)))
 
 
 class Observed:
@@ -65,5 +65,5 @@ class Observed:
             self._grown += 1
         all_there = self._grown * (aggregations + 1) - self._before + len(self._new)
         there, count = float(max(aggregations + 1 - member.since, 1)), member.contributions
-        usual = all_there / max(self.contributions, 1)
-        return min(there / max(count, 1), (there + usual) / (count + 1))
+        typical = all_there / max(self.contributions, 1)
+        return min(there / max(count, 1), (there + typical) / (count + 1))

@@ -12,28 +12,28 @@ from typing import NamedTuple
 
 from flwr.app import Message
 
-from strategies.clients.accounts import ACCEPTED, LOST_IN_A_ROW, MAX_MISSES
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
+from strategies.clients.client_statistics import ACCEPTED, LOST_IN_A_ROW, MAX_MISSES
 from strategies.clients.roster import sized_by
 from strategies.clients.weights import of_each
 from strategies.events.dispatcher import FIRST
-from strategies.events.event_stream import Arrival, Event, Look, PatienceOver, Tick
+from strategies.events.event_stream import Arrival, Event, HoldExpired, IntervalElapsed, RefreshClients
 from strategies.events.executors import Combined
 from strategies.events.session import EventSession
-from strategies.events.tasks import Held, Retry, Task, Turn, Wake
+from strategies.events.tasks import AvailabilityChanged, HeldReply, Recheck, Retry, Task
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
 from strategies.flower.errors import RunError
 from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
-from strategies.updates.chain import Contribution, Local, fault_of
-from strategies.updates.safeguards import PATIENCE
+from strategies.updates.pipeline import Contribution, LocalModel, fault_of
+from strategies.updates.safeguards import HOLD_TIMES
 
 log = logging.getLogger("flwr.strategies")
 
 RETRY_AFTER = 10.0  # task times until a dropped client is asked again
 NOBODY = "no client is left: each was lost or failed"
-LOSES = (
+WILL_DROP = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
 
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    free : sequence of Member, optional
+    free : sequence of ClientState, optional
         The clients that the event freed; empty: a place may be free; None: nobody is asked to work.
     arrived : bool
         Whether a contribution has arrived, so that the method is asked whether it is ready.
@@ -53,7 +53,7 @@ class Step(NamedTuple):
         Whether an interval between two aggregations is over.
     """
 
-    free: Sequence[Member] | None = ()
+    free: Sequence[ClientState] | None = ()
     arrived: bool = False
     recheck: bool = False
     interval_over: bool = False
@@ -71,7 +71,9 @@ class EventPump:
     def __init__(self, session: EventSession) -> None:
         self.session, self.strategy = session, session.strategy
         self._lost_in_a_row = self._refused_in_a_row = 0
-        self._not_in_sum: list[Member] = []  # clients at fault in a masked sum, whose failure is handled next
+        self._not_in_sum: list[
+            ClientState
+        ] = []  # clients at fault in a masked sum, whose failure is handled next
 
     # ---- The pump ----------------------------------------------------------------------------------------------
 
@@ -81,11 +83,13 @@ class EventPump:
         goes_on = session.goes_on()
         if resumed:
             self._advance(Step(session.dispatcher.resume(more=goes_on)))
-        if goes_on and not run.stopped():
-            self.strategy.check(len(session.ledger.members.keys() | {client.index for client in run.clients}))
-            self._advance(Step(session.dispatcher.welcome(run.clients) or None))
+        if goes_on and not run.should_stop():
+            self.strategy.check(
+                len(session.task_table.members.keys() | {client.index for client in run.clients})
+            )
+            self._advance(Step(session.dispatcher.add_clients(run.clients) or None))
             session.log_concurrency()
-        session.reporter.stability.moved(run.model, 0.0)
+        session.reporter.stability.note_model(run.model, 0.0)
 
     def handle(self, event: Event) -> None:
         """Handle an event, and all that follows from it."""
@@ -101,7 +105,7 @@ class EventPump:
 
     def _model_is_due(self, step: Step) -> bool:
         """Return True if the interval is over, or the method is ready, and contributions wait."""
-        waiting = len(self.session.ledger.buffer)
+        waiting = len(self.session.task_table.buffer)
         if step.interval_over:
             return waiting > 0  # an empty interval is no aggregation
         if step.arrived:
@@ -113,29 +117,29 @@ class EventPump:
 
         The weight d_i of a contribution, also of a late one, is decided by ``weigh``.
         """
-        session, run, ledger = self.session, self.session.run, self.session.ledger
-        taken = ledger.take_out(self.strategy.takes(ledger.buffer))
+        session, run, task_table = self.session, self.session.run, self.session.task_table
+        taken = task_table.take_out(self.strategy.take_from_buffer(task_table.buffer))
         contributions = [_aged(contribution, run.aggregations) for contribution in taken]
         combined = session.executor.combine(contributions, self._weights_of(contributions))
         if combined is None:  # the run is stopped
             return
-        owners = [ledger.members[contribution.client.index] for contribution in combined.contributions]
+        owners = [task_table.members[contribution.client.index] for contribution in combined.contributions]
         self._move(combined)
         # After the step, whose size follows from the same numbers of contributions as the weights.
         for member, weight in zip(owners, combined.weights, strict=True):
-            ledger.count(member, weight)
+            task_table.count(member, weight)
         if combined.model is not None:
             run.result.arrays = run.layout.to_record(combined.model)
             run.model = run.layout.rounded(combined.model)
-            session.reporter.stability.moved(
-                run.model, len(combined.contributions) / self.strategy.most_at_work
+            session.reporter.stability.note_model(
+                run.model, len(combined.contributions) / self.strategy.max_concurrency
             )
         session.dispatcher.take_model()
-        ledger.since.take(combined.contributions, run.flower.weighted_by_key)
+        task_table.interval_stats.take(combined.contributions, run.flower.weighted_by_key)
         run.aggregations += 1
         if self.strategy.observes_periods:
             session.contribution_weights.expire()
-        owners += self._leave_out(combined)
+        owners += self._reject(combined)
         done = run.aggregations >= session.total
         if not done:
             session.dispatcher.dispatch(owners)
@@ -143,7 +147,7 @@ class EventPump:
 
     def _weights_of(self, contributions: Sequence[Contribution]) -> list[float]:
         """Return the method's weights d_i, at most as large as the safeguards allow."""
-        most, given = self.session.safeguards.heaviest, self.strategy.weigh(contributions)
+        most, given = self.session.safeguards.max_weight, self.strategy.weigh(contributions)
         if self.strategy.capabilities.discounts_staleness:
             clients = [contribution.client for contribution in contributions]
             of_each(f"{self.session.run.name}.weigh or discount", given, clients)
@@ -154,9 +158,9 @@ class EventPump:
         session, model, weight = self.session, combined.model, combined.buffer_weight
         if model is None:
             return
-        session.server_step.sound(model)
+        session.server_step.validated(model)
         if session.receiver.clip is None:  # averages of buffers would tell of the data
-            lr = min(1.0, weight * self.strategy.untrained_lr()) if weight else 0.0
+            lr = min(1.0, weight * self.strategy.buffer_lr()) if weight else 0.0
             combined.buffers.put_into(model, lr, session.run.model)
 
     # ---- What an event changes ---------------------------------------------------------------------------------
@@ -171,48 +175,48 @@ class EventPump:
         match event:
             case Arrival(task, reply):
                 yield from self._on_reply(task, reply)
-            case Retry(member) | Turn(member) if (
-                self.session.ledger.members.get(member.client.index) is not member
+            case Retry(member) | AvailabilityChanged(member) if (
+                self.session.task_table.members.get(member.client.index) is not member
             ):
                 return  # the client is forgotten
             case Retry(member):
                 yield Step(self.session.dispatcher.retry(member) or None)
-            case Turn(member):
+            case AvailabilityChanged(member):
                 yield Step(self.session.dispatcher.turn(member) or None)
                 yield from self._if_gone_for_good(member)
-            case Wake():
+            case Recheck():
                 yield Step(None, recheck=True)
-            case PatienceOver():
+            case HoldExpired():
                 yield from self._release()
-            case Tick():
+            case IntervalElapsed():
                 yield Step(None, interval_over=True)
-            case Look():
+            case RefreshClients():
                 yield from self._look()
 
     def _look(self) -> Iterator[Step]:
         """Look up the connected clients; clients that are new, or back, are free."""
         yield from self._release()
-        session, run, ledger = self.session, self.session.run, self.session.ledger
-        clients = session.population.look(session.grid, session.train_config, wait=False)
+        session, run, task_table = self.session, self.session.run, self.session.task_table
+        clients = session.population.refresh(session.grid, session.train_config, wait=False)
         if clients is run.clients:
             return
         before = {client.index for client in run.clients}
-        if before and not clients and run.pace.real_time:
+        if before and not clients and run.scheduler.real_time:
             log.warning("no client is connected, the run waits for one")
         run.clients = clients
-        for member in [*ledger.members.values()]:
+        for member in [*task_table.members.values()]:
             if member.client.node_id in session.population.roster.refused:
-                ledger.forget(member)
-        yield Step(session.dispatcher.welcome(clients) or None)
+                task_table.forget(member)
+        yield Step(session.dispatcher.add_clients(clients) or None)
         # A client that was away is asked at once, not only when its next try is due.
-        yield Step([ledger.members[client.index] for client in clients if client.index not in before])
+        yield Step([task_table.members[client.index] for client in clients if client.index not in before])
 
     def _on_reply(self, task: Task, reply: Message | Work | None) -> Iterator[Step]:
         """Check the reply to a task, or note that none comes; hold it back until usual norms are known."""
-        session, ledger, pace = self.session, self.session.ledger, self.session.run.pace
-        member = ledger.close(task)
-        session.timeline.arrived(member.client.index, pace.now())
-        if task.gone:
+        session, task_table, scheduler = self.session, self.session.task_table, self.session.run.scheduler
+        member = task_table.close(task)
+        session.timeline.arrived(member.client.index, scheduler.now())
+        if task.dropped_out:
             yield from self._on_lost(member)
             return
         try:
@@ -224,87 +228,98 @@ class EventPump:
         assert reply is not None
         # Not before: a dropped client that is asked again, and fails again, would begin the count anew for ever.
         self._lost_in_a_row = 0
-        if pace.real_time:
+        if scheduler.real_time:
             session.contribution_weights.expire()
         if member.dropped:
             log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
-            ledger.changed()
+            task_table.changed()
         if (
             session.executor.counts_on_arrival or member.dropped
         ):  # failures in masked sums count until it is in one
             member.count_again(session.run.aggregations)
-        now = pace.now()
-        member.took(now - task.sent)
-        if not session.safeguards.must_wait(len(ledger.counting), session.run.buffers) or (
-            now >= ledger.patient_until
+        now = scheduler.now()
+        member.add_task_time(now - task.sent)
+        if not session.safeguards.needs_more_norms(len(task_table.active_clients), session.run.buffers) or (
+            now >= task_table.patient_until
         ):
             yield from self._release()
             if session.goes_on():
                 yield self._on_update(task, local, reply)
             return
-        if not ledger.held:
-            ledger.patient_until = now + PATIENCE * (now - task.sent)
-            ledger.queue.push(ledger.patient_until, -FIRST, PatienceOver())
-        session.safeguards.see(local)
-        ledger.held.append(Held(task, local, reply))
-        ledger.wait(member, 1)
+        if not task_table.held_replies:
+            task_table.patient_until = now + HOLD_TIMES * (now - task.sent)
+            task_table.queue.push(task_table.patient_until, -FIRST, HoldExpired())
+        session.safeguards.observe(local)
+        task_table.held_replies.append(HeldReply(task, local, reply))
+        task_table.wait(member, 1)
         yield from self._release()
-        if ledger.held:
+        if task_table.held_replies:
             yield Step()  # its place, where there are places
 
     def _release(self) -> Iterator[Step]:
         """Take in the replies that were held back, once the usual norm is known or the wait is over."""
-        session, ledger, held = self.session, self.session.ledger, self.session.ledger.held
-        if not held:
+        session, task_table, held_replies = (
+            self.session,
+            self.session.task_table,
+            self.session.task_table.held_replies,
+        )
+        if not held_replies:
             return
-        enough = not session.safeguards.must_wait(len(ledger.counting), session.run.buffers)
-        if not enough and session.run.pace.now() < ledger.patient_until:
+        has_enough_norms = not session.safeguards.needs_more_norms(
+            len(task_table.active_clients), session.run.buffers
+        )
+        if not has_enough_norms and session.run.scheduler.now() < task_table.patient_until:
             return
-        if not enough:
+        if not has_enough_norms:
             log.warning(
-                "only %d clients have answered: which updates are too long isn't known yet", len(held)
+                "only %d clients have answered: which updates are too long isn't known yet", len(held_replies)
             )
-        while held and session.goes_on():
-            first = held.popleft()
-            ledger.wait(first.task.member, -1)
+        while held_replies and session.goes_on():
+            first = held_replies.popleft()
+            task_table.wait(first.task.member, -1)
             yield self._on_update(*first)
 
-    def _on_update(self, task: Task, local: Local, reply: Message | Work) -> Step:
+    def _on_update(self, task: Task, local: LocalModel, reply: Message | Work) -> Step:
         """Put a valid local model through the chain, and its contribution into the buffer."""
-        session, run, member, ledger = self.session, self.session.run, task.member, self.session.ledger
+        session, run, member, task_table = (
+            self.session,
+            self.session.run,
+            task.member,
+            self.session.task_table,
+        )
         metrics = reply.metrics if isinstance(reply, Work) else messages.metrics_of(reply)
         sized = sized_by(member.client, metrics, run.flower.weighted_by_key)
         if sized.num_examples != member.client.num_examples:
             member.client = sized
-            ledger.resized()
-        session.importance()  # how long its update may be depends on the clients' sizes
-        session.receiver.links()(local)
-        ledger.since.clipped += local.bounded
-        asked = [*task.companions, *([messages.STEPS] if task.steps else ())]
+            task_table.resized()
+        session.client_weights()  # how long its update may be depends on the clients' sizes
+        session.receiver.transforms()(local)
+        task_table.interval_stats.clipped += local.bounded
+        asked = [*task.extra_vectors, *([messages.STEPS] if task.steps else ())]
         staleness = run.aggregations - task.version
         contribution = session.receiver.contribution(local, reply, task.version, staleness, asked)
         accepted = self.strategy.accept(contribution)
         if session.executor.counts_on_arrival or not accepted:
             outcome, size = ACCEPTED if accepted else messages.TOO_OLD, contribution.num_bytes
-            session.accounts[member.client.index].note(outcome, clipped=local.bounded, num_bytes=size)
-            session.timeline.end(member.client.index, run.pace.now(), outcome)
+            session.client_stats[member.client.index].record(outcome, clipped=local.bounded, num_bytes=size)
+            session.timeline.end(member.client.index, run.scheduler.now(), outcome)
         if not accepted:
             self._refuse(contribution)
             return Step([member])
         self._refused_in_a_row = 0
         if run.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
-            ledger.since.keep(reply.content)
-        ledger.keep(contribution)
-        ledger.buffer[-1] = self.strategy.on_contribution(contribution)
+            task_table.interval_stats.add_content(reply.content)
+        task_table.add_to_buffer(contribution)
+        task_table.buffer[-1] = self.strategy.on_contribution(contribution)
         session.executor.accepted(task)
         return Step([member], arrived=True)
 
     def _refuse(self, contribution: Contribution) -> None:
         """Note a contribution that the method doesn't accept; end the run if it accepts none."""
-        ledger = self.session.ledger
-        ledger.since.discard(contribution)
+        task_table = self.session.task_table
+        task_table.interval_stats.discard(contribution)
         self._refused_in_a_row += 1
-        if self._refused_in_a_row > LOST_IN_A_ROW * len(ledger.members):
+        if self._refused_in_a_row > LOST_IN_A_ROW * len(task_table.members):
             raise RunError(
                 f"the last {self._refused_in_a_row} contributions didn't count, one after the other: "
                 f"{self.session.run.name}'s accept, or fresh, must be True of some"
@@ -312,19 +327,19 @@ class EventPump:
 
     # ---- Tasks without a contribution --------------------------------------------------------------------------
 
-    def _on_lost(self, member: Member) -> Iterator[Step]:
+    def _on_lost(self, member: ClientState) -> Iterator[Step]:
         """Note a task that is lost because its client went away; the client continues when it is back."""
-        session, ledger, client = self.session, self.session.ledger, member.client
-        now = session.run.pace.now()
-        ledger.since.failures += 1
-        ledger.since.lost += 1
-        session.accounts[client.index].note(messages.LOST)
+        session, task_table, client = self.session, self.session.task_table, member.client
+        now = session.run.scheduler.now()
+        task_table.interval_stats.failures += 1
+        task_table.interval_stats.lost += 1
+        session.client_stats[client.index].record(messages.LOST)
         session.timeline.end(client.index, now, messages.LOST)
-        session.run.warn_once(LOSES, client, member.tasks, now)
+        session.run.warn_once(WILL_DROP, client, member.tasks, now)
         member.lost += 1
         self._lost_in_a_row += 1
-        if self._lost_in_a_row > LOST_IN_A_ROW * max(len(ledger.members), 1):
-            others = " but those whose contributions wait" if ledger.buffer else ""
+        if self._lost_in_a_row > LOST_IN_A_ROW * max(len(task_table.members), 1):
+            others = " but those whose contributions wait" if task_table.buffer else ""
             raise RunError(
                 f"the last {self._lost_in_a_row} tasks were lost, one after the other: no client{others} is there "
                 "for as long as its task takes (availability, task_failure, time_scenario)"
@@ -332,29 +347,29 @@ class EventPump:
         yield Step([member])
         yield from self._if_gone_for_good(member)
 
-    def _if_gone_for_good(self, member: Member) -> Iterator[Step]:
+    def _if_gone_for_good(self, member: ClientState) -> Iterator[Step]:
         """Ask for a model where a client has gone for good: a method may have waited for that one alone."""
-        if member.there or self.session.ledger.busy(member):
+        if member.is_available or self.session.task_table.busy(member):
             return
-        pace = self.session.run.pace
-        if pace.comes(member.client, pace.now()) == NEVER:
+        scheduler = self.session.run.scheduler
+        if scheduler.next_available(member.client, scheduler.now()) == NEVER:
             yield Step(None, recheck=True)
 
-    def _note_failure(self, member: Member, reason: str, outcome: str) -> None:
-        """Enter a task that failed, or had an invalid reply, in the accounts."""
-        session, client, now = self.session, member.client, self.session.run.pace.now()
-        session.ledger.since.failures += 1
-        session.run.missed(reason)
+    def _note_failure(self, member: ClientState, reason: str, outcome: str) -> None:
+        """Enter a task that failed, or had an invalid reply, in client_stats."""
+        session, client, now = self.session, member.client, self.session.run.scheduler.now()
+        session.task_table.interval_stats.failures += 1
+        session.run.note_failure(reason)
         member.misses += 1
-        member.unfit = 0 if outcome == messages.LATE else member.unfit + 1
-        session.accounts[client.index].note(outcome)
+        member.invalid_replies = 0 if outcome == messages.LATE else member.invalid_replies + 1
+        session.client_stats[client.index].record(outcome)
         session.timeline.end(client.index, now, outcome)
-        log.warning("client %s, task %d: %s", client.located, member.tasks, reason, extra=client.fields)
+        log.warning("client %s, task %d: %s", client.display_name, member.tasks, reason, extra=client.fields)
 
-    def _after_failure(self, member: Member) -> Iterator[Step]:
+    def _after_failure(self, member: ClientState) -> Iterator[Step]:
         """Ask a client again after a failure; drop it after several failures in a row, and ask it again later."""
-        session, ledger, pace = self.session, self.session.ledger, self.session.run.pace
-        if not pace.real_time:
+        session, task_table, scheduler = self.session, self.session.task_table, self.session.run.scheduler
+        if not scheduler.real_time:
             # In virtual time nothing else refreshes the clients; a node may have left, or changed its id.
             yield from self._look()
         if member.misses < MAX_MISSES:
@@ -368,32 +383,32 @@ class EventPump:
                 extra=member.client.fields,
             )
             member.drop(session.run.aggregations)
-            ledger.changed()
+            task_table.changed()
             yield from self._release()
-            if not ledger.counting and not pace.real_time:
-                raise session.run.given_up(NOBODY)
-        elif pace.real_time and session.hopeless():
-            raise session.run.given_up(NOBODY)
-        pause = RETRY_AFTER * float(pace.times([member], ledger.members.values())[0])
-        ledger.queue.push(pace.now() + pause, member.client.index, Retry(member))
+            if not task_table.active_clients and not scheduler.real_time:
+                raise session.run.no_progress_error(NOBODY)
+        elif scheduler.real_time and session.hopeless():
+            raise session.run.no_progress_error(NOBODY)
+        pause = RETRY_AFTER * float(scheduler.times([member], task_table.members.values())[0])
+        task_table.queue.push(scheduler.now() + pause, member.client.index, Retry(member))
         yield Step(recheck=True)  # the others don't wait for it
 
-    def _leave_out(self, combined: Combined) -> list[Member]:
+    def _reject(self, combined: Combined) -> list[ClientState]:
         """Note the clients that a masked sum leaves out; return those that aren't at fault."""
-        session, number, free = self.session, self.session.run.aggregations, list[Member]()
+        session, number, free = self.session, self.session.run.aggregations, list[ClientState]()
         for index, (reason, reply, outcome) in combined.missed.items():
-            if (member := session.ledger.members.get(index)) is None:
+            if (member := session.task_table.members.get(index)) is None:
                 continue
             if outcome is None:
                 self._note_failure(member, reason, messages.fault_of(reply))
                 self._not_in_sum.append(member)
                 continue
-            session.ledger.since.failures += 1
-            session.ledger.since.lost += outcome == messages.LOST
-            session.accounts[index].note(outcome)
-            session.timeline.end(index, session.run.pace.now(), outcome)
+            session.task_table.interval_stats.failures += 1
+            session.task_table.interval_stats.lost += outcome == messages.LOST
+            session.client_stats[index].record(outcome)
+            session.timeline.end(index, session.run.scheduler.now(), outcome)
             free.append(member)
-        left_out = {m.client.located: combined.missed[m.client.index].reason for m in free}
+        left_out = {m.client.display_name: combined.missed[m.client.index].reason for m in free}
         for reason in dict.fromkeys(left_out.values()):
             named = ", ".join(who for who, why in left_out.items() if why == reason)
             log.warning("aggregation %d: left out client %s: %s", number, named, reason)

@@ -12,9 +12,9 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.core.config import SecureConfig
-from strategies.core.masked_sum import MaskedSum, Missed, look, told
+from strategies.core.masked_sum import MaskedSum, Missed, check_grid, reported_record
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -26,7 +26,7 @@ from strategies.flower.grids import Work
 from strategies.secure.graph import FEWEST, terms_for
 from strategies.secure.masking import Quantizer, SecureSumError
 from strategies.secure.mod import FROM_BEFORE
-from strategies.updates.chain import Local
+from strategies.updates.pipeline import LocalModel
 
 AWAY = "it went away before its update was summed"
 UNKNOWN = "doesn't say how many examples it has before it trains"
@@ -81,18 +81,18 @@ class SecureGroups:
         """Raise ValueError if a group of so many clients has no graph with these keys."""
         terms_for(size, self._config.secure_neighbours, self._config.secure_threshold)
 
-    def look(self, grid: Grid) -> None:
+    def check_grid(self, grid: Grid) -> None:
         """Raise RunError, before a client trains, where an engine or a part of this run needs single updates."""
         run = self._run
-        look(grid, run, self._receiver)
+        check_grid(grid, run, self._receiver)
         unknown = [client for client in run.clients if client.num_examples is None]
         if unknown and run.config.client_weights == "samples":
-            who = f"client {unknown[0].located}"
+            who = f"client {unknown[0].display_name}"
             raise RunError(
                 f"client_weights = 'samples' with secure_sums: {who} {UNKNOWN}; allowed is uniform"
             )
 
-    def kept(self, task: Task, reply: Message | Work | None) -> Local:
+    def kept(self, task: Task, reply: Message | Work | None) -> LocalModel:
         """Return a model without values in place of that of a client which has trained, and keeps its update.
 
         Raises
@@ -104,7 +104,7 @@ class SecureGroups:
             raise ArraysMismatchError(messages.NO_REPLY)
         assert isinstance(reply, Message)
         try:
-            record = told(reply)
+            record = reported_record(reply)
         except SecureSumError as error:
             raise ArraysMismatchError(str(error)) from None
         member = task.member
@@ -112,9 +112,9 @@ class SecureGroups:
             raise ArraysMismatchError(f"it doesn't keep the update of its task {member.tasks}")
         if self._run.config.client_weights == "samples" and member.client.num_examples is None:
             raise ArraysMismatchError(f"it {UNKNOWN}")
-        return Local(member.client, np.empty(0), np.empty(0))
+        return LocalModel(member.client, np.empty(0), np.empty(0))
 
-    def sum(self, grid: Grid, number: int, members: Sequence[Member], weights: Sequence[float]) -> Group:
+    def sum(self, grid: Grid, number: int, members: Sequence[ClientState], weights: Sequence[float]) -> Group:
         """Return the sum of a group's updates by their weights d_i, for the aggregation of this number.
 
         A client that isn't there, or goes away in a stage, isn't in the sum if its masked update hadn't come. If too
@@ -125,9 +125,9 @@ class SecureGroups:
         largest, tasks = max(d.values(), default=0.0) or 1.0, {m.client.index: m.tasks for m in members}
         group = Group()
         for member in members:
-            if not member.there:
+            if not member.is_available:
                 group.missed[member.client.index] = Missed(AWAY, outcome=messages.LOST)
-        clients = [member.client for member in members if member.there]
+        clients = [member.client for member in members if member.is_available]
         try:
             quantizer = Quantizer.for_sum(
                 config.secure_clipping, max(len(clients), 1), 0.0 if clip is None else clip.norm
@@ -142,7 +142,7 @@ class SecureGroups:
                 number,
                 len(run.model),
                 quantizer,
-                cut_off=run.stopped,
+                cut_off=run.should_stop,
             )
             shares = {client.index: float(d[client.index] / largest) for client in clients}
             fields = {
@@ -157,7 +157,7 @@ class SecureGroups:
             found = masked.result(shares)
         except SecureSumError as error:
             if not group.missed:
-                run.last_reason = f"secure sum: {error}"
+                run.last_failure = f"secure sum: {error}"
             for each in d:
                 group.missed.setdefault(each, Missed(f"secure sum: {error}", outcome=messages.FAILED))
             return group

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from strategies.clients.client_metrics import told
+from strategies.clients.client_metrics import reported_metrics
 from strategies.flower import messages
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass
-class Tally:
+class IntervalStatistics:
     """Counts and sums since the last evaluation."""
 
     staleness: list[int] = field(default_factory=list)
@@ -35,10 +35,10 @@ class Tally:
         for contribution in contributions:
             self.staleness.append(contribution.staleness)
             self.bytes_up += contribution.num_bytes
-            for name, value in told([contribution.metrics], key).items():
+            for name, value in reported_metrics([contribution.metrics], key).items():
                 self.values.setdefault(name, []).append(value)
 
-    def keep(self, content: RecordDict) -> None:
+    def add_content(self, content: RecordDict) -> None:
         """Keep a reply's content for a function of metrics, without its arrays, which would fill the memory."""
         small: dict[str, messages.RecordType] = {
             name: record for name, record in content.items() if not isinstance(record, ArrayRecord)
@@ -91,6 +91,6 @@ class Tally:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Tally":
+    def restored(cls, state: Mapping[str, Any]) -> "IntervalStatistics":
         """Return the statistics of a state; a count that the state of an earlier version lacks is 0."""
         return cls(**deepcopy(dict(state)))

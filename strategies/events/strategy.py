@@ -30,13 +30,13 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from strategies import streams
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
 from strategies.core.capabilities import hook
 from strategies.core.config import (
     OBSERVED,
+    AsyncConfigBase,
     AsynchronousConfig,
-    EventsConfig,
     SecureConfig,
     StrategyConfig,
 )
@@ -47,14 +47,14 @@ from strategies.events.pump import EventPump
 from strategies.events.session import EventSession
 from strategies.flower.errors import RunError
 from strategies.timing.scheduler import Times
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 log = logging.getLogger("flwr.strategies")
 
 # Flower's hooks of a round, and what to override in their place.
 _INSTEAD = {
-    "configure_train": "choose, local_rule, outgoing or companions",
-    "aggregate_train": "accept, weigh, counted or aggregate",
+    "configure_train": "select_idle, local_rule, extra_records or extra_vectors",
+    "aggregate_train": "accept, weigh, transform_update or aggregate",
 }
 
 
@@ -65,14 +65,14 @@ class AsynchronousStrategy(FederatedStrategy):
     """
 
     Config: ClassVar[type[StrategyConfig]] = AsynchronousConfig
-    config: EventsConfig
+    config: AsyncConfigBase
     has_rounds: ClassVar[bool] = False
     #: Seconds between two aggregations, 1e-9 (``strategies.clock.RESOLUTION``) or more; None: when ``ready`` says so.
     interval: float | None = None
     #: How contributions weigh, ``time-based`` or ``identical``, where the config has no ``aggregation_weights``.
-    weighing: ClassVar[str] = "time-based"
+    default_aggregation_weights: ClassVar[str] = "time-based"
     #: Whether a client goes on working while its work waits for the next aggregation.
-    works_on: ClassVar[bool] = False
+    trains_while_waiting: ClassVar[bool] = False
 
     session: EventSession
 
@@ -106,16 +106,16 @@ class AsynchronousStrategy(FederatedStrategy):
     def accept(self, contribution: Contribution) -> bool:
         """Return True if a contribution counts; otherwise it is discarded, and its client is free at once.
 
-        By default where its staleness is ``fresh``.
+        By default where its staleness is ``is_fresh_enough``.
         """
-        return self.fresh(contribution.staleness)
+        return self.is_fresh_enough(contribution.staleness)
 
     @hook
-    def fresh(self, staleness: int) -> bool:
+    def is_fresh_enough(self, staleness: int) -> bool:
         """Return True if work of this staleness counts; the length of a run may follow from it."""
         return True
 
-    def choose(self, free: Sequence[Member]) -> Iterable[Member]:
+    def select_idle(self, free: Sequence[ClientState]) -> Iterable[ClientState]:
         """Return the clients that get the model now.
 
         Asked whenever clients have become free: at the start, when one is new, has answered or missed, when their
@@ -124,19 +124,19 @@ class AsynchronousStrategy(FederatedStrategy):
 
         Parameters
         ----------
-        free : sequence of Member
+        free : sequence of ClientState
             The clients that the event freed. By default they get the model, unless their work waits for the next
             aggregation: then they get that one's. With a ``concurrency`` the free places go to any idle clients.
         """
         if not self.concurrency:
-            return [member for member in free if self.works_on or not member.waiting]
-        ledger, idle = self.session.ledger, self.session.ledger.free
-        if not (places := min(max(self.concurrency - len(ledger.tasks), 0), len(idle))):
+            return [member for member in free if self.trains_while_waiting or not member.waiting]
+        task_table, idle = self.session.task_table, self.session.task_table.free
+        if not (places := min(max(self.concurrency - len(task_table.tasks), 0), len(idle))):
             return []
-        rng = streams.generator(self.config.seed, "next-clients", ledger.dispatched)
-        return [ledger.members[idle[place]] for place in rng.choice(len(idle), places, replace=False)]
+        rng = streams.generator(self.config.seed, "next-clients", task_table.dispatched)
+        return [task_table.members[idle[place]] for place in rng.choice(len(idle), places, replace=False)]
 
-    def sends_again(self, client: Client) -> tuple[int, NDArray[Any]] | None:
+    def resend_model(self, client: Client) -> tuple[int, NDArray[Any]] | None:
         """Return the model (D,) that a client is sent in place of the newest one, and its version; None: the newest.
 
         The version is the number of the aggregation that made the model. A client that has just delivered a
@@ -148,13 +148,13 @@ class AsynchronousStrategy(FederatedStrategy):
     def task_steps(self, client: Client) -> int:
         """Return the number of local steps of a client's task that is sent now; 0: the client's usual work.
 
-        Clients read it from the field ``strategies.steps``. In virtual time a task of ``timed_steps`` steps takes as
-        long as the time scenario says, and one of k times as many k times as long.
+        Clients read it from the field ``strategies.steps``. In virtual time a task of ``reference_steps`` steps takes
+        as long as the time scenario says, and one of k times as many k times as long.
         """
         return 0
 
     @property
-    def timed_steps(self) -> int:
+    def reference_steps(self) -> int:
         """The number of local steps of a task that takes as long as the time scenario says (``task_steps``)."""
         return 0
 
@@ -162,7 +162,7 @@ class AsynchronousStrategy(FederatedStrategy):
         """Take note of an accepted contribution; return what of it waits in the buffer, by default all."""
         return contribution
 
-    def takes(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
+    def take_from_buffer(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
         """Return the contributions that the next aggregation takes of those that wait; the others wait on."""
         return waiting
 
@@ -181,12 +181,12 @@ class AsynchronousStrategy(FederatedStrategy):
         return 1.0
 
     @property
-    def discounts(self) -> bool:
+    def discounts_staleness(self) -> bool:
         """Whether d_i is known only when a contribution comes: reports then have the mean over contributions."""
         return self.capabilities.discounts_staleness
 
     @hook
-    def periods(self, times: Times) -> Times:
+    def contribution_periods(self, times: Times) -> Times:
         """Return P_i (C,): aggregations from one contribution of client i to the next, by its task time τ_i (C,).
 
         Where clients come and go, τ_i is the mean time from one contribution of a client that waits for no other to
@@ -198,51 +198,52 @@ class AsynchronousStrategy(FederatedStrategy):
         return self.session.contribution_weights.observed_periods()
 
     def expected_periods(self, times: Times) -> Times:
-        """Return the expected P_i, where random task times make them differ from ``periods``."""
-        return self.periods(times)
+        """Return the expected P_i, where random task times make them differ from ``contribution_periods``."""
+        return self.contribution_periods(times)
 
     def identical_weight(self, num_clients: int) -> float:
         """Return d for ``aggregation_weights = "identical"``."""
         return 1.0
 
-    def foreseen_aggregations(self, times: Times, seconds: float) -> int | None:
+    def predict_num_aggregations(self, times: Times, seconds: float) -> int | None:
         """Return the number of aggregations in so many seconds, by the task times τ_i (C,).
 
         A run whose number of aggregations isn't given takes it from here. None: it follows from arrivals or buffers.
         """
         return None
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return η_g, by default such that one contribution of each client at work moves the model as a round does.
 
         See ``strategies.events.contribution_weights``. A method with a ``weigh`` of its own, whose weights the d_i
         there aren't, returns its own.
         """
-        return self.session.contribution_weights.step(self.most_at_work)
+        return self.session.contribution_weights.step(self.max_concurrency)
 
-    def untrained_lr(self) -> float:
+    def buffer_lr(self) -> float:
         """Return η of strategies/updates/buffers.py: the step by which an arrival moves the buffers."""
-        return self.own_lr()
+        return self.default_server_lr()
 
     @property
     def concurrency(self) -> int:
         """M_c, the number of clients at work at once; 0: all. By ``fraction_train`` a share of those that count."""
-        fraction, number = self.session.run.flower.fraction_train, len(self.session.ledger.counting)
+        fraction, number = self.session.run.flower.fraction_train, len(self.session.task_table.active_clients)
         if fraction == 1:
             return self.config.concurrency
         return max(int(fraction * number), self.session.run.flower.min_train_nodes, 1)
 
     @property
-    def most_at_work(self) -> int:
+    def max_concurrency(self) -> int:
         """τ_c, the largest number of clients at work at once."""
-        number = max(len(self.session.ledger.counting), 1)
+        number = max(len(self.session.task_table.active_clients), 1)
         return min(self.concurrency or number, number)
 
     @property
     def observes_periods(self) -> bool:
         """Whether P_i are observed: they can't be known beforehand, or the config asks for observed ones."""
         unknown = (
-            self.session.contribution_weights.weighing == OBSERVED or not self.capabilities.knows_periods
+            self.session.contribution_weights.aggregation_weights == OBSERVED
+            or not self.capabilities.knows_periods
         )
         return bool(self.concurrency) or unknown
 

@@ -11,22 +11,22 @@ import numpy as np
 from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.roster import ABSENT, Client
 from strategies.core.run_state import RunState
 from strategies.events.observed_periods import Observed
-from strategies.events.statistics import Tally
+from strategies.events.statistics import IntervalStatistics
 from strategies.flower.arrays import Vector
 from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
 from strategies.timing.event_queue import EventQueue
 from strategies.updates.buffers import Buffers
-from strategies.updates.chain import Contribution, Local
+from strategies.updates.pipeline import Contribution, LocalModel
 
 log = logging.getLogger("flwr.strategies")
 
 LAST = 1 << 40  # after every client, in the event queue
-COMPANION = "sent-"  # before the names of vectors that were sent beside the model, in a checkpoint
+EXTRA_VECTOR = "sent-"  # before the names of vectors that were sent beside the model, in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -42,61 +42,61 @@ class Task:
     sent : float
         Clock seconds when it was sent.
     lost : bool
-        Whether no reply will come: it couldn't be sent, or its client goes before its end (``gone``).
-    companions : mapping of str to array (D,)
+        Whether no reply will come: it couldn't be sent, or its client goes before its end (``dropped_out``).
+    extra_vectors : mapping of str to array (D,)
         Vectors that were sent beside it.
     steps : int
         Local steps that the client was asked for; 0: its usual work.
     """
 
-    member: Member
+    member: ClientState
     version: int
     base: NDArray[Any]
     message_id: str
     sent: float
     lost: bool
-    gone: bool = False
-    companions: Mapping[str, Vector] = field(default_factory=dict)
+    dropped_out: bool = False
+    extra_vectors: Mapping[str, Vector] = field(default_factory=dict)
     steps: int = 0
 
 
-class Held(NamedTuple):
+class HeldReply(NamedTuple):
     """An answer that is held back until it is known which updates are too long (strategies/updates/safeguards.py)."""
 
     task: Task
-    local: Local
+    local: LocalModel
     reply: Message | Work
 
 
 class Retry(NamedTuple):
     """A client that was dropped is to get another task."""
 
-    member: Member
+    member: ClientState
 
 
-class Turn(NamedTuple):
+class AvailabilityChanged(NamedTuple):
     """A client comes or goes."""
 
-    member: Member
+    member: ClientState
 
 
-class Wake(NamedTuple):
+class Recheck(NamedTuple):
     """The method is to be asked whether it is ready, although nothing has arrived."""
 
 
-class TaskLedger:
+class TaskTable:
     """The clients, their tasks under way, and the contributions that wait for the next aggregation.
 
     Parameters
     ----------
-    works_on : bool
+    trains_while_waiting : bool
         Whether a client is free while its work waits for the next aggregation.
     most : int
         Number of contributions after which a client gets no further task; 0: no limit.
 
     Attributes
     ----------
-    members : dict of int to Member
+    members : dict of int to ClientState
         Every client that ever took part, by its index.
     tasks : dict of str to Task
         Tasks under way, by message id.
@@ -104,13 +104,13 @@ class TaskLedger:
         What is due when: the ids of tasks, by the time they end or are given up, and other events.
     buffer : list of Contribution
         What has arrived since the last aggregation.
-    held : deque of Held
+    held : deque of HeldReply
         Replies that are held back, in the order in which they came.
     patient_until : float
         Clock time at which replies that are held back are taken in at the latest.
     kept : dict of int to Task
         With secure sums, the tasks whose updates are kept by their clients and wait, by client index.
-    since : Tally
+    since : IntervalStatistics
         What happened since the last evaluation.
     dispatched : int
         Tasks that were dispatched so far, to all members.
@@ -120,42 +120,42 @@ class TaskLedger:
         How often the clients that count, or their p_i, have changed.
     """
 
-    def __init__(self, run: RunState, *, works_on: bool = False, most: int = 0) -> None:
-        self._run, self._works_on, self._most = run, works_on, most
+    def __init__(self, run: RunState, *, trains_while_waiting: bool = False, most: int = 0) -> None:
+        self._run, self._trains_while_waiting, self._most = run, trains_while_waiting, most
         self.changes = 0
         self.reset()
 
     def reset(self) -> None:
         """Forget all clients and tasks."""
-        self.members: dict[int, Member] = {}
+        self.members: dict[int, ClientState] = {}
         self.tasks: dict[str, Task] = {}
         self.queue = EventQueue()
         self.buffer: list[Contribution] = []
-        self.held: deque[Held] = deque()
+        self.held_replies: deque[HeldReply] = deque()
         self.kept: dict[int, Task] = {}
         self.patient_until = NEVER
-        self.since = Tally()
+        self.interval_stats = IntervalStatistics()
         self.dispatched = 0
-        self.parted: dict[int, tuple[int, int]] = {}
+        self.departed: dict[int, tuple[int, int]] = {}
         self.changes += 1
-        self._counting: list[Member] | None = None
+        self._active_clients: list[ClientState] | None = None
         self._free: list[int] | None = None
         self._observed: Observed | None = None
         self._resumed: Mapping[str, Any] = {}
 
     @property
-    def counting(self) -> list[Member]:
+    def active_clients(self) -> list[ClientState]:
         """The clients that aren't dropped, by index."""
-        if self._counting is None:
+        if self._active_clients is None:
             members = (self.members[index] for index in sorted(self.members))
-            self._counting = [member for member in members if not member.dropped]
-        return self._counting
+            self._active_clients = [member for member in members if not member.dropped]
+        return self._active_clients
 
     @property
     def observed(self) -> Observed:
         """What the observed periods P_i of the clients that count are computed from."""
         if self._observed is None:
-            self._observed = Observed(self.counting)
+            self._observed = Observed(self.active_clients)
         return self._observed
 
     @property
@@ -165,48 +165,56 @@ class TaskLedger:
             self._free = [index for index in sorted(self.members) if self._is_free(self.members[index])]
         return self._free
 
-    def _is_free(self, member: Member) -> bool:
-        waits = member.waiting and not self._works_on
+    def _is_free(self, member: ClientState) -> bool:
+        waits = member.waiting and not self._trains_while_waiting
         stays = member.again or not member.dropped
-        return member.there and not waits and stays and not self.busy(member) and not self.is_spent(member)
+        return (
+            member.is_available
+            and not waits
+            and stays
+            and not self.busy(member)
+            and not self.reached_contribution_limit(member)
+        )
 
-    def contributions_of(self, member: Member) -> int:
+    def contributions_of(self, member: ClientState) -> int:
         """Return how often a client has contributed, also before it was forgotten and came back."""
-        return member.contributions + self.parted.get(member.client.index, (0, 0))[0]
+        return member.contributions + self.departed.get(member.client.index, (0, 0))[0]
 
     @property
-    def most_contributions(self) -> int:
+    def max_contributions_per_client(self) -> int:
         """The number of contributions of the client that has contributed most."""
         there = max((self.contributions_of(member) for member in self.members.values()), default=0)
-        return max([there, *(contributions for contributions, _ in self.parted.values())])
+        return max([there, *(contributions for contributions, _ in self.departed.values())])
 
     @property
-    def most_tasks(self) -> int:
+    def max_tasks_per_client(self) -> int:
         """The number of tasks of the client that has got most."""
         there = [member.tasks for member in self.members.values()]
-        return max([*there, *(tasks for _, tasks in self.parted.values())], default=0)
+        return max([*there, *(tasks for _, tasks in self.departed.values())], default=0)
 
-    def join(self, client: Client, since: int) -> Member:
+    def join(self, client: Client, since: int) -> ClientState:
         """Return a new client's entry; one that was forgotten goes on with its numbers of tasks, and their draws."""
-        _, tasks = self.parted.get(client.index, (0, 0))
-        member = self.members[client.index] = Member(client, tasks=tasks, since=since)
+        _, tasks = self.departed.get(client.index, (0, 0))
+        member = self.members[client.index] = ClientState(client, tasks=tasks, since=since)
         return member
 
-    def is_spent(self, member: Member) -> bool:
+    def reached_contribution_limit(self, member: ClientState) -> bool:
         """Return True if a client has contributed as often as it may."""
         return bool(self._most) and self.contributions_of(member) >= self._most
 
     @property
-    def all_spent(self) -> bool:
+    def all_reached_limit(self) -> bool:
         """Whether there are clients, and all have contributed as often as they may."""
-        return bool(self.members) and all(self.is_spent(member) for member in self.members.values())
+        return bool(self.members) and all(
+            self.reached_contribution_limit(member) for member in self.members.values()
+        )
 
-    def ask_again(self, member: Member) -> None:
+    def ask_again(self, member: ClientState) -> None:
         """Let a client that was dropped be free again."""
         member.again = member.dropped and not self.busy(member)
-        self.moved(member)
+        self.refresh_idle(member)
 
-    def moved(self, member: Member) -> None:
+    def refresh_idle(self, member: ClientState) -> None:
         """Note whether a client is free."""
         if self._free is None:
             return
@@ -219,30 +227,30 @@ class TaskLedger:
             else:
                 self._free.insert(at, index)
 
-    def busy(self, member: Member) -> bool:
+    def busy(self, member: ClientState) -> bool:
         """Return True if a client has a task under way."""
         return member.task in self.tasks
 
-    def at_work(self) -> list[int]:
+    def busy_clients(self) -> list[int]:
         """Return the indices of the clients with a task under way; safe to call from another thread."""
         return [task.member.client.index for task in self.tasks.copy().values() if not task.lost]
 
     def changed(self) -> None:
         """Note that the set of clients that count has changed."""
-        self._counting = self._free = self._observed = None
+        self._active_clients = self._free = self._observed = None
         self.resized()
 
     def resized(self) -> None:
         """Note that the importances p_i have changed."""
         self.changes += 1
 
-    def count(self, member: Member, weight: float) -> None:
+    def count(self, member: ClientState, weight: float) -> None:
         """Note a contribution and its weight."""
         member.contributions += 1
         member.weight += weight
         if self._observed is not None and not member.dropped:
             self._observed.contributed()
-        if self.is_spent(member):
+        if self.reached_contribution_limit(member):
             self._run.warn_once(
                 "%s has contributed dp_max_contributions = %d times: it isn't asked any more, nor is any other then",
                 member.client,
@@ -256,38 +264,38 @@ class TaskLedger:
         self.tasks[task.message_id] = task
         task.member.task, task.member.again = task.message_id, False
         self.queue.push(due, task.member.client.index, task.message_id)
-        self.moved(task.member)
+        self.refresh_idle(task.member)
 
-    def close(self, task: Task) -> Member:
+    def close(self, task: Task) -> ClientState:
         """Remove a task; return its client."""
         del self.tasks[task.message_id]
-        self.moved(task.member)
+        self.refresh_idle(task.member)
         return task.member
 
-    def forget(self, member: Member) -> None:
+    def forget(self, member: ClientState) -> None:
         """Forget a client that can't take part any more, its task under way and its work that waits."""
         node_id, index = member.client.node_id, member.client.index
         del self.members[index]
-        self.parted[index] = self.contributions_of(member), member.tasks
+        self.departed[index] = self.contributions_of(member), member.tasks
         self.tasks.pop(member.task, None)
         self.buffer = [each for each in self.buffer if each.client.node_id != node_id]
-        self.held = deque(each for each in self.held if each.task.member is not member)
+        self.held_replies = deque(each for each in self.held_replies if each.task.member is not member)
         self.kept.pop(index, None)
         self.changed()
 
-    def keep(self, contribution: Contribution) -> None:
+    def add_to_buffer(self, contribution: Contribution) -> None:
         """Let a contribution wait for the next aggregation."""
         self.wait(self.members[contribution.client.index], 1)
         self.buffer.append(contribution)
 
-    def wait(self, member: Member, change: int) -> None:
+    def wait(self, member: ClientState, change: int) -> None:
         """Change the number of a client's contributions that wait."""
         member.waiting += change
-        self.moved(member)
+        self.refresh_idle(member)
 
     def wake(self, when: float) -> None:
         """Ask the method at a clock time whether it is ready, after the replies that arrive at that time."""
-        self.queue.push(when, LAST, Wake())
+        self.queue.push(when, LAST, Recheck())
 
     def take_out(self, contributions: Sequence[Contribution]) -> list[Contribution]:
         """Take contributions out of the buffer; return them in client order."""
@@ -302,17 +310,17 @@ class TaskLedger:
     def state(self) -> dict[str, Any]:
         """Return clients and, in virtual time, the tasks under way with the models that they started from.
 
-        After an aggregation something waits in the buffer only if the method ``takes`` a part; of that everything is
-        saved but the records of replies. What is held back, or kept by its client, counts as under way: it is worked
-        on again, and comes at once. In real time, tasks under way are dispatched anew.
+        After an aggregation something waits in the buffer only if the method ``take_from_buffer`` a part; of that
+        everything is saved but the records of replies. What is held back, or kept by its client, counts as under way:
+        it is worked on again, and comes at once. In real time, tasks under way are dispatched anew.
         """
         members = list(self.members.values())
-        kept = [*(each.task for each in self.held), *self.kept.values()]
-        tasks = [] if self._run.pace.real_time else [*kept, *self.tasks.values()]
+        kept = [*(each.task for each in self.held_replies), *self.kept.values()]
+        tasks = [] if self._run.scheduler.real_time else [*kept, *self.tasks.values()]
         buffer = [each for each in self.buffer if each.client.index not in self.kept]
         bases = {task.version: task.base for task in tasks}
         bases |= {contribution.version: contribution.base for contribution in buffer}
-        names = tasks[0].companions if tasks else ()
+        names = tasks[0].extra_vectors if tasks else ()
         return {
             # Of every member, in the order of `clients`, their indices.
             "clients": [member.client.index for member in members],
@@ -326,9 +334,9 @@ class TaskLedger:
             "answers": [member.answers for member in members],
             "lost": [member.lost for member in members],
             "there-since": [member.since for member in members],
-            "gone": [member.gone for member in members],
-            "parted": [(index, *numbers) for index, numbers in self.parted.items()],
-            "since": self.since.state(),
+            "gone": [member.dropped_at for member in members],
+            "parted": [(index, *numbers) for index, numbers in self.departed.items()],
+            "since": self.interval_stats.state(),
             # Clock seconds, and who is asked again then.
             "retries": [
                 (due, event.member.client.index) for due, event in self.queue if isinstance(event, Retry)
@@ -340,12 +348,19 @@ class TaskLedger:
                 if any(task.steps for task in tasks)
                 else {}
             ),
-            **({"wakes": wakes} if (wakes := [due for due, e in self.queue if isinstance(e, Wake)]) else {}),
+            **(
+                {"wakes": wakes}
+                if (wakes := [due for due, e in self.queue if isinstance(e, Recheck)])
+                else {}
+            ),
             **_waiting(buffer),
             "patient-until": self.patient_until if self.patient_until < NEVER else None,
             "versions": list(bases),
             "bases": np.array(list(bases.values())),  # the models of `versions`, (n, D)
-            **{f"{COMPANION}{name}": np.array([task.companions[name] for task in tasks]) for name in names},
+            **{
+                f"{EXTRA_VECTOR}{name}": np.array([task.extra_vectors[name] for task in tasks])
+                for name in names
+            },
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -359,9 +374,9 @@ class TaskLedger:
         The tasks that were under way are to be dispatched anew.
         """
         state, self._resumed = self._resumed, {}
-        self.since = Tally.restored(state["since"])
+        self.interval_stats = IntervalStatistics.restored(state["since"])
         self.dispatched = sum(state["tasks"])
-        self.parted = {
+        self.departed = {
             int(index): (int(those), int(tasks)) for index, those, tasks in state.get("parted", ())
         }
         until = state.get("patient-until")  # an earlier version has none
@@ -371,7 +386,7 @@ class TaskLedger:
             client = present.get(index, Client(ABSENT, index, size, MetricRecord()))
             if client.num_examples is None:
                 client = replace(client, num_examples=size)
-            self.members[index] = Member(
+            self.members[index] = ClientState(
                 client,
                 tasks=state["tasks"][place],
                 misses=state["misses"][place],
@@ -382,7 +397,7 @@ class TaskLedger:
                 answers=state["answers"][place],
                 lost=state["lost"][place] if "lost" in state else 0,  # older states don't have it
                 since=state["there-since"][place],
-                gone=state["gone"][place],
+                dropped_at=state["gone"][place],
             )
             if index not in present:
                 if not self.members[index].dropped:
@@ -390,7 +405,7 @@ class TaskLedger:
                 log.warning("client %d of the run so far isn't there: the others share its weight", index)
         clients = {index: member.client for index, member in self.members.items()}
         for contribution in _restored(state, clients, self._run.buffers):
-            self.keep(contribution)
+            self.add_to_buffer(contribution)
         for due in state.get("wakes", ()):
             self.wake(due)
         self.changed()
@@ -401,12 +416,12 @@ def _waiting(buffer: Sequence[Contribution]) -> dict[str, Any]:
     """Return the entries of a state for contributions that wait; {} if none does."""
     if not buffer:
         return {}
-    untrained = [c.untrained for c in buffer if c.untrained is not None]
+    buffer_values = [c.buffer_values for c in buffer if c.buffer_values is not None]
     return {
         # Client, version, staleness, bytes and metrics.
         "waiting": [(c.client.index, c.version, c.staleness, c.num_bytes, dict(c.metrics)) for c in buffer],
         "waiting-updates": np.array([c.update for c in buffer]),
-        **({"waiting-untrained": np.array(untrained)} if untrained else {}),
+        **({"waiting-untrained": np.array(buffer_values)} if buffer_values else {}),
     }
 
 
@@ -417,7 +432,7 @@ def _restored(
     if "waiting" not in state:
         return []
     bases = dict(zip(state["versions"], state["bases"], strict=True))
-    untrained = state.get("waiting-untrained")
+    buffer_values = state.get("waiting-untrained")
     return [
         Contribution(
             clients[index],
@@ -428,8 +443,8 @@ def _restored(
             MetricRecord(metrics),
             {},
             num_bytes,
-            None if untrained is None else np.array(untrained[place]),
-            buffers.counted_from(bases[version]),
+            None if buffer_values is None else np.array(buffer_values[place]),
+            buffers.counter_origin(bases[version]),
         )
         for place, (index, version, staleness, num_bytes, metrics) in enumerate(state["waiting"])
     ]

@@ -16,12 +16,12 @@ LONGEST_POLL = 1.0
 
 
 def never() -> bool:
-    """Return False: the default of ``stopped``, for a run that isn't stopped early."""
+    """Return False: the default of ``should_stop``, for a run that isn't stopped early."""
     return False
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], timeout: float, stopped: Callable[[], bool] = never
+    grid: Grid, messages: Iterable[Message], timeout: float, should_stop: Callable[[], bool] = never
 ) -> dict[int, Message]:
     """Push messages, at most one per node, and collect the replies.
 
@@ -29,7 +29,7 @@ def exchange(
     ----------
     timeout : float
         Seconds after which missing replies are no longer awaited.
-    stopped : callable
+    should_stop : callable
         Called at every poll; True ends the wait at once.
 
     Returns
@@ -37,15 +37,15 @@ def exchange(
     dict of int to Message
         The replies by node id. A node that hasn't answered is missing; a second reply to a message is ignored.
     """
-    return dict(arriving(grid, messages, timeout, stopped))
+    return dict(arriving(grid, messages, timeout, should_stop))
 
 
 def arriving(
-    grid: Grid, messages: Iterable[Message], timeout: float, stopped: Callable[[], bool] = never
+    grid: Grid, messages: Iterable[Message], timeout: float, should_stop: Callable[[], bool] = never
 ) -> Iterator[tuple[int, Message]]:
     """Push messages and yield node ids and replies as they arrive, so that the caller needn't hold all replies."""
     nodes = pushed(grid, messages)
-    return (pair for look in looks(grid, nodes, timeout, stopped) for pair in look)
+    return (pair for poll in poll_replies(grid, nodes, timeout, should_stop) for pair in poll)
 
 
 def pushed(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
@@ -57,11 +57,11 @@ def pushed(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
     }
 
 
-def looks(
+def poll_replies(
     grid: Grid,
     waiting: dict[str, int],
     timeout: float | Callable[[], float],
-    stopped: Callable[[], bool] = never,
+    should_stop: Callable[[], bool] = never,
 ) -> Iterator[list[tuple[int, Message]]]:
     """Poll for the replies to messages, by message id, until all have arrived or the timeout has passed.
 
@@ -72,7 +72,7 @@ def looks(
     """
     clock, expired = WallClock(), False
     limit = timeout if callable(timeout) else lambda: timeout
-    while waiting and not expired and not stopped():
+    while waiting and not expired and not should_stop():
         expired = clock.now() >= limit()  # replies since the last poll still count
         pulled = list(grid.pull_messages(list(waiting)))
         yield [
@@ -85,7 +85,7 @@ def looks(
             clock.wait_until(min(clock.now() + wait, limit()))
 
 
-class Mail:
+class MessageClient:
     """The messages of an asynchronous loop: sends messages one by one, and polls for replies by message id.
 
     Tasks may also be dispatched to a Grid that needs no messages for them (strategies/flower/grids.py).
@@ -94,14 +94,14 @@ class Mail:
     ----------
     timeout : float
         Real seconds to wait for a single reply.
-    stopped : callable
+    should_stop : callable
         True ends any wait.
     """
 
-    def __init__(self, grid: Grid, timeout: float, stopped: Callable[[], bool] = never) -> None:
+    def __init__(self, grid: Grid, timeout: float, should_stop: Callable[[], bool] = never) -> None:
         self.grid = grid
         self.timeout = timeout
-        self.stopped = stopped
+        self.should_stop = should_stop
         self.clock = WallClock()
         self._listeners: dict[str, Callable[[Message], None]] = {}
         self._handed: dict[str, WorkingGrid] = {}  # by task
@@ -138,18 +138,20 @@ class Mail:
 
     def wait(self, message_id: str) -> Message | Work | None:
         """Wait for the reply to one message, or for the result of a task; None if it doesn't arrive."""
-        while message_id in self._handed and not self.stopped():
+        while message_id in self._handed and not self.should_stop():
             if (work := self._handed[message_id].work(message_id)) is not None:
                 del self._handed[message_id]
                 return work
-        looked = looks(self.grid, {message_id: 0}, self.timeout, self.stopped)
-        return next((reply for look in looked for _, reply in look), None)
+        polls = poll_replies(self.grid, {message_id: 0}, self.timeout, self.should_stop)
+        return next((reply for poll in polls for _, reply in poll), None)
 
 
 NODE_POLL = 0.1  # seconds between two polls for connected nodes
 
 
-def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[], bool] = never) -> list[int]:
+def wait_for_nodes(
+    grid: Grid, number: int, timeout: float, should_stop: Callable[[], bool] = never
+) -> list[int]:
     """Wait until at least ``number`` nodes, and at least one, are connected and no more connect; return their ids.
 
     Raises
@@ -162,7 +164,7 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[]
         node_ids = list(grid.get_node_ids())
         late = clock.now() > timeout
         settled = late or count == len(node_ids) or getattr(grid, "all_connected", False)  # a LocalGrid's
-        if stopped() or (len(node_ids) >= max(number, 1) and settled):
+        if should_stop() or (len(node_ids) >= max(number, 1) and settled):
             return node_ids
         count = len(node_ids)
         if late:
@@ -170,8 +172,8 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, stopped: Callable[[]
         clock.wait_until(clock.now() + NODE_POLL)
 
 
-def wait_while(missing: Callable[[], bool], timeout: float, stopped: Callable[[], bool]) -> None:
+def wait_while(missing: Callable[[], bool], timeout: float, should_stop: Callable[[], bool]) -> None:
     """Poll ``missing`` until it returns False, for ``timeout`` seconds at most."""
     clock = WallClock()
-    while missing() and not stopped() and clock.now() < timeout:
+    while missing() and not should_stop() and clock.now() < timeout:
         clock.wait_until(clock.now() + NODE_POLL)

@@ -10,9 +10,9 @@ Clients that build the model by themselves, as ``fedapp``'s do, are sent the fro
 ``trained = ["head.*"]`` a strategy splits the initial arrays. The arrays that a pattern names, and buffers that match
 ``untrained``, are the model of the run; the others are frozen. The first request to a node has the full model, with
 the names of the arrays that are sent from then on (``messages.TRAVELS``). A ClientApp keeps the frozen arrays by a
-mod, after ``reads_packed`` and ``compresses`` and before all other mods::
+mod, after ``unpack_arrays`` and ``compress_updates`` and before all other mods::
 
-    app = ClientApp(mods=[reads_packed, compresses, cache_frozen_parameters])
+    app = ClientApp(mods=[unpack_arrays, compresses, cache_frozen_parameters])
 
 The mod keeps the frozen arrays in the client's ``context.state``, gives the full model to the app's handlers, takes
 the frozen arrays out of the reply, and names in the reply the digest of the arrays that it keeps. A client without
@@ -214,7 +214,7 @@ class FrozenParameters(ABC):
         """Return the model that is evaluated and returned, given the arrays that are sent."""
         return record
 
-    def outgoing(self, message: Message) -> Message:
+    def prepare_request(self, message: Message) -> Message:
         """Return the message to send, which names the frozen arrays, and count the bytes that were added to it."""
         _add_fields(message.content, self._config_key, self._fields)
         return message
@@ -305,9 +305,9 @@ class FrozenParameterCache(FrozenParameters):
             self._last = record, self.split.full_model(record)
         return self._last[1]
 
-    def outgoing(self, message: Message) -> Message:
+    def prepare_request(self, message: Message) -> Message:
         """Name the frozen arrays; return the message with the full model for a node that doesn't keep them."""
-        super().outgoing(message)
+        super().prepare_request(message)
         if message.metadata.dst_node_id in self._nodes:
             return message
         made = with_content(message, self.again(message))
@@ -415,8 +415,8 @@ class FrozenGrid(GridAround):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; return the ids of those that could be stored."""
         given = list(messages)
-        outgoing = [self.frozen.outgoing(each) if _has_model(each) else each for each in given]
-        stored = list(self.grid.push_messages(outgoing))
+        prepared = [self.frozen.prepare_request(each) if _has_model(each) else each for each in given]
+        stored = list(self.grid.push_messages(prepared))
         now = time.time()
         self._sent = {name: each for name, each in self._sent.items() if _expiry(each) > now}
         self._sent |= {each.metadata.message_id: each for each in given if _has_model(each)}

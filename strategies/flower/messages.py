@@ -167,17 +167,17 @@ def request(
     *,
     ttl: float,
     arrays: ArrayRecord | None = None,
-    companions: Mapping[str, RecordType] = MappingProxyType({}),
+    extra_records: Mapping[str, RecordType] = MappingProxyType({}),
     keys: tuple[str, str] = (ARRAYS, CONFIG),
 ) -> Message:
-    """Build a message to one node; ``ttl`` in seconds, ``companions`` are records beside ``arrays``.
+    """Build a message to one node; ``ttl`` in seconds, ``extra_vectors`` are records beside ``arrays``.
 
     ``keys`` are the names of the record of arrays and of the record of fields.
     """
     content = RecordDict({keys[1]: config})
     if arrays is not None:
         content[keys[0]] = arrays
-    for name, record in companions.items():
+    for name, record in extra_records.items():
         content[name] = record
     return Message(content=content, dst_node_id=node_id, message_type=message_type, ttl=ttl)
 
@@ -258,7 +258,7 @@ def clean(text: str, most: int = LONGEST_TEXT) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text[:most])
 
 
-def whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """Return a reported number of 0 or more as an int; None for anything else that a client may send."""
     if isinstance(value, int | float) and 0 <= value <= LARGEST:
         return int(value)
@@ -299,7 +299,7 @@ def model_of(reply: Message, key: str = ARRAYS) -> ArrayRecord | None:
     return next(iter(records.values())) if len(records) == 1 else None
 
 
-def beside_the_model(reply: Message, key: str) -> dict[str, RecordType]:
+def extra_records_of(reply: Message, key: str) -> dict[str, RecordType]:
     """Return the records of a reply other than the model and its metrics, by name."""
     known = (model_of(reply, key), metrics_of(reply))
     return {name: record for name, record in reply.content.items() if all(record is not k for k in known)}

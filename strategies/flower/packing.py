@@ -12,9 +12,9 @@ client that doesn't report support, such as another Flower app, gets ordinary re
 simulation.
 
 A strategy sees neither: ``packing`` puts a Grid that packs around the device's own, and a ClientApp that is to
-understand it takes ``reads_packed`` among its mods::
+understand it takes ``unpack_arrays`` among its mods::
 
-    app = ClientApp(mods=[reads_packed])
+    app = ClientApp(mods=[unpack_arrays])
 """
 
 import json
@@ -169,11 +169,11 @@ class PackingGrid(GridAround):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages, packed for nodes that support it; return the ids of the messages that could be stored."""
-        outgoing = [self._outgoing(message) for message in messages]
-        pushed = list(self.grid.push_messages(outgoing))
+        prepared = [self._prepare_request(message) for message in messages]
+        pushed = list(self.grid.push_messages(prepared))
         self._asked |= {
             message.metadata.message_id: message.metadata.dst_node_id
-            for message in outgoing
+            for message in prepared
             if _asks_for_description(message)
         }
         return pushed
@@ -182,7 +182,7 @@ class PackingGrid(GridAround):
         """Return the arrived replies, unpacked; an invalid one becomes an error reply with the reason."""
         return [self._incoming(reply) for reply in self.grid.pull_messages(message_ids)]
 
-    def _outgoing(self, message: Message) -> Message:
+    def _prepare_request(self, message: Message) -> Message:
         content = RecordDict(dict(message.content.items()))
         if _asks_for_description(message):
             for name, config in message.content.config_records.items():
@@ -227,7 +227,7 @@ class PackingGrid(GridAround):
 # ---- The client's side -------------------------------------------------------------------------------------
 
 
-def reads_packed(
+def unpack_arrays(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Unpack the models that a ClientApp receives, and pack the models of its replies; a mod for Flower."""

@@ -24,16 +24,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.core.config import EventsConfig, StrategyConfig
+from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.answers import Answers
 from strategies.methods.shared.arrivals import EveryArrival
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
-class ACEConfig(EventsConfig):
+class ACEConfig(AsyncConfigBase):
     """ACE has no parameters of its own."""
 
 
@@ -49,30 +49,32 @@ class ACE(EveryArrival):
     Config: ClassVar[type[StrategyConfig]] = ACEConfig
     config: ACEConfig
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
         session = self.session
-        self._answers = Answers(session.run, session.ledger, session.contribution_weights.cycles)
+        self._answers = Answers(session.run, session.task_table, session.contribution_weights.cycles)
         return ()
 
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_j h_j."""
-        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.importance())
+        return LatestUpdates(
+            self.session.memory, self.session.client_vectors(NAME), self.session.client_weights()
+        )
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""
         return self.session.contribution_weights.step()
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""
-        return arrived >= 1 and self._answers.first_are_there()
+        return arrived >= 1 and self._answers.all_answered_once()
 
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         """Keep Δ_i (D,) as the client's last update, and return it."""
         self.latest.put(contribution.client.index, contribution.update)
         return contribution.update
 
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Return Σ p_j h_j, (D,)."""
         return self.latest.mean

@@ -27,18 +27,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strategies.core.config import EventsConfig, StrategyConfig
+from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.answers import Answers
 from strategies.methods.shared.arrivals import EveryArrival
 from strategies.methods.shared.last_arrivals import last_arrivals
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
-class ACEDConfig(EventsConfig):
+class ACEDConfig(AsyncConfigBase):
     """Parameters of ACED.
 
     Parameters
@@ -62,28 +62,30 @@ class ACED(EveryArrival):
     Config: ClassVar[type[StrategyConfig]] = ACEDConfig
     config: ACEDConfig
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
         session = self.session
-        self._answers = Answers(session.run, session.ledger, session.contribution_weights.cycles)
+        self._answers = Answers(session.run, session.task_table, session.contribution_weights.cycles)
         return ()
 
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of the clients in A, 0 of the others, and their weighted sum Σ_A p_j h_j."""
-        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.importance())
+        return LatestUpdates(
+            self.session.memory, self.session.client_vectors(NAME), self.session.client_weights()
+        )
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return 1/Σ p_i min(P_i, τ + 1)."""
         age = self.config.cache_age
         return self.session.contribution_weights.step(longest=age + 1 if age else math.inf)
 
     def ready(self, arrived: int) -> bool:
         """Return True at every arrival, once all clients have answered."""
-        return arrived >= 1 and self._answers.first_are_there()
+        return arrived >= 1 and self._answers.all_answered_once()
 
     @property
-    def discounts(self) -> bool:
+    def discounts_staleness(self) -> bool:
         """Whether a contribution may count for less than the time until the client's next: False without a limit."""
         return self.config.cache_age > 0
 
@@ -92,25 +94,27 @@ class ACED(EveryArrival):
         weights, age = super().weigh(contributions), self.config.cache_age
         if not age:
             return weights
-        p = self.session.importance()
+        p = self.session.client_weights()
         most = [(age + 1) * p.get(contribution.client.index, 0.0) for contribution in contributions]
         return np.minimum(weights, most).tolist()  # type: ignore[no-any-return]
 
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         """Keep Δ_i (D,) as the client's last update, and return it."""
         index = contribution.client.index
         self.latest.put(index, contribution.update)
         last_arrivals(self.session.memory, index + 1)[index] = self.session.aggregations + 1
         return contribution.update
 
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Forget the updates that are too old, and return Σ_A p_j h_j / Σ_A p_j, (D,)."""
         latest, age = self.latest, self.config.cache_age
         if not age:
             return latest.mean
-        arrived = last_arrivals(self.session.memory, max(latest.importance) + 1)  # 0: that client isn't in A
+        arrived = last_arrivals(
+            self.session.memory, max(latest.client_weights) + 1
+        )  # 0: that client isn't in A
         for index in np.flatnonzero((arrived > 0) & (arrived <= self.session.aggregations - age)).tolist():
             latest.put(index, np.zeros_like(total))
             arrived[index] = 0
-        apart = sum(share for index, share in latest.importance.items() if not arrived[index])
+        apart = sum(share for index, share in latest.client_weights.items() if not arrived[index])
         return latest.mean / (1 - apart) if apart else latest.mean

@@ -33,7 +33,7 @@ from strategies.core.config import StrategyConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
 from strategies.methods.shared.latest_updates import LatestUpdates
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 MODELS = "models"  # the vectors y_i
 
@@ -58,7 +58,7 @@ class AREA(Buffered):
         """Return m = 1."""
         return 1
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return η_g = 1: a contribution moves the model by p_i of the way, one of every client by a round's."""
         return 1.0
 
@@ -66,7 +66,7 @@ class AREA(Buffered):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set y_i ← w_i, and return step(W, Σ p_i y_i − W), (D,)."""
-        vectors, p = self.session.memory.vectors, self.session.importance()
+        vectors, p = self.session.memory.client_vectors, self.session.client_weights()
         if MODELS not in vectors:
             vectors[MODELS] = ClientVectors(model, max(len(self.session.clients), 1))
         models = vectors[MODELS]
@@ -74,6 +74,6 @@ class AREA(Buffered):
             models.put(newcomer, model)
         latest = LatestUpdates(self.session.memory, models, p)
         for contribution in contributions:
-            self.session.server_step.looked_at(contribution.update)
+            self.session.server_step.note_nonzero(contribution.update)
             latest.put(contribution.client.index, contribution.base + contribution.update)
-        return self.session.server_step.moved(model, latest.mean - model)
+        return self.session.server_step.apply(model, latest.mean - model)

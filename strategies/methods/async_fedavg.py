@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from strategies.core.config import AsynchronousConfig, StrategyConfig
 from strategies.methods.shared.arrivals import EveryArrival
-from strategies.methods.shared.arrivals import periods as periods
+from strategies.methods.shared.arrivals import contribution_periods as contribution_periods
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class AsyncSpectral(Buffered):
     _neighbours: NeighbourModels
     _schedule: BufferSchedule
 
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+    def resolve_config(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with adjacency weights, because the method needs the A_ij of the graph."""
         return replace(config, client_weights="adjacency")
 
@@ -82,14 +82,14 @@ class AsyncSpectral(Buffered):
         """Return β for the clients, or {} if β = 1, where the method is FedBuff."""
         return self.config.local_rule
 
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_i (D,) of the clients that are sent the model now."""
         if self.config.local_rule and self.session.graph is not None:
-            factors = self._discounts(self.session.graph.clients)
+            factors = self._discounts_staleness(self.session.graph.clients)
             for u in self._neighbours.averages(self.session.graph, clients, self.session.model, factors):
                 yield {messages.NEIGHBOURS: u}
 
-    def _discounts(self, clients: Sequence[int]) -> NDArray[np.float64]:
+    def _discounts_staleness(self, clients: Sequence[int]) -> NDArray[np.float64]:
         """Return s(a_j) (C,) of clients, given by index."""
         discount = discount_of(self.config.staleness_discount)
         arrived = last_arrivals(self.session.memory, max(clients) + 1)[list(clients)]
@@ -97,20 +97,20 @@ class AsyncSpectral(Buffered):
         ages, places = np.unique(np.maximum(self.session.aggregations - arrived, 0), return_inverse=True)
         return np.array([discount(age) for age in ages.tolist()])[places]
 
-    def periods(self, times: Times) -> Times:
+    def contribution_periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        expected = self._schedule.periods(
-            self.session.pace, self.session.ledger.counting, self.m, self.session.total
+        expected = self._schedule.contribution_periods(
+            self.session.scheduler, self.session.task_table.active_clients, self.m, self.session.total
         )
-        return super().periods(times) if expected is None else expected
+        return super().contribution_periods(times) if expected is None else expected
 
-    def received(self, client: Client, local_model: Vector) -> None:
+    def on_local_model(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_i."""
         self._neighbours.put(client, local_model)
         # It goes into the next aggregation.
         last_arrivals(self.session.memory, client.index + 1)[client.index] = self.session.aggregations + 1
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return the clients' last local models, and begin a new schedule of the buffer."""
         self._neighbours, self._schedule = NeighbourModels(self.config.neighbour_memory), BufferSchedule()
         return [self._neighbours]

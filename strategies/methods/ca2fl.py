@@ -26,7 +26,7 @@ from strategies.core.config import StrategyConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,19 @@ class CA2FL(Buffered):
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
-        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.importance())
+        return LatestUpdates(
+            self.session.memory, self.session.client_vectors(NAME), self.session.client_weights()
+        )
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""
         return self.session.contribution_weights.step()
 
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         """Return Δ_i − h_i, (D,)."""
-        return contribution.update - self.session.vectors(NAME).get(contribution.client.index)
+        return contribution.update - self.session.client_vectors(NAME).get(contribution.client.index)
 
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Return h + (1/m) Σ (Δ_i − h_i), (D,)."""
         return self.latest.mean + total
 
@@ -67,8 +69,8 @@ class CA2FL(Buffered):
     ) -> Vector:
         """Return the next model, with weight 1/m for each contribution, and then set h_i ← Δ_i."""
         number = len(contributions)
-        moved = super().aggregate(model, contributions, [1 / number] * number)
+        updated_model = super().aggregate(model, contributions, [1 / number] * number)
         latest = self.latest
         for contribution in contributions:
             latest.put(contribution.client.index, contribution.update)
-        return moved
+        return updated_model

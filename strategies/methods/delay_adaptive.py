@@ -42,4 +42,4 @@ class DelayAdaptive(EveryArrival):
 
     def discount(self, staleness: int) -> float:
         """Return min(1, τ_c / δ), the factor of a contribution of staleness δ."""
-        return shrinkage(staleness, self.most_at_work)
+        return shrinkage(staleness, self.max_concurrency)

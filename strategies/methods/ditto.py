@@ -82,7 +82,7 @@ class Ditto(SynchronousStrategy):
         """Draw a number for the run, unless it is resumed and has one."""
         self.session.memory.setdefault(RUN, int(streams.unpredictable().integers(1, messages.LARGEST)))
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return the personal models of a simulation's clients."""
         kept = KeptByClients(self.session.run, self._layout, self._number)
         self.session.population.listeners.append(kept.hand_back)

@@ -26,7 +26,7 @@ from typing import ClassVar
 from strategies.core.config import StrategyConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class FADAS(Buffered):
 
     Config: ClassVar[type[StrategyConfig]] = FADASConfig
     config: FADASConfig
-    weighing: ClassVar[str] = "identical"
+    default_aggregation_weights: ClassVar[str] = "identical"
 
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+    def resolve_config(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with ``amsgrad`` in place of ``sgd``, with which the method would be FedBuff."""
         return replace(config, server_optimizer="amsgrad") if config.server_optimizer == "sgd" else config
 
@@ -56,6 +56,6 @@ class FADAS(Buffered):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Return the next model; the step is divided by δ_max / τ_c where that is above 1."""
-        moved = super().aggregate(model, contributions, weights)
-        late = max(contribution.staleness for contribution in contributions) / self.most_at_work
-        return moved if late <= 1 else model + (moved - model) / late
+        updated_model = super().aggregate(model, contributions, weights)
+        late = max(contribution.staleness for contribution in contributions) / self.max_concurrency
+        return updated_model if late <= 1 else model + (updated_model - model) / late

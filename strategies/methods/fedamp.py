@@ -36,7 +36,7 @@ from strategies.core.parameters import parameter
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 MODELS = "models"  # name of the personal models w_i in the memory
 
@@ -81,10 +81,10 @@ class FedAMP(SynchronousStrategy):
     Config: ClassVar[type[StrategyConfig]] = FedAMPConfig
     config: FedAMPConfig
     personal: ClassVar[bool] = True
-    streams: ClassVar[bool] = False
-    by_weights: ClassVar[bool] = True
-    records_shares: ClassVar[bool] = True
-    past_the_sum: ClassVar[str] = "each client is sent a mean of the others' models"
+    aggregates_on_arrival: ClassVar[bool] = False
+    uses_given_weights: ClassVar[bool] = True
+    logs_own_weights: ClassVar[bool] = True
+    side_channel: ClassVar[str] = "each client is sent a mean of the others' models"
     leaks_models: ClassVar[bool] = True  # each client gets a mean of the others' models
     _shares: dict[int, float]
 
@@ -102,14 +102,16 @@ class FedAMP(SynchronousStrategy):
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Set the personal model w_i of each client to the initial model (D,)."""
-        if MODELS not in self.session.memory.vectors:
-            self.session.memory.vectors[MODELS] = ClientVectors(model, max(len(self.session.clients), 1))
+        if MODELS not in self.session.memory.client_vectors:
+            self.session.memory.client_vectors[MODELS] = ClientVectors(
+                model, max(len(self.session.clients), 1)
+            )
 
     @property
     def _models(self) -> ClientVectors:
-        return self.session.memory.vectors[MODELS]
+        return self.session.memory.client_vectors[MODELS]
 
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_i (D,) of each participant, which is sent in place of the global model."""
         everyone = [client.index for client in self.session.clients]
         rows, own = self._models.rows(everyone), [everyone.index(client.index) for client in clients]
@@ -122,17 +124,17 @@ class FedAMP(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Store w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
-        self._shares = self.session.importance()
+        self._shares = self.session.client_weights()
         for index, share in self._shares.items():
-            self.session.accounts[index].weight += share
+            self.session.client_stats[index].weight += share
         for contribution in contributions:
             own = contribution.model
-            if contribution.untrained is not None:
-                own[self.session.run.buffers_at] = contribution.untrained
+            if contribution.buffer_values is not None:
+                own[self.session.run.buffers_at] = contribution.buffer_values
             self._models.put(contribution.client.index, own)
         return super().aggregate(model, contributions, weights)
 
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Return Σ p_i w_i − W over all connected clients, (D,), in place of the round's sum."""
         return np.asarray(self._models.weighted_sum(self._shares) - self.session.model)
 

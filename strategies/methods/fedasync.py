@@ -16,16 +16,16 @@ A client receives the model and sends one back; the server keeps only the model.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.config import EventsConfig, StrategyConfig
+from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import EveryArrival
 from strategies.methods.shared.staleness import discount_of, discount_parameter
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
-class FedAsyncConfig(EventsConfig):
+class FedAsyncConfig(AsyncConfigBase):
     """Parameters of FedAsync.
 
     Parameters
@@ -50,9 +50,9 @@ class FedAsync(EveryArrival):
 
     Config: ClassVar[type[StrategyConfig]] = FedAsyncConfig
     config: FedAsyncConfig
-    weighing: ClassVar[str] = "identical"
+    default_aggregation_weights: ClassVar[str] = "identical"
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return η_g = 1, because α already scales the step."""
         return 1.0
 
@@ -61,7 +61,7 @@ class FedAsync(EveryArrival):
         return self.config.mixing_alpha
 
     @property
-    def discounts(self) -> bool:
+    def discounts_staleness(self) -> bool:
         """Whether staleness changes the weight of a contribution: False if s(δ) = 1."""
         return not discount_of(self.config.staleness_discount).constant
 
@@ -69,6 +69,6 @@ class FedAsync(EveryArrival):
         """Return s(δ), the factor of a contribution of staleness δ."""
         return discount_of(self.config.staleness_discount)(staleness)
 
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         """Return w_i − W, (D,), with W the current model instead of the one that the client was sent."""
         return contribution.model - self.session.model

@@ -29,11 +29,11 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights, among
+from strategies.clients.weights import Weights, restricted_weights
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 INTERVALS = (
     "intervals"  # in the memory: by client index the rows below; the first is NaN before a client joins
@@ -75,10 +75,10 @@ class FedAU(SynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = FedAUConfig
     config: FedAUConfig
-    by_weights: ClassVar[bool] = True
-    records_shares: ClassVar[bool] = True
+    uses_given_weights: ClassVar[bool] = True
+    logs_own_weights: ClassVar[bool] = True
     corrects_participation: ClassVar[bool] = True
-    past_the_sum: ClassVar[str] = "an update counts by how rarely its client takes part"
+    side_channel: ClassVar[str] = "an update counts by how rarely its client takes part"
 
     def clients_present(self, clients: Sequence[Client]) -> None:
         """Begin the first interval of clients that are new."""
@@ -94,7 +94,7 @@ class FedAU(SynchronousStrategy):
         """Return p_i ω_i of the participants, and note that they take part."""
         rows, p, server_round = (
             self.session.memory[INTERVALS],
-            self.session.minimised(),
+            self.session.objective_weights(),
             self.session.aggregations + 1,
         )
         weights = []
@@ -103,10 +103,12 @@ class FedAU(SynchronousStrategy):
             began, number, total = after_absence(rows[index], server_round, self.config.participation_cutoff)
             weights.append(p.get(index, 0.0) * (total / number if number else 1.0))
             rows[index] = server_round, number + 1, total + server_round - began
-            self.session.accounts[index].weight += weights[-1]
+            self.session.client_stats[index].weight += weights[-1]
         return weights
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) over the clients that ever take part; None if it can't be known who does."""
         q = None if self.config.closes_early else self.session.selection.drawn(p)
-        return None if q is None else among(list(self.session.minimised().values()), q > 0)
+        return (
+            None if q is None else restricted_weights(list(self.session.objective_weights().values()), q > 0)
+        )

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.core.config import PrivateEventsConfig, SecureConfig, StrategyConfig
+from strategies.core.config import PrivateAsyncConfig, SecureConfig, StrategyConfig
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
 from strategies.methods.shared.buffer_schedule import BufferSchedule
 from strategies.methods.shared.staleness import discount_of, discount_parameter
@@ -34,7 +34,7 @@ log = logging.getLogger("flwr.strategies")
 
 
 @dataclass(frozen=True)
-class FedBuffConfig(BufferedConfig, PrivateEventsConfig, SecureConfig):
+class FedBuffConfig(BufferedConfig, PrivateAsyncConfig, SecureConfig):
     """Parameters of FedBuff.
 
     Parameters
@@ -73,7 +73,7 @@ class FedBuff(Buffered):
             )
 
     @property
-    def discounts(self) -> bool:
+    def discounts_staleness(self) -> bool:
         """Whether staleness changes the weight of a contribution: False if s(δ) = 1."""
         return not discount_of(self.config.staleness_discount).constant
 
@@ -81,14 +81,14 @@ class FedBuff(Buffered):
         """Return s(δ), the factor of a contribution of staleness δ."""
         return discount_of(self.config.staleness_discount)(staleness)
 
-    def periods(self, times: Times) -> Times:
+    def contribution_periods(self, times: Times) -> Times:
         """Return P_i (n,), aggregations per contribution: expected if all task times are known, else observed."""
-        expected = self._schedule.periods(
-            self.session.pace, self.session.ledger.counting, self.m, self.session.total
+        expected = self._schedule.contribution_periods(
+            self.session.scheduler, self.session.task_table.active_clients, self.m, self.session.total
         )
-        return super().periods(times) if expected is None else expected
+        return super().contribution_periods(times) if expected is None else expected
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return nothing; begin a new schedule of the buffer."""
         self._schedule = BufferSchedule()
         return ()

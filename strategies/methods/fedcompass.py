@@ -28,20 +28,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
-from strategies.core.config import EventsConfig, StrategyConfig
+from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.arrival_groups import ArrivalGroups
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.methods.shared.staleness import discount_of, discount_parameter
 from strategies.timing.event_queue import EventQueue
 from strategies.timing.scheduler import Times
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
-class FedCompassConfig(EventsConfig):
+class FedCompassConfig(AsyncConfigBase):
     """Parameters of FedCompass.
 
     Parameters
@@ -80,12 +80,12 @@ class FedCompass(AsynchronousStrategy):
     groups: ArrivalGroups
     _alone = False  # whether the newest contribution is aggregated alone, as its client has no group
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return η_g = 1: the weights p_i of one contribution of every client sum to 1."""
         return 1.0
 
     @property
-    def timed_steps(self) -> int:
+    def reference_steps(self) -> int:
         """Return k, or Q_max."""
         return self.config.timed_local_steps or self.config.max_local_steps
 
@@ -93,41 +93,45 @@ class FedCompass(AsynchronousStrategy):
         """Return the local steps to which a client is assigned."""
         return self.groups.tasks[client.index].steps
 
-    def choose(self, free: Sequence[Member]) -> Iterable[Member]:
+    def select_idle(self, free: Sequence[ClientState]) -> Iterable[ClientState]:
         """Assign the clients that don't wait for their group, the fastest first, and return them."""
-        free = list(super().choose(free)) if self.concurrency else free
+        free = list(super().select_idle(free)) if self.concurrency else free
         if not (
-            free or self.session.ledger.tasks
+            free or self.session.task_table.tasks
         ):  # all wait, too late for their groups: they found the next one
             late = [
-                m for m in self.session.ledger.counting if m.there and m.client.index in self.groups.general
+                m
+                for m in self.session.task_table.active_clients
+                if m.is_available and m.client.index in self.groups.general
             ]
             free = late[: self.concurrency]
-        chosen = [m for m in free if not (self.groups.waits(m.client.index) or self.session.ledger.busy(m))]
-        now, speeds = self.session.pace.now(), self.groups.speeds
+        chosen = [
+            m for m in free if not (self.groups.waits(m.client.index) or self.session.task_table.busy(m))
+        ]
+        now, speeds = self.session.scheduler.now(), self.groups.speeds
         for member in sorted(chosen, key=lambda m: (speeds.get(m.client.index, 0.0), m.client.index)):
             if (latest := self.groups.assign(member.client.index, now)) is not None:
-                self.session.ledger.wake(latest)
+                self.session.task_table.wake(latest)
         self._ask_if_due(now)
         return chosen
 
     def _ask_if_due(self, now: float) -> None:
         """Ask at once where a group is complete without an arrival: of a client that is now in another."""
         if self.groups.due(now) is not None:
-            self.session.ledger.wake(now)
+            self.session.task_table.wake(now)
 
     def on_contribution(self, contribution: Contribution) -> Contribution:
         """Put a contribution into its group, or let it be aggregated alone."""
-        self._alone = self.groups.arrive(contribution.client.index, self.session.pace.now())
+        self._alone = self.groups.arrive(contribution.client.index, self.session.scheduler.now())
         return contribution
 
     def ready(self, arrived: int) -> bool:
         """Return True if the newest contribution has no group, or a group is to be aggregated."""
-        return self._alone or self.groups.due(self.session.pace.now()) is not None
+        return self._alone or self.groups.due(self.session.scheduler.now()) is not None
 
-    def takes(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
+    def take_from_buffer(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
         """Return the contributions of the group, and those that were too late; or the newest one alone."""
-        group = None if self._alone else self.groups.due(self.session.pace.now())
+        group = None if self._alone else self.groups.due(self.session.scheduler.now())
         self._alone = False
         if group is None:
             return waiting[-1:]
@@ -145,17 +149,17 @@ class FedCompass(AsynchronousStrategy):
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return p_i s(δ_i)."""
-        p, s = self.session.importance(), discount_of(self.config.staleness_discount)
+        p, s = self.session.client_weights(), discount_of(self.config.staleness_discount)
         return [p.get(c.client.index, 0.0) * s(c.staleness) for c in contributions]
 
-    def foreseen_aggregations(self, times: Times, seconds: float) -> int:
+    def predict_num_aggregations(self, times: Times, seconds: float) -> int:
         """Return how many aggregations so many seconds have, by playing the groups through."""
         groups, queue, done = self._new_groups(), EventQueue(), 0
 
         def dispatch(clients: Sequence[int], now: float) -> None:
             for client in sorted(clients, key=lambda each: (groups.speeds.get(each, 0.0), each)):
                 groups.assign(client, now)
-                part = groups.tasks[client].steps / self.timed_steps
+                part = groups.tasks[client].steps / self.reference_steps
                 queue.push(now + part * float(times[client]), client, client)
 
         dispatch(range(len(times)), 0.0)
@@ -170,7 +174,7 @@ class FedCompass(AsynchronousStrategy):
             dispatch([each for each in sorted(free) if not groups.waits(each)], now)
         return max(done, 1)
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return the groups."""
         self.groups, self._alone = self._new_groups(), False
         return [self.groups]

@@ -34,8 +34,8 @@ from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.chain import Contribution
-from strategies.updates.safeguards import drawn_in
+from strategies.updates.pipeline import Contribution
+from strategies.updates.safeguards import clip_to_mean
 
 GRADIENTS = "gradients"  # name of the h_i in the memory
 
@@ -65,18 +65,18 @@ class FedDyn(SynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = FedDynConfig
     config: FedDynConfig
-    streams: ClassVar[bool] = False
-    by_weights: ClassVar[bool] = True
+    aggregates_on_arrival: ClassVar[bool] = False
+    uses_given_weights: ClassVar[bool] = True
     corrects_participation: ClassVar[bool] = True
-    past_the_sum: ClassVar[str] = "its server goes on from the updates of all earlier rounds"
+    side_channel: ClassVar[str] = "its server goes on from the updates of all earlier rounds"
 
     def local_rule(self) -> dict[str, float]:
         """Return α for the clients, which add the pull α (w − W) to each gradient."""
         return {messages.ALPHA: self.config.feddyn_alpha}
 
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield −h_i (D,) of each participant."""
-        gradients = self.session.vectors(GRADIENTS)
+        gradients = self.session.client_vectors(GRADIENTS)
         for client in clients:
             yield {messages.CONSTANT: -gradients.get(client.index)}
 
@@ -94,16 +94,18 @@ class FedDyn(SynchronousStrategy):
         bounds = self.session.safeguards.furthest([c.client for c in contributions], distances)
         for c, distance, most in zip(contributions, distances, bounds, strict=True):
             if distance > most:
-                gradients.put(c.client.index, drawn_in(moved(c), mean, most))
+                gradients.put(c.client.index, clip_to_mean(moved(c), mean, most))
             else:
                 gradients.add(c.client.index, -alpha, c.update)
         return super().aggregate(model, contributions, weights)
 
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Return Σ d_i Δ_i − H/α, (D,)."""
         return np.asarray(total - self._gradients.mean / self.config.feddyn_alpha)
 
     @property
     def _gradients(self) -> LatestUpdates:
         """The h_i of all clients, and H = Σ p_i h_i."""
-        return LatestUpdates(self.session.memory, self.session.vectors(GRADIENTS), self.session.minimised())
+        return LatestUpdates(
+            self.session.memory, self.session.client_vectors(GRADIENTS), self.session.objective_weights()
+        )

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from strategies.core.config import PrivateEventsConfig, StrategyConfig
+from strategies.core.config import PrivateAsyncConfig, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower.arrays import Layout, Vector
@@ -34,7 +34,7 @@ FEW = 2.0  # warn if the fastest client's task takes more than this many interva
 
 
 @dataclass(frozen=True)
-class FedFixConfig(PrivateEventsConfig):
+class FedFixConfig(PrivateAsyncConfig):
     """Parameters of FedFix; its weights are time-based.
 
     Parameters
@@ -46,7 +46,7 @@ class FedFixConfig(PrivateEventsConfig):
     fedfix_interval: float | Literal["auto"] = parameter(0.5, gt=0, unit="seconds")
 
 
-def periods(times: Times, interval: float) -> Times:
+def contribution_periods(times: Times, interval: float) -> Times:
     """Return P_i = ⌈τ_i / Δt⌉ (n,); a ratio up to 1e-9 (relative) above an integer counts as it (0.6 / 0.2 is 3)."""
     return np.maximum(np.ceil(times / interval * (1 - 1e-9)), 1.0)
 
@@ -80,33 +80,37 @@ class FedFix(AsynchronousStrategy):
     @property
     def interval(self) -> float:  # type: ignore[override]
         """Δt, seconds between two aggregations; chosen anew for each interval, and when clients come or go."""
-        given, pace, ledger = self.config.fedfix_interval, self.session.run.pace, self.session.ledger
+        given, scheduler, task_table = (
+            self.config.fedfix_interval,
+            self.session.run.scheduler,
+            self.session.task_table,
+        )
         if not isinstance(given, str):
             return given
-        present = (pace.origin, pace.ticks, ledger.changes)
-        if self._chosen[0] != present and ledger.counting:
-            times = pace.times(ledger.counting, ledger.members.values())
+        present = (scheduler.origin, scheduler.ticks, task_table.changes)
+        if self._chosen[0] != present and task_table.active_clients:
+            times = scheduler.times(task_table.active_clients, task_table.members.values())
             self._chosen = (present, interval_of(given, times))
         return self._chosen[1]
 
-    def foreseen_aggregations(self, times: Times, seconds: float) -> int:
+    def predict_num_aggregations(self, times: Times, seconds: float) -> int:
         """Return how many intervals so many seconds have."""
         return math.ceil(seconds / interval_of(self.config.fedfix_interval, times))
 
-    def periods(self, times: Times) -> Times:
+    def contribution_periods(self, times: Times) -> Times:
         """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
-        if not self.session.pace.always:
+        if not self.session.scheduler.always:
             return times / self.interval
-        return periods(times, self.interval)
+        return contribution_periods(times, self.interval)
 
     def _look_at_interval(self, times: Times) -> None:
         """Warn once if even the fastest client's task takes several intervals, and the step isn't by d_i."""
         interval, fastest = self.config.fedfix_interval, float(times.min(initial=np.inf))
         if isinstance(interval, str) or not self.config.server_lr:
             return
-        known = not self.session.pace.real_time or any(
-            member.answers for member in self.session.ledger.counting
+        known = not self.session.scheduler.real_time or any(
+            member.answers for member in self.session.task_table.active_clients
         )
         if known and FEW * interval < fastest < np.inf:
             self.session.run.warn_once(
@@ -123,10 +127,10 @@ class FedFix(AsynchronousStrategy):
     def expected_periods(self, times: Times) -> Times:
         """Return E⌈T_i / Δt⌉ (n,) in virtual time; eq. 40 assumes fixed task times, and is biased for random ones."""
         interval = self.interval
-        if not self.session.pace.always:
-            return self.periods(times)  # includes the random task times
-        return self.session.pace.mean(
-            lambda drawn: periods(drawn, interval),
-            self.session.ledger.counting,
-            self.session.ledger.members.values(),
+        if not self.session.scheduler.always:
+            return self.contribution_periods(times)  # includes the random task times
+        return self.session.scheduler.mean(
+            lambda drawn: contribution_periods(drawn, interval),
+            self.session.task_table.active_clients,
+            self.session.task_table.members.values(),
         )

@@ -29,7 +29,7 @@ from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.local_path import paths_of
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 def scales(paths: Weights, weights: Sequence[float]) -> Weights:
@@ -53,9 +53,9 @@ class FedNova(SynchronousStrategy):
     Helps: where clients take unequal numbers of steps.
     """
 
-    by_weights: ClassVar[bool] = True
-    by_path: ClassVar[bool] = True
-    past_the_sum: ClassVar[str] = "an update counts by how far its client's steps went"
+    uses_given_weights: ClassVar[bool] = True
+    divides_by_path: ClassVar[bool] = True
+    side_channel: ClassVar[str] = "an update counts by how far its client's steps went"
     _scales: dict[int, float]
 
     def local_rule(self) -> dict[str, float]:
@@ -77,6 +77,6 @@ class FedNova(SynchronousStrategy):
         return super().aggregate(model, contributions, weights)
 
     @from_sums
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         """Return Δ_i s_eff / s_i, (D,)."""
         return contribution.update * self._scales[contribution.client.index]

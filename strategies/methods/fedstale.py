@@ -26,13 +26,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.clients.weights import Weights, among
+from strategies.clients.weights import Weights, restricted_weights
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
@@ -58,40 +58,48 @@ class FedStale(SynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = FedStaleConfig
     config: FedStaleConfig
-    streams: ClassVar[bool] = False
-    by_weights: ClassVar[bool] = True
-    records_shares: ClassVar[bool] = True
+    aggregates_on_arrival: ClassVar[bool] = False
+    uses_given_weights: ClassVar[bool] = True
+    logs_own_weights: ClassVar[bool] = True
     corrects_participation: ClassVar[bool] = True
-    past_the_sum: ClassVar[str] = "updates count again in later rounds"
+    side_channel: ClassVar[str] = "updates count again in later rounds"
 
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
-        return LatestUpdates(self.session.memory, self.session.vectors(NAME), self.session.minimised())
+        return LatestUpdates(
+            self.session.memory, self.session.client_vectors(NAME), self.session.objective_weights()
+        )
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Return step(W, Σ d_i (Δ_i − β h_i) + β h), (D,), and then set h_i ← Δ_i."""
         beta = self.config.stale_weight
-        known = set(self.session.vectors(NAME).clients) if beta else set[int]()
-        for index, share in self.session.minimised().items():
-            self.session.accounts[index].weight += beta * share if index in known else 0.0
+        known = set(self.session.client_vectors(NAME).clients) if beta else set[int]()
+        for index, share in self.session.objective_weights().items():
+            self.session.client_stats[index].weight += beta * share if index in known else 0.0
         for c, weight in zip(contributions, weights, strict=True):
-            self.session.accounts[c.client.index].weight += weight * (1 - beta * (c.client.index in known))
-        moved = super().aggregate(model, contributions, weights)
+            self.session.client_stats[c.client.index].weight += weight * (
+                1 - beta * (c.client.index in known)
+            )
+        updated_model = super().aggregate(model, contributions, weights)
         if beta:
             latest = self.latest
             for c in contributions:
                 latest.put(c.client.index, c.update)
-        return moved
+        return updated_model
 
-    def counted(self, contribution: Contribution) -> Vector:
+    def transform_update(self, contribution: Contribution) -> Vector:
         """Return Δ_i − β h_i, (D,)."""
         beta, update = self.config.stale_weight, contribution.update
-        return update - beta * self.session.vectors(NAME).get(contribution.client.index) if beta else update
+        return (
+            update - beta * self.session.client_vectors(NAME).get(contribution.client.index)
+            if beta
+            else update
+        )
 
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Return Σ d_i (Δ_i − β h_i) + β h, (D,)."""
         beta = self.config.stale_weight
         return total + beta * self.latest.mean if beta else total
@@ -101,4 +109,6 @@ class FedStale(SynchronousStrategy):
         beta, q = self.config.stale_weight, self.session.selection.expected(p)
         if q is None:
             return None
-        return (1 - beta) * q + beta * among(list(self.session.minimised().values()), q > 0)
+        return (1 - beta) * q + beta * restricted_weights(
+            list(self.session.objective_weights().values()), q > 0
+        )

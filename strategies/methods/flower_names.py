@@ -46,9 +46,9 @@ class CorrectedAdam(Adam):
         """Return θ + η_t m / (√v + τ)."""
         given, t = self.lr, self.number + 1.0
         self.lr = given * np.sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
-        moved = super().step(model, update)
+        updated_model = super().step(model, update)
         self.lr = given
-        return moved
+        return updated_model
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class FedAdagrad(SynchronousStrategy):
 
     eta, eta_l, tau = FlowerAttribute(), FlowerAttribute(), FlowerAttribute()
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return η."""
         return float(self.eta)
 
@@ -139,7 +139,7 @@ class FedAvgM(SynchronousStrategy):
 
     server_learning_rate, server_momentum = FlowerAttribute(), FlowerAttribute()
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return η."""
         return float(self.server_learning_rate)
 

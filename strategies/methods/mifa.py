@@ -25,13 +25,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from strategies.clients.accounts import MAX_MISSES
+from strategies.clients.client_statistics import MAX_MISSES
 from strategies.clients.weights import Weights
 from strategies.flower.arrays import Layout, Vector
 from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.timing.availability import NEVER
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 UPDATES, BEGUN = "updates", "begun"  # in the memory: h_i; whether there is a first model
 
@@ -44,12 +44,12 @@ class Mifa(SynchronousStrategy):
     Helps: where some clients take part more often than others.
     """
 
-    streams: ClassVar[bool] = False
-    by_weights: ClassVar[bool] = True
-    records_shares: ClassVar[bool] = True
+    aggregates_on_arrival: ClassVar[bool] = False
+    uses_given_weights: ClassVar[bool] = True
+    logs_own_weights: ClassVar[bool] = True
     corrects_participation: ClassVar[bool] = True
-    past_the_sum: ClassVar[str] = "updates count again in later rounds"
-    counts_again: ClassVar[bool] = True
+    side_channel: ClassVar[str] = "updates count again in later rounds"
+    reuses_last_update: ClassVar[bool] = True
     _shares: dict[int, float]
     # Indices of clients, and of those among them that never complete a task.
     _never: tuple[tuple[int, ...], set[int]] = (), set()
@@ -58,12 +58,12 @@ class Mifa(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,), or W unchanged until all clients have answered."""
-        updates = self.session.vectors(UPDATES)
+        updates = self.session.client_vectors(UPDATES)
         answered = set(updates.clients) | {contribution.client.index for contribution in contributions}
         p = self._waited_for(answered)
         here = {i: share for i, share in p.items() if i in answered}
-        self.session.run.keeps_model = not self.session.memory.get(BEGUN) and len(here) < len(p)
-        if self.session.run.keeps_model:
+        self.session.run.model_unchanged = not self.session.memory.get(BEGUN) and len(here) < len(p)
+        if self.session.run.model_unchanged:
             for contribution in contributions:
                 updates.put(contribution.client.index, contribution.update)
             self.session.run.warn_once(
@@ -77,7 +77,7 @@ class Mifa(SynchronousStrategy):
         for contribution in contributions:
             latest.put(contribution.client.index, contribution.update)
         for i, share in self._shares.items():
-            self.session.accounts[i].weight += share
+            self.session.client_stats[i].weight += share
         return super().aggregate(model, contributions, weights)
 
     def begin(self, layout: Layout, model: Vector) -> None:
@@ -86,13 +86,21 @@ class Mifa(SynchronousStrategy):
 
     def _waited_for(self, answered: Set[int]) -> dict[int, float]:
         """Return p_i of the clients that count, by index: all that have answered or still may answer."""
-        now, shares, never = self.session.pace.now(), self.session.minimised(), self._never_done()
+        now, shares, never = (
+            self.session.scheduler.now(),
+            self.session.objective_weights(),
+            self._never_done(),
+        )
         missed = {
-            i: a.late + a.failed + a.refused for i, a in self.session.accounts.items() if i not in answered
+            i: a.late + a.failed + a.refused
+            for i, a in self.session.client_stats.items()
+            if i not in answered
         }
-        for client in self.session.population.counting:
+        for client in self.session.population.active_clients:
             i = client.index
-            if i not in answered and (i in never or self.session.pace.comes(client, now) == NEVER):
+            if i not in answered and (
+                i in never or self.session.scheduler.next_available(client, now) == NEVER
+            ):
                 shares.pop(i, None)
             elif missed.get(i, 0) >= MAX_MISSES and shares.pop(i, 0.0):
                 self.session.run.warn_once(
@@ -103,12 +111,12 @@ class Mifa(SynchronousStrategy):
 
     def _never_done(self) -> set[int]:
         """Return the indices of clients known to be never available for as long as a task takes."""
-        if self.session.pace.always:
+        if self.session.scheduler.always:
             return set()
-        indices = tuple(client.index for client in self.session.population.counting)
+        indices = tuple(client.index for client in self.session.population.active_clients)
         if self._never[0] != indices:
             expected = self.session.selection.expected(
-                self.session.population.importances(self.session.population.counting)
+                self.session.population.client_weights_of(self.session.population.active_clients)
             )
             never = () if expected is None else np.flatnonzero(expected == 0).tolist()
             self._never = indices, {indices[place] for place in never}
@@ -116,10 +124,12 @@ class Mifa(SynchronousStrategy):
 
     def expected_weights(self, p: Weights) -> Weights:
         """Return p_i (n,), 0 for excluded clients: participation changes h_i, but not the weight of a client."""
-        counting = self._waited_for(set(self.session.vectors(UPDATES).clients))
-        shares = np.array([counting.get(client.index, 0.0) for client in self.session.population.counting])
-        return shares if self.session.pace.always else shares / (shares.sum() or 1.0)
+        counting = self._waited_for(set(self.session.client_vectors(UPDATES).clients))
+        shares = np.array(
+            [counting.get(client.index, 0.0) for client in self.session.population.active_clients]
+        )
+        return shares if self.session.scheduler.always else shares / (shares.sum() or 1.0)
 
-    def direction(self, total: Vector) -> Vector:
+    def server_update(self, total: Vector) -> Vector:
         """Return Σ p_i h_i over all clients, (D,), in place of the round's sum."""
-        return LatestUpdates(self.session.memory, self.session.vectors(UPDATES), self._shares).mean
+        return LatestUpdates(self.session.memory, self.session.client_vectors(UPDATES), self._shares).mean

@@ -21,7 +21,7 @@ from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class QFedAvg(SynchronousStrategy):
 
     client_learning_rate, q, train_loss_key = FlowerAttribute(), FlowerAttribute(), FlowerAttribute()
 
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+    def resolve_config(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config; refuse one without the clients' learning rate."""
         assert isinstance(config, QFedAvgConfig)
         if not config.client_learning_rate:
@@ -58,17 +58,17 @@ class QFedAvg(SynchronousStrategy):
         total, h = np.zeros(len(model)), 0.0
         for contribution in contributions:
             loss = self._loss(contribution)
-            update = self.session.server_step.looked_at(contribution.update)
+            update = self.session.server_step.note_nonzero(contribution.update)
             powered = loss**q
             total += powered * lipschitz * update
             square = lipschitz**2 * float(np.einsum("i,i->", update, update))
             h += q * loss ** (q - 1) * square + lipschitz * powered
-        return self.session.server_step.moved(model, total / h)
+        return self.session.server_step.apply(model, total / h)
 
     def _loss(self, contribution: Contribution) -> float:
         """Return F_i of a client's reply."""
         key = self.config.train_loss_key
-        loss, reply = contribution.metrics.get(key), f"the reply of client {contribution.client.located}"
+        loss, reply = contribution.metrics.get(key), f"the reply of client {contribution.client.display_name}"
         if not isinstance(loss, int | float):
             raise RunError(f"train_loss_key = {key!r}: {reply} has no such number among its metrics")
         if not loss >= 0:  # also NaN

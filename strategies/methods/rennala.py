@@ -42,22 +42,22 @@ class Rennala(AsynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = RennalaConfig
     config: RennalaConfig
-    weighing: ClassVar[str] = "identical"
-    works_on: ClassVar[bool] = True
+    default_aggregation_weights: ClassVar[str] = "identical"
+    trains_while_waiting: ClassVar[bool] = True
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         # B = C: with fewer, work of all but the fastest would be late.
         self._size = BufferSize(self.config.buffer_size, _as_many)
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return η_g = 1: no update is stale, so that B of them are the participants of a round."""
         return 1.0
 
     @property
     def m(self) -> int:
         """B, the number of contributions that make an aggregation."""
-        return self._size.of(len(self.session.ledger.counting))
+        return self._size.of(len(self.session.task_table.active_clients))
 
     def check(self, num_clients: int) -> None:
         """Set B by the number of clients where it isn't given."""
@@ -68,7 +68,7 @@ class Rennala(AsynchronousStrategy):
         """Return True when B contributions have arrived."""
         return arrived >= self.m
 
-    def fresh(self, staleness: int) -> bool:
+    def is_fresh_enough(self, staleness: int) -> bool:
         """Return True if δ = 0; other contributions are discarded."""
         return staleness == 0
 

@@ -34,13 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.clients.roster import Client
-from strategies.core.config import EventsConfig, StrategyConfig
+from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower.arrays import Layout, Vector
 from strategies.methods.shared.answers import Answers
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
 from strategies.timing.scheduler import Times
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 NEXT = "next"  # the vectors G⁺_i / b⁺_i; those of G_i / b_i have the name NAME
 COUNTS, STEPPING = (
@@ -52,7 +52,7 @@ TAKEN = np.empty(0)  # in the place of vectors that are in a table
 
 
 @dataclass(frozen=True)
-class RingleaderConfig(EventsConfig):
+class RingleaderConfig(AsyncConfigBase):
     """Ringleader has no parameters of its own."""
 
 
@@ -67,29 +67,29 @@ class Ringleader(AsynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = RingleaderConfig
     config: RingleaderConfig
-    works_on: ClassVar[bool] = True
+    trains_while_waiting: ClassVar[bool] = True
     _steps = False  # whether the client of the newest contribution makes a step
     _again: tuple[int, int, NDArray[Any]] | None = None  # who goes on with which version, and that model (D,)
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
         session = self.session
-        self._answers = Answers(session.run, session.ledger, session.contribution_weights.cycles)
+        self._answers = Answers(session.run, session.task_table, session.contribution_weights.cycles)
         return ()
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Forget who was to go on in an earlier run; one that is resumed has sent all models again."""
         self._again, self._steps = None, False
 
-    def foreseen_aggregations(self, times: Times, seconds: float) -> int:
+    def predict_num_aggregations(self, times: Times, seconds: float) -> int:
         """Return C for every round: that of the slowest client's task, or of all tasks by turns (``concurrency``)."""
         places = min(self.concurrency or len(times), len(times))
         a_round = max(float(times.max()), float(times.sum()) / places if self.concurrency else 0.0)
         return len(times) * max(int(seconds / a_round * (1 + 1e-9)), 1)
 
-    def own_lr(self) -> float:
+    def default_server_lr(self) -> float:
         """Return 1/C of the clients that count now: the steps of a round move the model as a round of FedAvg does."""
-        return 1 / max(len(self.session.ledger.counting), 1)
+        return 1 / max(len(self.session.task_table.active_clients), 1)
 
     def on_contribution(self, contribution: Contribution) -> Contribution:
         """Take a contribution into a table; what waits is that its client makes a step."""
@@ -103,7 +103,7 @@ class Ringleader(AsynchronousStrategy):
         """Return True if the client of the newest contribution makes a step."""
         return self._steps
 
-    def sends_again(self, client: Client) -> tuple[int, NDArray[Any]] | None:
+    def resend_model(self, client: Client) -> tuple[int, NDArray[Any]] | None:
         """Return the model that a client has, if it has just delivered an update and made no step."""
         if self._again is None or self._again[0] != client.index:
             return None
@@ -114,7 +114,7 @@ class Ringleader(AsynchronousStrategy):
     ) -> Vector:
         """Return step(W, Σ p_i G_i / b_i), (D,)."""
         self._steps = False
-        return self.session.server_step.moved(model, self.session.server_step.looked_at(self._table.mean))
+        return self.session.server_step.apply(model, self.session.server_step.note_nonzero(self._table.mean))
 
     def _take(self, contribution: Contribution) -> bool:
         """Add an update to the table of this round or of the next; return True if its client makes a step."""
@@ -136,14 +136,14 @@ class Ringleader(AsynchronousStrategy):
         """Return True if any client still has to answer in phase 1 (B), or to make its step in phase 2 (STEPPED)."""
         return any(
             self._answers.may_come(member)
-            for member in self.session.ledger.counting
+            for member in self.session.task_table.active_clients
             if not counts[member.client.index, what] and (what == B or counts[member.client.index, B])
         )
 
     def _begin_round(self, counts: NDArray[np.int64]) -> None:
         """Let the table of the next round be that of this one: G, b ← G⁺, b⁺."""
-        vectors = self.session.memory.vectors
-        vectors[NAME], vectors[NEXT] = self.session.vectors(NEXT), self.session.vectors(NAME)
+        vectors = self.session.memory.client_vectors
+        vectors[NAME], vectors[NEXT] = self.session.client_vectors(NEXT), self.session.client_vectors(NAME)
         counts[:, B], counts[:, B_NEXT], counts[:, STEPPED] = counts[:, B_NEXT], 0, 0
         self.session.memory[STEPPING] = False
         LatestUpdates.forget(self.session.memory)
@@ -153,7 +153,9 @@ class Ringleader(AsynchronousStrategy):
         counts = self._counts(index)
         # In phase 2 the sum over the table moves with it; before, it is not needed.
         table = (
-            self._table if name == NAME and self.session.memory.get(STEPPING) else self.session.vectors(name)
+            self._table
+            if name == NAME and self.session.memory.get(STEPPING)
+            else self.session.client_vectors(name)
         )
         before = table.get(index) if counts[index, count] else np.zeros_like(update)
         counts[index, count] += 1
@@ -162,16 +164,16 @@ class Ringleader(AsynchronousStrategy):
     @property
     def _table(self) -> LatestUpdates:
         """G_i / b_i of the clients in this round, and Σ p_i G_i / b_i."""
-        p, counts = self.session.importance(), self.session.memory[COUNTS]
+        p, counts = self.session.client_weights(), self.session.memory[COUNTS]
         there = {index: share for index, share in p.items() if index < len(counts) and counts[index, B]}
         total = sum(there.values())
         shares = there if len(there) == len(p) else {i: share / total for i, share in there.items()}
-        return LatestUpdates(self.session.memory, self.session.vectors(NAME), shares)
+        return LatestUpdates(self.session.memory, self.session.client_vectors(NAME), shares)
 
     def _counts(self, index: int) -> NDArray[np.int64]:
         """Return b_i, b⁺_i and whether i has made its step, by client index, of this client and all that count."""
         known: NDArray[np.int64] = self.session.memory.get(COUNTS, np.empty((0, 3), dtype=np.int64))
-        size = 1 + max(index, *(member.client.index for member in self.session.ledger.counting), 0)
+        size = 1 + max(index, *(member.client.index for member in self.session.task_table.active_clients), 0)
         if len(known) < size:
             more = np.zeros((size - len(known), 3), dtype=np.int64)
             self.session.memory[COUNTS] = known = np.concatenate([known, more])

@@ -17,13 +17,13 @@ server keeps only the model.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.config import EventsConfig, StrategyConfig
+from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.methods.shared.arrivals import EveryArrival
 
 
 @dataclass(frozen=True)
-class RingmasterConfig(EventsConfig):
+class RingmasterConfig(AsyncConfigBase):
     """Parameters of Ringmaster.
 
     Parameters
@@ -44,9 +44,9 @@ class Ringmaster(EveryArrival):
 
     Config: ClassVar[type[StrategyConfig]] = RingmasterConfig
     config: RingmasterConfig
-    weighing: ClassVar[str] = "identical"
+    default_aggregation_weights: ClassVar[str] = "identical"
 
-    def fresh(self, staleness: int) -> bool:
+    def is_fresh_enough(self, staleness: int) -> bool:
         """Return True if δ < R; other contributions are discarded."""
         return not self.config.delay_threshold or staleness < self.config.delay_threshold
 

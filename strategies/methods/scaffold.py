@@ -30,8 +30,8 @@ from strategies.flower.arrays import Vector
 from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.methods.shared.local_path import paths_of
 from strategies.rounds.strategy import SynchronousStrategy
-from strategies.updates.chain import Contribution
-from strategies.updates.safeguards import drawn_in
+from strategies.updates.pipeline import Contribution
+from strategies.updates.safeguards import clip_to_mean
 
 VARIATES = "variates"
 # With safeguards a c_i is at most so many times as far from c as the median c_i of its round: a bad c_i counts twice,
@@ -49,17 +49,17 @@ class Scaffold(SynchronousStrategy):
     Helps: where data are non-IID and clients take many local steps; with few participants the c_i are old.
     """
 
-    streams: ClassVar[bool] = False
-    by_weights: ClassVar[bool] = True
+    aggregates_on_arrival: ClassVar[bool] = False
+    uses_given_weights: ClassVar[bool] = True
     corrects_participation: ClassVar[bool] = True
-    past_the_sum: ClassVar[str] = "clients are sent a mean of all clients' gradients"
+    side_channel: ClassVar[str] = "clients are sent a mean of all clients' gradients"
     _common: Vector
 
     def local_rule(self) -> dict[str, float]:
         """Ask clients to report the length of their local path."""
         return {messages.PATH: 1.0}
 
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield c − c_i (D,) of each participant."""
         variates = self._variates
         self._common = variates.mean
@@ -71,18 +71,20 @@ class Scaffold(SynchronousStrategy):
     ) -> Vector:
         """Set c_i ← c_i − c − Δ_i / s_i for path s_i, and return step(W, Σ d_i Δ_i), (D,)."""
         variates, paths = self._variates, paths_of(contributions, self.session.safeguards.path_bound)
-        told = [(c, path) for c, path in zip(contributions, paths, strict=True) if not np.isnan(path)]
+        reported = [(c, path) for c, path in zip(contributions, paths, strict=True) if not np.isnan(path)]
 
         def moved(c: Contribution, path: float) -> Vector:
             return np.asarray(variates.get(c.client.index) - self._common - c.update / path)
 
-        distances = [float(np.linalg.norm(moved(c, path) - self._common)) for c, path in told]
-        bounds = self.session.safeguards.furthest([c.client for c, _ in told], distances, FURTHEST)
-        for (c, path), most in zip(told, bounds, strict=True):
-            variates.put(c.client.index, drawn_in(moved(c, path), self._common, most))
+        distances = [float(np.linalg.norm(moved(c, path) - self._common)) for c, path in reported]
+        bounds = self.session.safeguards.furthest([c.client for c, _ in reported], distances, FURTHEST)
+        for (c, path), most in zip(reported, bounds, strict=True):
+            variates.put(c.client.index, clip_to_mean(moved(c, path), self._common, most))
         return super().aggregate(model, contributions, weights)
 
     @property
     def _variates(self) -> LatestUpdates:
         """The control variates c_i of all clients, and c = Σ p_i c_i."""
-        return LatestUpdates(self.session.memory, self.session.vectors(VARIATES), self.session.minimised())
+        return LatestUpdates(
+            self.session.memory, self.session.client_vectors(VARIATES), self.session.objective_weights()
+        )

@@ -41,13 +41,13 @@ class Spectral(SynchronousStrategy):
 
     Config: ClassVar[type[StrategyConfig]] = SpectralConfig
     config: SpectralConfig
-    streams: ClassVar[bool] = False
+    aggregates_on_arrival: ClassVar[bool] = False
     leaks_models: ClassVar[bool] = True  # each client gets an average of its neighbours' models
 
     payload_off_hint: ClassVar[str] = "perturbation_beta = 1"
     _neighbours: NeighbourModels
 
-    def adapted(self, config: StrategyConfig) -> StrategyConfig:
+    def resolve_config(self, config: StrategyConfig) -> StrategyConfig:
         """Return the config with adjacency weights, because the method needs the p_ij of the graph."""
         return replace(config, client_weights="adjacency")
 
@@ -55,17 +55,17 @@ class Spectral(SynchronousStrategy):
         """Return β for the clients, or {} if β = 1, where the step is FedAvg's."""
         return self.config.local_rule
 
-    def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_t^i (D,) of each participant."""
         if self.config.local_rule and self.session.graph is not None:
             for u in self._neighbours.averages(self.session.graph, clients, self.session.model):
                 yield {messages.NEIGHBOURS: u}
 
-    def received(self, client: Client, local_model: Vector) -> None:
+    def on_local_model(self, client: Client, local_model: Vector) -> None:
         """Keep the client's last local model w_{t,E}^i."""
         self._neighbours.put(client, local_model)
 
-    def parts(self) -> Sequence[Any]:
+    def stateful_components(self) -> Sequence[Any]:
         """Return the clients' last local models."""
         self._neighbours = NeighbourModels(self.config.neighbour_memory)
         return [self._neighbours]

@@ -11,9 +11,9 @@ from strategies.flower.arrays import ArraysMismatchError, sum_of_squares
 from strategies.flower.errors import RunError
 from strategies.rounds.round import Aggregate, Round
 from strategies.rounds.session import RoundSession
-from strategies.updates.aggregation import Gathered, RobustRule, WeightedSum, block_size
-from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Local, UnweighedError
+from strategies.updates.aggregation import RobustRule, UpdateSum, WeightedSum, block_size
+from strategies.updates.buffers import BufferAverage
+from strategies.updates.pipeline import LocalModel, MissingWeightError
 
 
 class RoundAggregation:
@@ -34,9 +34,9 @@ class RoundAggregation:
         self._session, self._cohort = session, cohort
         config, able = session.strategy.config, session.strategy.capabilities
         rule, squares = config.rule(), session.optimizer.reads_squares
-        self._buffers = Untrained(session.run.buffers, robust=rule is not None)
+        self._buffers = BufferAverage(session.run.buffers, robust=rule is not None)
         size, number = len(cohort.model), len(cohort.clients) - len(cohort.lost)
-        self._total: Gathered
+        self._total: UpdateSum
         if rule is None:
             self._total = WeightedSum(
                 size,
@@ -48,7 +48,7 @@ class RoundAggregation:
             )
         else:
             self._total = RobustRule(rule, config.update_norm_bound)
-        self._check, self._links = session.receiver.check(), session.receiver.links()
+        self._check, self._transforms = session.receiver.check(), session.receiver.transforms()
         self._model_norm = math.sqrt(sum_of_squares(cohort.model))
         self._unweighed = False
         # An error that the SuperLink reports carries its own node id: replies go by the ids of their requests.
@@ -60,11 +60,13 @@ class RoundAggregation:
         self._block = self._total if isinstance(self._total, WeightedSum) and not reads_updates else None
         self._batches = deque(_batches(cohort, 1 if self._block is None else self._block.block))
         # Until enough norms are known, those of all replies are measured before any reply counts.
-        self._measures_first = session.safeguards.must_wait(len(session.clients), session.run.buffers)
-        self._measured: dict[int, Local] = {}  # by position
+        self._measures_first = session.safeguards.needs_more_norms(len(session.clients), session.run.buffers)
+        self._measured: dict[int, LocalModel] = {}  # by position
         self._weights: Sequence[float] = []
-        self._streams = able.streams and not self._measures_first and cohort.weights is not None
-        if self._streams:
+        self._on_arrival = (
+            able.aggregates_on_arrival and not self._measures_first and cohort.weights is not None
+        )
+        if self._on_arrival:
             self._weigh()
 
     def take(self, reply: Message) -> None:
@@ -75,7 +77,7 @@ class RoundAggregation:
         self._waiting[position] = reply
         while self._come in self._waiting:
             self._come += 1
-        while self._streams and self._batches and self._batches[0].stop <= self._come:
+        while self._on_arrival and self._batches and self._batches[0].stop <= self._come:
             self._aggregate(self._batches.popleft())
 
     def result(self) -> Aggregate:
@@ -87,7 +89,7 @@ class RoundAggregation:
             If no client says how much it counts, or mods of the app let no client train.
         """
         session, cohort = self._session, self._cohort
-        if not self._streams:
+        if not self._on_arrival:
             self._weigh()
         if self._measures_first:
             self._measure()
@@ -105,14 +107,16 @@ class RoundAggregation:
         cohort = self._cohort
         replies = [self._waiting.get(place) for place in range(len(cohort.clients))]
         self._weights = self._session.selection.weights_of(cohort, replies)
-        cohort.worth = {client.index: d for client, d in zip(cohort.clients, self._weights, strict=True)}
+        cohort.weight_by_client = {
+            client.index: d for client, d in zip(cohort.clients, self._weights, strict=True)
+        }
 
     def _measure(self) -> None:
         """Let the safeguards see the norms and buffers of all valid replies."""
         for place, client in enumerate(self._cohort.clients):
             with suppress(ArraysMismatchError):
                 local = self._check(client, self._waiting.get(place), self._cohort.base_of(client))
-                self._session.safeguards.see(local)
+                self._session.safeguards.observe(local)
                 if local.in_reply:
                     self._measured[place] = local
 
@@ -134,7 +138,7 @@ class RoundAggregation:
                 self._check.check_values(valid[place], self._norm_of_base(valid[place]))
             except ArraysMismatchError as error:
                 valid.pop(place, None)
-                self._leave_out(place, error, reply)
+                self._reject(place, error, reply)
             else:
                 assert reply is not None
                 self._add(place, valid[place], reply)
@@ -143,9 +147,9 @@ class RoundAggregation:
                 self._block.sum_block(self._weighted(valid))
             self._block.end()
 
-    def _read(self, places: range) -> tuple[dict[int, Local], dict[int, ArraysMismatchError]]:
+    def _read(self, places: range) -> tuple[dict[int, LocalModel], dict[int, ArraysMismatchError]]:
         """Return the models of replies, whose values are still to be checked, and the faults of other replies."""
-        models, faults = dict[int, Local](), dict[int, ArraysMismatchError]()
+        models, faults = dict[int, LocalModel](), dict[int, ArraysMismatchError]()
         for place in places:
             if place in self._measured:
                 models[place] = self._measured.pop(place)
@@ -159,37 +163,37 @@ class RoundAggregation:
                 faults[place] = error
         return models, faults
 
-    def _norm_of_base(self, local: Local) -> float | None:
+    def _norm_of_base(self, local: LocalModel) -> float | None:
         """Return ‖w̄‖ of the model that a client was sent, if it is the global one."""
         return self._model_norm if local.base is self._cohort.model else None
 
-    def _weighted(self, models: Mapping[int, Local]) -> list[tuple[float, Local]]:
+    def _weighted(self, models: Mapping[int, LocalModel]) -> list[tuple[float, LocalModel]]:
         return [(self._weights[place], local) for place, local in models.items()]
 
-    def _add(self, place: int, local: Local, reply: Message) -> None:
+    def _add(self, place: int, local: LocalModel, reply: Message) -> None:
         """Put a valid model through the chain, and add its update unless that is in the sum of its block."""
         session, cohort, client, weight = self._session, self._cohort, local.client, self._weights[place]
-        self._links(local)
-        asked = [*cohort.companions, *session.selection.asks(client)]
+        self._transforms(local)
+        asked = [*cohort.extra_names, *session.selection.request_fields(client)]
         if self._block is not None:
-            session.receiver.look_at(client, reply, asked)
-            session.run.any_moved = session.run.any_moved or local.moves()
+            session.receiver.check_reply_metadata(client, reply, asked)
+            session.run.any_nonzero_update = session.run.any_nonzero_update or local.moves()
         else:
             contribution = session.receiver.contribution(local, reply, cohort.number - 1, 0, asked)
             if session.strategy.capabilities.needs_all_updates:
                 cohort.contributions.append(contribution)
             else:
-                counted = session.strategy.counted(contribution)
-                self._total.add(weight, session.server_step.looked_at(counted))
-        self._buffers.add(client.index, weight, local.untrained, local.counted_from)
-        cohort.take_in(client, weight, reply, bounded=local.bounded)
+                counted = session.strategy.transform_update(contribution)
+                self._total.add(weight, session.server_step.note_nonzero(counted))
+        self._buffers.add(client.index, weight, local.buffer_values, local.counter_origin)
+        cohort.accept_reply(client, weight, reply, bounded=local.bounded)
 
-    def _leave_out(self, place: int, error: ArraysMismatchError, reply: Message | None) -> None:
+    def _reject(self, place: int, error: ArraysMismatchError, reply: Message | None) -> None:
         """Note why a client's reply doesn't count."""
         cohort, client = self._cohort, self._cohort.clients[place]
-        cohort.leave_out(client, str(error), reply)
-        self._session.run.last_reason = cohort.failures[client.index]
-        self._unweighed = self._unweighed or isinstance(error, UnweighedError)
+        cohort.reject(client, str(error), reply)
+        self._session.run.last_failure = cohort.failures[client.index]
+        self._unweighed = self._unweighed or isinstance(error, MissingWeightError)
         if self._block is None and client.index not in cohort.lost:
             self._total.skip()
 

@@ -26,13 +26,13 @@ class ClosingTime(NamedTuple):
     late: list[int]
 
 
-def closing(
+def closing_time(
     due: Mapping[int, float],
     began: float,
     *,
     deadline: float = 0.0,
     needed: float = inf,
-    worth: Mapping[int, int] | None = None,
+    multiplicities: Mapping[int, int] | None = None,
     failed: Collection[int] = (),
     busy: Collection[float] = (),
 ) -> ClosingTime:
@@ -46,7 +46,7 @@ def closing(
         Clock seconds of its beginning, and seconds from then on; 0: no deadline.
     needed : float
         L, the number of valid replies that closes the round.
-    worth : mapping of int to int, optional
+    multiplicities : mapping of int to int, optional
         The number of replies for which each client's reply counts: how often the client was drawn. By default 1.
     failed : collection of int
         Clients whose replies aren't valid, and count for no reply.
@@ -63,7 +63,7 @@ def closing(
         if got >= needed or earliest > limit + RESOLUTION:
             break
         in_time.append(client)
-        got += 0 if client in failed else 1 if worth is None else worth[client]
+        got += 0 if client in failed else 1 if multiplicities is None else multiplicities[client]
     late = sorted(due.keys() - set(in_time))
     at = max((due[client] for client in in_time), default=began) if got >= needed or not late else limit
     return ClosingTime(min(at, limit), in_time, late)
@@ -87,7 +87,7 @@ def number_to_ask(needed: int, over_select: float) -> int:
     return ceil((1 + over_select) * needed - RESOLUTION)
 
 
-def shared(weights: Sequence[float], total: float) -> list[float]:
+def rescale(weights: Sequence[float], total: float) -> list[float]:
     """Return the weights d_i of the clients that count, scaled to the sum ``total``; unchanged if all are 0."""
     given = sum(weights)
     return [weight * (total / given) for weight in weights] if given > 0 else list(weights)

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Message, Metadata
 from flwr.serverapp import Grid
 
-from strategies.clients.accounts import Timeline
+from strategies.clients.client_statistics import Timeline
 from strategies.clients.roster import Client
 from strategies.clock import RESOLUTION
 from strategies.core.capabilities import Capabilities
@@ -25,8 +25,8 @@ from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
-from strategies.flower.exchange import looks
-from strategies.rounds.deadline import ClosingTime, closing, shared
+from strategies.flower.exchange import poll_replies
+from strategies.rounds.deadline import ClosingTime, closing_time, rescale
 from strategies.rounds.reply_collection import Metrics, late_metrics
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection
@@ -66,7 +66,7 @@ class _Closing:
         Clock seconds at which the round began.
     needed : float
         L, the number of valid replies that closes the round; infinity: all replies.
-    worth : dict of int to int
+    multiplicities : dict of int to int
         The number of replies for which each client's reply counts, by index.
     due : dict of int to float
         In virtual time, clock seconds at which each reply comes, or its client goes away.
@@ -80,7 +80,7 @@ class _Closing:
 
     began: float
     needed: float
-    worth: dict[int, int]
+    multiplicities: dict[int, int]
     due: dict[int, float]
     share: float
     closed: ClosingTime | None = None
@@ -141,7 +141,7 @@ class DeadlineCollector:
 
     # ---- Who is free -------------------------------------------------------------------------------------------
 
-    def at_work(self) -> list[int]:
+    def busy_clients(self) -> list[int]:
         """Return the indices of the clients that are at work on late tasks."""
         return list(self._late)
 
@@ -149,12 +149,12 @@ class DeadlineCollector:
         """Return the connected clients that aren't at work on late tasks."""
         if not self._late:
             return self._run.clients
-        pace = self._run.pace
-        if pace.real_time:
+        scheduler = self._run.scheduler
+        if scheduler.real_time:
             self._drop_restored()
-            for index, reply in next(looks(grid, self._awaited(), 0.0, self._run.stopped), []):
+            for index, reply in next(poll_replies(grid, self._awaited(), 0.0, self._run.should_stop), []):
                 self._came_late(index, reply)
-        self._late = {i: task for i, task in self._late.items() if not task.is_over(pace.now())}
+        self._late = {i: task for i, task in self._late.items() if not task.is_over(scheduler.now())}
         return [client for client in self._run.clients if client.index not in self._late]
 
     def _drop_restored(self) -> None:
@@ -180,12 +180,12 @@ class DeadlineCollector:
         """Return how a round closes: worked out when it is asked first, once all requests are made."""
         if self._current is None or self._current[0] is not current:
             run, clients = self._run, current.clients
-            needed, worth = self._selection.replies_needed(current.weights or [1.0] * len(clients))
-            due = {client.index: run.pace.foretold(client, current.number) for client in clients}
+            needed, multiplicities = self._selection.replies_needed(current.weights or [1.0] * len(clients))
+            due = {client.index: run.scheduler.predicted_end(client, current.number) for client in clients}
             opened = _Closing(
-                run.pace.now(),
+                run.scheduler.now(),
                 needed,
-                {client.index: number for client, number in zip(clients, worth, strict=True)},
+                {client.index: number for client, number in zip(clients, multiplicities, strict=True)},
                 {index: time for index, time in due.items() if time is not None},
                 self._selection.share_beside(self._late),
             )
@@ -194,20 +194,20 @@ class DeadlineCollector:
 
     def duration(self, current: Round) -> float:
         """Return the seconds until the round closes; before its replies are collected, as if all were valid."""
-        pace = self._run.pace
-        if pace.real_time:
-            return pace.round_time(current.clients, current.number)
+        scheduler = self._run.scheduler
+        if scheduler.real_time:
+            return scheduler.round_time(current.clients, current.number)
         opened = self._opened(current)
-        return (opened.closed or self._plan(opened)).at - pace.now()
+        return (opened.closed or self._plan(opened)).at - scheduler.now()
 
     def _plan(self, opened: _Closing, failed: Collection[int] = ()) -> ClosingTime:
         """Return how a round closes in virtual time, given the clients whose replies aren't valid."""
-        return closing(
+        return closing_time(
             opened.due,
             opened.began,
             deadline=self._config.round_deadline,
             needed=opened.needed,
-            worth=opened.worth,
+            multiplicities=opened.multiplicities,
             failed=failed,
             busy=[task.due for task in self._late.values()],
         )
@@ -215,10 +215,10 @@ class DeadlineCollector:
     def collect(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterable[Message]:
         """Send a round's requests, and return the replies that count."""
         opened = self._opened(current)
-        current.begin(requests, self._timeline, self._run.pace)
+        current.begin(requests, self._timeline, self._run.scheduler)
         by_node = {request.metadata.dst_node_id: request for request in requests}
         asked = {c.index: by_node[c.node_id] for c in current.clients if c.index not in current.lost}
-        if self._run.pace.real_time:
+        if self._run.scheduler.real_time:
             return self._as_they_come(current, opened, grid, asked)
         # A user-defined hook may have left out some clients.
         opened.due = {client.index: opened.due[client.index] for client in current.clients}
@@ -235,7 +235,7 @@ class DeadlineCollector:
             replies += self._exchanged(grid, [asked.pop(index) for index in new])
             failed |= self._invalid(current, new, replies)
             plan = self._plan(opened, failed)
-        current.exceeds_budget = self._run.pace.over(plan.at)
+        current.exceeds_budget = self._run.scheduler.over(plan.at)
         opened.late = {index: LateTask(opened.due[index]) for index in plan.late}
         self._close(current, opened, plan)
         unread = plan.late if self._clients_keep_something else []
@@ -247,7 +247,7 @@ class DeadlineCollector:
         if not requests:
             return iter(())
         return self._pending.awaited(
-            grid, requests, lambda index: self._timeline.arrived(index, self._run.pace.now())
+            grid, requests, lambda index: self._timeline.arrived(index, self._run.scheduler.now())
         )
 
     def _as_they_come(
@@ -269,13 +269,15 @@ class DeadlineCollector:
         unanswered, valid, late, any_came = set(waiting.values()), 0, dict[int, Message](), False
         nothing_comes = not (unanswered if asked else self._late)
         longest = min(deadline, run.timeout)
-        for look in () if nothing_comes else looks(grid, {**earlier, **waiting}, longest, run.stopped):
-            for index, reply in sorted(look, key=lambda pair: pair[0]):
+        for poll in (
+            () if nothing_comes else poll_replies(grid, {**earlier, **waiting}, longest, run.should_stop)
+        ):
+            for index, reply in sorted(poll, key=lambda pair: pair[0]):
                 if reply.metadata.reply_to_message_id in earlier:
                     self._came_late(index, reply)
                     any_came = True
                     continue
-                self._timeline.arrived(index, run.pace.now())
+                self._timeline.arrived(index, run.scheduler.now())
                 self._pending.answered(nodes[index])
                 unanswered.discard(index)
                 if valid >= opened.needed:
@@ -283,7 +285,7 @@ class DeadlineCollector:
                     continue
                 replies.append(reply)
                 if opened.needed < inf and not self._invalid(current, [index], [reply]):
-                    valid += opened.worth[index]
+                    valid += opened.multiplicities[index]
             # A round for which nobody is free ends when the first client is.
             if valid >= opened.needed or (not unanswered if asked else any_came):
                 break
@@ -295,7 +297,7 @@ class DeadlineCollector:
         opened.late = {i: LateTask(opened.began + run.timeout, requests[i]) for i in unanswered}
         self._late_bytes += sum(map(_bytes_of, late.values()))
         in_time = [index for index in nodes if index not in late and index not in unanswered]
-        self._close(current, opened, ClosingTime(run.pace.now(), in_time, sorted([*late, *unanswered])))
+        self._close(current, opened, ClosingTime(run.scheduler.now(), in_time, sorted([*late, *unanswered])))
         return replies
 
     def _invalid(self, current: Round, clients: Iterable[int], replies: Iterable[Message]) -> set[int]:
@@ -324,19 +326,19 @@ class DeadlineCollector:
         current.requests = [current.requests[place] for place in kept]
         if current.weights is not None:
             # The share cancels out, but for the last bit, which runs on record have.
-            current.weights = shared([weights[place] * opened.share for place in kept], total)
+            current.weights = rescale([weights[place] * opened.share for place in kept], total)
 
     def finish(self, current: Round) -> Metrics:
         """Note the late tasks of a round that is complete; a round that is cut off leaves no trace."""
         opened = self._opened(current)
         assert opened.closed is not None
         if current.late:
-            self._run.missed(f"not done when round {current.number} closed")
+            self._run.note_failure(f"not done when round {current.number} closed")
         nodes = {client.index: client.node_id for client in self._run.clients}
         for index, task in list(self._late.items()):
             # A device that has gone, or come back as another node, never answers.
-            gone = task.request is not None and nodes.get(index) != task.request.dst_node_id
-            if gone or task.is_over(opened.closed.at):
+            dropped_out = task.request is not None and nodes.get(index) != task.request.dst_node_id
+            if dropped_out or task.is_over(opened.closed.at):
                 del self._late[index]
         self._late |= opened.late
         sent = sum(current.request_bytes.get(index, 0) for index in current.late)

@@ -48,7 +48,7 @@ class OuterLoop:
 
     def _refusals(self, session: RoundSession) -> Iterator[str]:
         config, run, strategy = session.strategy.config, session.run, session.strategy
-        if why := strategy.capabilities.past_the_sum or config.unseen_by_wrappers:
+        if why := strategy.capabilities.side_channel or config.why_not_wrappable:
             yield f"{run.name}: {why}, which {self.who} knows nothing of"
         if session.compressed is not None:
             yield f"compression = {config.compression!r}: {self.who} can't read compressed updates; allowed is none"
@@ -59,7 +59,7 @@ class OuterLoop:
                 f"keep = {config.keep!r}, stop_at = {config.stop_at!r}, patience = {config.patience}: {self.who} "
                 "evaluates and ends by itself"
             )
-        if not run.pace.always:
+        if not run.scheduler.always:
             yield (
                 f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: virtual time "
                 f"doesn't pass in {self.who.removesuffix(',')}"
@@ -85,7 +85,7 @@ def follow(
     if session.used:
         return
     session.used = True
-    run.enter(grid)
+    run.attach_grid(grid)
     run.model = run.initial_model(arrays)
     strategy.begin(run.layout, run.model)
     if session.optimizer.averages:

@@ -99,20 +99,21 @@ class Participation:
                 f"participation names client {self.fixed[-1]}: there are {num_clients} clients, "
                 f"allowed are 0 to {num_clients - 1}"
             )
-        if self.scheme == "turns" and num_clients < self.turns:
+        if self.scheme == "turns" and num_clients < self.num_turns:
             raise ValueError(
-                f"fraction_train = {self.fraction}: with participation = 'turns' needs {self.turns} clients or more, "
+                f"fraction_train = {self.fraction}: with participation = 'turns' needs "
+                f"{self.num_turns} clients or more, "
                 f"there are {num_clients}"
             )
         if self.scheme == "paired" and num_clients < 2:
             raise ValueError(f"participation = 'paired': needs 2 clients or more, there are {num_clients}")
 
-    def may_draw(self, client: int) -> bool:
+    def is_eligible(self, client: int) -> bool:
         """Tell whether a client can take part in any round, by its index."""
         return self.scheme != "fixed" or client in self.fixed
 
     @property
-    def turns(self) -> int:
+    def num_turns(self) -> int:
         """B, the number of rounds in which each client takes part once; 1 where all take part in each."""
         return round(1 / self.fraction) if self.scheme == "turns" else 1
 
@@ -164,7 +165,7 @@ class Participation:
         elif self.scheme == "poisson":
             weights = importances[clients] / self.fraction
         elif self.scheme == "turns":
-            weights = importances[clients] * self.turns
+            weights = importances[clients] * self.num_turns
         elif self.scheme == "uniform":
             weights = importances[clients] * (num_clients / len(drawn))
         else:

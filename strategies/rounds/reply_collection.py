@@ -9,7 +9,7 @@ from typing import Protocol
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.clients.accounts import Timeline
+from strategies.clients.client_statistics import Timeline
 from strategies.clients.roster import Client
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -22,7 +22,7 @@ Metrics = Mapping[str, int | float]
 class ReplyCollector(Protocol):
     """The interface between the round loop and reply collection."""
 
-    def at_work(self) -> list[int]:
+    def busy_clients(self) -> list[int]:
         """Return the indices of the clients that are at work on earlier rounds."""
 
     def free_clients(self, grid: Grid) -> list[Client]:
@@ -42,7 +42,7 @@ class AllReplies:
     """Closes a round when all its participants have answered, or the rest isn't awaited any more.
 
     A reply is awaited until the timeout; on devices, with safeguards, by what clients usually take
-    (strategies/core/patience.py). What comes later is late, and dropped.
+    (strategies/core/reply_timeouts.py). What comes later is late, and dropped.
 
     Parameters
     ----------
@@ -55,32 +55,32 @@ class AllReplies:
         run: RunState,
         pending: PendingReplies,
         timeline: Timeline,
-        suffices: Callable[[Sequence[Client]], bool] = bool,
+        can_draw_from: Callable[[Sequence[Client]], bool] = bool,
     ) -> None:
-        self._run, self._pending, self._timeline, self._suffices = run, pending, timeline, suffices
+        self._run, self._pending, self._timeline, self._can_draw_from = run, pending, timeline, can_draw_from
 
-    def at_work(self) -> list[int]:
+    def busy_clients(self) -> list[int]:
         """Return the clients whose replies were no longer awaited, and haven't come."""
-        return self._pending.at_work()
+        return self._pending.busy_clients()
 
     def free_clients(self, grid: Grid) -> list[Client]:
         """Return the clients that aren't at work on earlier rounds; all, if no round can be drawn among these."""
-        if not self._run.pace.real_time:
+        if not self._run.scheduler.real_time:
             return self._run.clients
         free = self._pending.free(grid, messages.TRAIN)
-        return free if self._suffices(free) else self._run.clients
+        return free if self._can_draw_from(free) else self._run.clients
 
     def duration(self, current: Round) -> float:
         """Return the task time of the slowest participant, seconds."""
-        return self._run.pace.round_time(current.clients, current.number)
+        return self._run.scheduler.round_time(current.clients, current.number)
 
     def collect(self, current: Round, grid: Grid, requests: Sequence[Message]) -> Iterator[Message]:
         """Send the requests, and return the replies that are awaited, as they come."""
-        current.begin(requests, self._timeline, self._run.pace)
+        current.begin(requests, self._timeline, self._run.scheduler)
         return self._pending.awaited(
             grid,
             current.to_work_on(requests),
-            lambda index: self._timeline.arrived(index, self._run.pace.now()),
+            lambda index: self._timeline.arrived(index, self._run.scheduler.now()),
             current.overdue,
         )
 

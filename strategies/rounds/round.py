@@ -11,15 +11,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from strategies.clients.accounts import ACCEPTED, Accounts, Timeline
 from strategies.clients.client_metrics import MetricsMean
+from strategies.clients.client_statistics import ACCEPTED, ClientStatistics, Timeline
 from strategies.clients.roster import Client
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.timing.scheduler import Scheduler
-from strategies.updates.aggregation import Gathered
-from strategies.updates.buffers import Untrained
-from strategies.updates.chain import Contribution
+from strategies.updates.aggregation import UpdateSum
+from strategies.updates.buffers import BufferAverage
+from strategies.updates.pipeline import Contribution
 
 log = logging.getLogger("flwr.strategies")
 
@@ -31,8 +31,8 @@ class Aggregate(NamedTuple):
     """What a round's participants made: their weights d_i, Σ d_i Δ_i or a robust rule's result, and the buffers."""
 
     weights: Sequence[float]
-    total: Gathered
-    buffers: Untrained
+    total: UpdateSum
+    buffers: BufferAverage
 
 
 class Executor(Protocol):
@@ -60,7 +60,7 @@ class MaskedExecutor(Executor, Protocol):
     def check(self, num_clients: int) -> None:
         """Raise ValueError if a round of this number of clients has no sum."""
 
-    def look(self, grid: Grid) -> None:
+    def check_grid(self, grid: Grid) -> None:
         """Raise RunError, before a client trains, where an engine or a part of this run needs single updates."""
 
 
@@ -89,7 +89,7 @@ class Round:
         The metadata of the requests, in the order of the clients; empty where an engine is asked for the sum.
     request_bytes : dict of int to int
         The bytes of each client's request, by client index; empty where an engine is asked for the sum.
-    companions : tuple of str
+    extra_vectors : tuple of str
         The names of the records beside the model.
     bytes_down, bytes_up : int
         Bytes of all requests, and of the updates that count.
@@ -104,7 +104,7 @@ class Round:
     overdue : dict of int to str
         The reason why a client's reply isn't awaited any more before the timeout, by client index.
     outcomes : dict of int to str
-        The outcome of each client's task, by client index: see strategies/clients/accounts.py.
+        The outcome of each client's task, by client index: see strategies/clients/client_statistics.py.
     bounded : set of int
         The indices of the clients whose updates were shortened.
     sizes : dict of int to int
@@ -133,7 +133,7 @@ class Round:
     each: float = 0.0
     requests: list[Metadata] = field(default_factory=list)
     request_bytes: dict[int, int] = field(default_factory=dict)
-    companions: tuple[str, ...] = ()
+    extra_names: tuple[str, ...] = ()
     bytes_down: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Round:
     sizes: dict[int, int] = field(default_factory=dict)
     by_mods: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
-    worth: dict[int, float] = field(default_factory=dict)
+    weight_by_client: dict[int, float] = field(default_factory=dict)
     bases: dict[int, NDArray[Any]] = field(default_factory=dict)
     outside: int = 0
     asked: Sequence[Message] = ()
@@ -156,14 +156,14 @@ class Round:
         """Return the model (D,) that a client was sent."""
         return self.bases.get(client.index, self.model)
 
-    def begin(self, requests: Iterable[Message], timeline: Timeline, pace: Scheduler) -> None:
+    def begin(self, requests: Iterable[Message], timeline: Timeline, scheduler: Scheduler) -> None:
         """Note the requests that are really sent, which a user-defined hook may change, and that tasks begin."""
         requests = list(requests)
         by_node = {request.metadata.dst_node_id: request.metadata for request in requests}
         if any(client.node_id not in by_node for client in self.clients):
             self._ask_only(by_node.keys(), requests)
         self.requests = [by_node[client.node_id] for client in self.clients]
-        self.begin_tasks(timeline, pace)
+        self.begin_tasks(timeline, scheduler)
 
     def _ask_only(self, nodes: Collection[int], requests: Sequence[Message]) -> None:
         """Take out the clients that a user-defined hook doesn't ask; the others share their weights."""
@@ -176,20 +176,20 @@ class Round:
         self.requests = [self.requests[place] for place in places]
         self.bytes_down = sum(messages.total_bytes(request) for request in requests)
 
-    def begin_tasks(self, timeline: Timeline, pace: Scheduler) -> None:
+    def begin_tasks(self, timeline: Timeline, scheduler: Scheduler) -> None:
         """Note that tasks begin, and which clients are known to go away before their tasks are done."""
         clients = self.clients
-        ends = pace.foretold_all(clients, self.number)
-        parts = map(pace.parts, clients) if pace.weighs else repeat(None)
-        timeline.begin_all([client.index for client in clients], pace.now(), ends, parts)
-        self.lost |= {client.index for client in pace.losing(clients, self.number)}
+        ends = scheduler.predicted_ends(clients, self.number)
+        timings = map(scheduler.timing, clients) if scheduler.uses_device_profiles else repeat(None)
+        timeline.begin_all([client.index for client in clients], scheduler.now(), ends, timings)
+        self.lost |= {client.index for client in scheduler.losing(clients, self.number)}
 
     def to_work_on(self, requests: Sequence[Message]) -> list[Message]:
         """Return the requests without those of lost tasks, on which no client needs to work."""
-        gone = {client.node_id for client in self.clients if client.index in self.lost}
-        return [request for request in requests if request.metadata.dst_node_id not in gone]
+        dropped_out = {client.node_id for client in self.clients if client.index in self.lost}
+        return [request for request in requests if request.metadata.dst_node_id not in dropped_out]
 
-    def take_in(self, client: Client, weight: float, reply: Message, *, bounded: bool) -> None:
+    def accept_reply(self, client: Client, weight: float, reply: Message, *, bounded: bool) -> None:
         """Note that a client's work counts, and its metrics."""
         self.count(client.index, messages.total_bytes(reply), bounded=bounded)
         self.metrics.add(weight, reply.content)
@@ -217,7 +217,7 @@ class Round:
     def _by_index(self) -> dict[int, Client]:
         return {client.index: client for client in self.clients}
 
-    def leave_out(
+    def reject(
         self, client: Client, reason: str, reply: Message | None = None, outcome: str | None = None
     ) -> None:
         """Note why a client's work doesn't count, and its outcome: by default the fault that its reply shows."""
@@ -227,7 +227,7 @@ class Round:
         if reply is not None and messages.refused_by_mod(reply):
             self.by_mods.add(client.index)
 
-    def told(self, *, clipped: bool) -> MetricRecord:
+    def round_metrics(self, *, clipped: bool) -> MetricRecord:
         """Return the round's metrics; with ``clipped``, also the number of clipped updates."""
         metrics = MetricRecord(
             {
@@ -243,31 +243,33 @@ class Round:
             metrics[messages.LOST_TASKS] = len(self.lost)
         return metrics
 
-    def credit(self, accounts: Accounts) -> None:
-        """Enter the clients' weights in the accounts; weights of work that doesn't count are shared over the rest."""
-        worth = self.worth
+    def record_weights(self, client_stats: ClientStatistics) -> None:
+        """Enter the clients' weights in client_stats; weights of work that doesn't count are shared over the rest."""
+        weight_by_client = self.weight_by_client
         counted = [
-            index for index, outcome in self.outcomes.items() if outcome == ACCEPTED and index in worth
+            index
+            for index, outcome in self.outcomes.items()
+            if outcome == ACCEPTED and index in weight_by_client
         ]
-        given, total = sum(worth[index] for index in counted), sum(worth.values())
+        given, total = sum(weight_by_client[index] for index in counted), sum(weight_by_client.values())
         for index in counted:
-            accounts[index].weight += worth[index] * (total / given) if given else 0.0
+            client_stats[index].weight += weight_by_client[index] * (total / given) if given else 0.0
 
-    def settle(self, accounts: Accounts, timeline: Timeline, now: float) -> None:
-        """Enter the outcomes in the accounts, and log the clients whose work doesn't count, one line per reason."""
+    def record_outcomes(self, client_stats: ClientStatistics, timeline: Timeline, now: float) -> None:
+        """Enter the outcomes in client_stats, and log the clients whose work doesn't count, one line per reason."""
         indices = [client.index for client in self.clients if client.index in self.outcomes]
         outcomes, sizes, bounded = self.outcomes, self.sizes, self.bounded
         for index in indices:
-            account = accounts[index]
+            account = client_stats[index]
             account.tasks += 1
-            account.note(outcomes[index], clipped=index in bounded, num_bytes=sizes.get(index, 0))
+            account.record(outcomes[index], clipped=index in bounded, num_bytes=sizes.get(index, 0))
         timeline.end_all(indices, now, [outcomes[index] for index in indices])
         for index in self.late:
-            accounts[index].tasks += 1
-            accounts[index].note(messages.LATE)
+            client_stats[index].tasks += 1
+            client_stats[index].record(messages.LATE)
         timeline.end_all(self.late, now, [messages.LATE] * len(self.late))
         for reason in dict.fromkeys(self.failures.values()):
             left_out = [client for client in self.clients if self.failures.get(client.index) == reason]
-            named = ", ".join(client.located for client in left_out)
+            named = ", ".join(client.display_name for client in left_out)
             who = {"aggregation": self.number, "clients": [client.fields for client in left_out]}
             log.warning("round %d: left out client %s: %s", self.number, named, reason, extra=who)

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from strategies.clients.roster import Client
 from strategies.core.config import SynchronousConfig
-from strategies.core.masked_sum import MaskedSum, look
+from strategies.core.masked_sum import MaskedSum, check_grid
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
@@ -20,7 +20,7 @@ from strategies.secure.discrete_gaussian import divergence
 from strategies.secure.graph import FEWEST, least_of, terms_for
 from strategies.secure.masking import Quantizer, SecureSumError
 from strategies.updates.aggregation import WeightedSum
-from strategies.updates.buffers import Untrained
+from strategies.updates.buffers import BufferAverage
 from strategies.updates.clipping import AdaptiveClip
 
 TOO_SMALL = 1e-9  # probability of a round without a sum, which no account of privacy counts
@@ -36,13 +36,13 @@ class SecureSums:
 
     def __init__(self, session: RoundSession) -> None:
         self._strategy = session.strategy
-        self._run, self._pending, self._accounts = session.run, session.pending, session.accounts
+        self._run, self._pending, self._client_stats = session.run, session.pending, session.client_stats
         self._timeline, self._receiver, self._selection = (
             session.timeline,
             session.receiver,
             session.selection,
         )
-        self._by_path = session.strategy.capabilities.by_path
+        self._divides_by_path = session.strategy.capabilities.divides_by_path
 
     @property
     def _config(self) -> SynchronousConfig:
@@ -70,9 +70,9 @@ class SecureSums:
                 f"secure_sums is at most {TOO_SMALL:g}, with more clients or a larger fraction_train"
             )
 
-    def look(self, grid: Grid) -> None:
+    def check_grid(self, grid: Grid) -> None:
         """Raise RunError, before a client trains, where an engine or a part of this run needs single updates."""
-        look(grid, self._run, self._receiver)
+        check_grid(grid, self._run, self._receiver)
 
     def run(self, cohort: Round, grid: Grid) -> Aggregate | None:
         """Have the participants train and mask; return the sum, without updates if too many went.
@@ -80,25 +80,27 @@ class SecureSums:
         None if the round is cancelled.
         """
         total, weights = self._work(cohort, grid)
-        return None if self._run.stopped() else Aggregate(weights, total, Untrained(self._run.buffers))
+        return (
+            None if self._run.should_stop() else Aggregate(weights, total, BufferAverage(self._run.buffers))
+        )
 
     def _work(self, current: Round, grid: Grid) -> tuple[WeightedSum, Sequence[float]]:
         config = self._config
         empty = WeightedSum(len(current.model), private=config.dp == "central", each=current.each)
         if not current.clients:
             return empty, []
-        current.begin(current.asked, self._timeline, self._run.pace)
+        current.begin(current.asked, self._timeline, self._run.scheduler)
         current.bytes_down = 0  # counted as stages go out
         try:
             return self._summed(current, grid, empty)
         except SecureSumError as error:
-            if self._run.stopped():
+            if self._run.should_stop():
                 return empty, []
             if not current.failures:
-                self._run.last_reason = f"secure sum: {error}"
+                self._run.last_failure = f"secure sum: {error}"
             for client in current.clients:
                 if client.index not in current.failures:
-                    current.leave_out(client, f"secure sum: {error}", outcome=messages.FAILED)
+                    current.reject(client, f"secure sum: {error}", outcome=messages.FAILED)
             current.sizes.clear()
             return empty, []
 
@@ -126,10 +128,10 @@ class SecureSums:
             current.number,
             len(current.model),
             quantizer,
-            by_path=self._by_path,
+            divides_by_path=self._divides_by_path,
             lost=frozenset(current.lost),
             least=least,
-            cut_off=self._run.stopped,
+            cut_off=self._run.should_stop,
         )
         shares = self._shares(current)
         weighs = self._weigh(current, shares).items()
@@ -138,8 +140,10 @@ class SecureSums:
 
         def arrived(client: Client, reply: Message) -> None:
             current.count(client.index, 0, bounded=False)
-            self._timeline.arrived(client.index, self._run.pace.now())
-            self._receiver.look_at(client, reply, [*current.companions, *self._selection.asks(client)])
+            self._timeline.arrived(client.index, self._run.scheduler.now())
+            self._receiver.check_reply_metadata(
+                client, reply, [*current.extra_names, *self._selection.request_fields(client)]
+            )
 
         try:
             masked.work(fields, arrived, nodes)
@@ -147,18 +151,18 @@ class SecureSums:
             current.bytes_down += masked.bytes_down
             current.bytes_up += masked.bytes_up
             for index in masked.summed if masked.opened else ():
-                self._accounts[index].opened += 1
+                self._client_stats[index].opened += 1
             for index, missed in masked.missed.items():
-                current.leave_out(current.client(index), *missed)
+                current.reject(current.client(index), *missed)
         found = masked.result(shares)
         if shares is None or current.weights is None:
             weight = max(found.weight, 1) / quantizer.levels
             d, kept, scale = [1.0], [1.0], 1 / weight
         else:
-            current.worth = {
+            current.weight_by_client = {
                 client.index: d for client, d in zip(current.clients, current.weights, strict=True)
             }
-            d, kept = list(current.weights), [current.worth[each] for each in masked.summed]
+            d, kept = list(current.weights), [current.weight_by_client[each] for each in masked.summed]
             scale = max(d) or 1.0
             weight = sum(kept) / scale
         current.outside = found.outside
@@ -166,7 +170,7 @@ class SecureSums:
             current.metrics.add_values(counted, {name: mean})
         if isinstance(clip, AdaptiveClip):
             clip.count(len(masked.summed), found.longer)
-        if self._by_path and weight:  # Σ d_i s_i / Σ d_i, in place of each client's own s_i
+        if self._divides_by_path and weight:  # Σ d_i s_i / Σ d_i, in place of each client's own s_i
             scale *= found.numbers[0] / weight
         total.add_block(_scaled(found.update, scale), 0.0, kept)
         return total, d
@@ -186,7 +190,7 @@ class SecureSums:
         if not (most := self._config.examples_bound):
             unknown = next(client for client in current.clients if not client.described)
             raise RunError(
-                f"client_weights = 'samples' with secure_sums: client {unknown.located} doesn't say how many "
+                f"client_weights = 'samples' with secure_sums: client {unknown.display_name} doesn't say how many "
                 "examples it has before it trains; allowed are examples_bound > 0, the most that count of a "
                 "client, or uniform"
             )

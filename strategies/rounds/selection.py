@@ -11,9 +11,9 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies import streams
-from strategies.clients.accounts import Accounts
+from strategies.clients.client_statistics import ClientStatistics
 from strategies.clients.roster import Client, sized_by_replies
-from strategies.clients.weights import Weights, among, of_each
+from strategies.clients.weights import Weights, of_each, restricted_weights
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
 from strategies.core.population import Population
@@ -82,33 +82,33 @@ class Selection:
     def number_that_counts(self, num_clients: int) -> int:
         """Return how many of ``num_clients`` clients count in a round; with ``poisson`` and ``md`` at most."""
         scheme = self.scheme
-        drawn = len(scheme.fixed) or num_clients // scheme.turns
+        drawn = len(scheme.fixed) or num_clients // scheme.num_turns
         if scheme.scheme in ("uniform", "flower"):
             drawn = scheme.sample_size(num_clients)
-        return drawn if self.stragglers is None else self.stragglers.counting(drawn)
+        return drawn if self.stragglers is None else self.stragglers.num_active(drawn)
 
-    def suffices(self, clients: Sequence[Client]) -> bool:
+    def can_draw_from(self, clients: Sequence[Client]) -> bool:
         """Return True if a round can be drawn among these of the connected clients."""
         if self.scheme.scheme == "paired":  # its last client is in every round
             return len(clients) == len(self._run.clients)
-        return any(self.scheme.may_draw(client.index) for client in clients)
+        return any(self.scheme.is_eligible(client.index) for client in clients)
 
-    def waits_for(self, at_work: Collection[int], free: Sequence[Client]) -> bool:
+    def waits_for(self, busy_clients: Collection[int], free: Sequence[Client]) -> bool:
         """Return True if all connected clients that ``participation`` names are at work, and none is free."""
         if self._capabilities.chooses_clients:
             return False
         fixed, connected = set(self.scheme.fixed), {client.index for client in self._run.clients}
-        return bool(fixed & connected & set(at_work)) and not fixed & {client.index for client in free}
+        return bool(fixed & connected & set(busy_clients)) and not fixed & {client.index for client in free}
 
     @property
     def hides(self) -> bool:
         """Whether differential privacy counts on the draw: on a coin for each client that nobody else knows."""
         return self._config.dp == "central" and self.scheme.scheme == "poisson"
 
-    def lots(self, server_round: int) -> np.random.Generator:
+    def sampling_rng(self, server_round: int) -> np.random.Generator:
         """Return the random generator of a round's draw, the next that is drawn."""
         self._number = server_round
-        if self.hides and not self._run.options.repeatable:
+        if self.hides and not self._run.options.deterministic_noise:
             return streams.unpredictable()
         return streams.generator(self._config.seed, "participants", server_round)
 
@@ -118,7 +118,7 @@ class Selection:
         ``number``: how many ``uniform``, ``md`` and ``flower`` draw; None: as the scheme says.
         """
         sized = self._config.client_weights != "samples" or all(client.described for client in clients)
-        scheme = self.among(clients)
+        scheme = self.restrict_to(clients)
         if not sized and scheme.scheme in ("md", "uniform", "poisson", "turns"):
             raise RunError(
                 f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
@@ -126,11 +126,11 @@ class Selection:
             )
         if scheme.scheme == "paired" and len(clients) < 2:  # the others have left
             raise RunError("participation = 'paired': a round needs 2 clients, there is 1")
-        draw = scheme.draw(self._population.importances(clients), rng, number)
+        draw = scheme.draw(self._population.client_weights_of(clients), rng, number)
         if self.hides:
             # Not those that are free in real time: who is at work there tells who was drawn before.
-            there = self._run.clients if self._run.pace.real_time else clients
-            self.each = 1 / (scheme.fraction * len(there))
+            available = self._run.clients if self._run.scheduler.real_time else clients
+            self.each = 1 / (scheme.fraction * len(available))
             draw = replace(draw, weights=(self.each,) * len(draw.clients))
         by_replies = not sized and scheme.scheme != "paired"
         return [clients[place] for place in draw.clients], None if by_replies else draw.weights
@@ -148,23 +148,29 @@ class Selection:
         """
         present, over_select, scheme = self._number_present(), self._config.over_select, self.scheme
         needed = scheme.sample_size(present)
-        worth = [1] * len(weights)
+        multiplicities = [1] * len(weights)
         if scheme.scheme == "md":
-            worth = [round(weight * number_to_ask(needed, over_select)) for weight in weights]
-        return needed if over_select else inf, worth
+            multiplicities = [round(weight * number_to_ask(needed, over_select)) for weight in weights]
+        return needed if over_select else inf, multiplicities
 
     def _number_present(self) -> int:
         """Return the number of clients that are present by their availability, at work or not; 1 at least."""
-        pace, clients = self._run.pace, self._run.clients
-        return len(clients) if pace.always else max(sum(pace.there(client) for client in clients), 1)
+        scheduler, clients = self._run.scheduler, self._run.clients
+        return (
+            len(clients)
+            if scheduler.always
+            else max(sum(scheduler.is_available(client) for client in clients), 1)
+        )
 
-    def share_beside(self, at_work: Collection[int]) -> float:
-        """Return Σ p_i of the free clients over that of all present ones, ``at_work`` (client indices) included."""
-        if not at_work:
+    def share_beside(self, busy_clients: Collection[int]) -> float:
+        """Return Σ p_i of the free clients over that of all that are present, with ``busy_clients`` (indices)."""
+        if not busy_clients:
             return 1.0
-        here = [c for c in self._run.clients if c.index in at_work or self._run.pace.there(c)]
-        p = self._population.importances(here)
-        return float(sum(w for client, w in zip(here, p, strict=True) if client.index not in at_work))
+        here = [
+            c for c in self._run.clients if c.index in busy_clients or self._run.scheduler.is_available(c)
+        ]
+        p = self._population.client_weights_of(here)
+        return float(sum(w for client, w in zip(here, p, strict=True) if client.index not in busy_clients))
 
     def checked(self, chosen: Chosen) -> Chosen:
         """Return the participants of a round and their weights; RunError where a method gives no numbers."""
@@ -175,26 +181,28 @@ class Selection:
 
     def without_stragglers(self, chosen: Chosen, server_round: int) -> Chosen:
         """Return the participants and weights without the stragglers that are dropped: no request goes to them."""
-        return chosen if self.stragglers is None else self.stragglers.among(*chosen, server_round)
+        return (
+            chosen if self.stragglers is None else self.stragglers.without_stragglers(*chosen, server_round)
+        )
 
-    def asks(self, client: Client) -> Mapping[str, float]:
+    def request_fields(self, client: Client) -> Mapping[str, float]:
         """Return the fields of a participant's request that ask for a part of its usual work."""
-        return {} if self.stragglers is None else self.stragglers.asks(client)
+        return {} if self.stragglers is None else self.stragglers.request_fields(client)
 
-    def among(self, clients: Sequence[Client]) -> Participation:
+    def restrict_to(self, clients: Sequence[Client]) -> Participation:
         """Return the scheme with the client indices of ``fixed`` as places among the connected clients."""
         if (scheme := self.scheme).scheme == "turns":
-            due = (self._number - 1) % scheme.turns
+            due = (self._number - 1) % scheme.num_turns
             return replace(
                 scheme,
-                fixed=tuple(i for i, client in enumerate(clients) if client.index % scheme.turns == due),
+                fixed=tuple(i for i, client in enumerate(clients) if client.index % scheme.num_turns == due),
             )
         if self.scheme.scheme != "fixed":
             return self.scheme
         places = tuple(i for i, client in enumerate(clients) if client.index in self.scheme.fixed)
         # Some may be at work, and can't be drawn.
-        there = {client.index for client in [*clients, *self._run.clients]}
-        if missing := set(self.scheme.fixed) - there:
+        available = {client.index for client in [*clients, *self._run.clients]}
+        if missing := set(self.scheme.fixed) - available:
             log.warning("participation names clients that aren't there: %s", sorted(missing))
         if not places:
             raise RunError(f"participation = {self.text!r}: none of these clients is there")
@@ -207,9 +215,9 @@ class Selection:
         pairs = zip(current.clients, replies, strict=True)
         by_node = {client.node_id: reply for client, reply in pairs if reply is not None}
         sized = sized_by_replies(current.clients, by_node, self._run.flower.weighted_by_key)
-        told = {client.index: client for client in sized}
+        reported = {client.index: client for client in sized}
         self._population.roster.keep_sizes(sized)  # for those that are away in later rounds
-        self._run.clients = [told.get(client.index, client) for client in self._run.clients]
+        self._run.clients = [reported.get(client.index, client) for client in self._run.clients]
         sizes, number = [client.num_examples or 0 for client in sized], len(sized)
         if not any(sizes):
             return [1 / max(number, 1)] * number
@@ -219,14 +227,14 @@ class Selection:
     def weights_say_shares(self) -> bool:
         """Whether d_i is a client's share of the update: not where a method or a robust rule aggregates."""
         able = self._capabilities
-        weighed = self._config.rule() is None and not able.records_shares
-        return weighed and (able.by_weights or not able.needs_all_updates)
+        weighed = self._config.rule() is None and not able.logs_own_weights
+        return weighed and (able.uses_given_weights or not able.needs_all_updates)
 
     # ---- What is minimised -------------------------------------------------------------------------------------
 
-    def minimised(self) -> dict[int, float]:
+    def objective_weights(self) -> dict[int, float]:
         """Return E[d_i] of the clients that count now, by index, as if all were present and in time."""
-        p = self._population.importance()
+        p = self._population.client_weights()
         if not p or self._capabilities.chooses_clients:
             return p
         shares = self._shares_among(range(len(p)), np.array(list(p.values())))
@@ -240,36 +248,36 @@ class Selection:
         """
         config = self._config
         loses = config.closes_early or config.task_failure
-        return None if loses and not self._capabilities.counts_again else self.drawn(p)
+        return None if loses and not self._capabilities.reuses_last_update else self.drawn(p)
 
     def drawn(self, p: Weights) -> Weights | None:
         """Return E[d_i] (n,) under the scheme and the clients' availability; None if it can't be known."""
         able = self._capabilities
-        if (able.needs_all_updates and not able.by_weights) or able.chooses_clients:
+        if (able.needs_all_updates and not able.uses_given_weights) or able.chooses_clients:
             return None
         if self.stragglers is not None and self.stragglers.drops:
             return None
         if not self._shares_among(range(len(p)), p).any():
             return None
-        return self._run.pace.expected(
-            self._population.counting, lambda places: self._shares_among(places, p)
+        return self._run.scheduler.expected(
+            self._population.active_clients, lambda places: self._shares_among(places, p)
         )
 
     def corrected(self, p: Weights) -> Weights | None:
         """Return E[d_i] (n,) over the clients that ever finish a task, for methods that correct for participation."""
         drawn = self.drawn(p)
-        if drawn is None or self._run.pace.always:
+        if drawn is None or self._run.scheduler.always:
             return drawn
-        return among(list(self.minimised().values()), drawn > 0)
+        return restricted_weights(list(self.objective_weights().values()), drawn > 0)
 
-    def log_observed(self, accounts: Accounts) -> None:
+    def log_observed(self, client_stats: ClientStatistics) -> None:
         """Log by which weights the clients of a run have counted, where it couldn't be known beforehand."""
         clients = self._run.clients
-        if not clients or self._run.stopped() or not self.weights_say_shares:
+        if not clients or self._run.should_stop() or not self.weights_say_shares:
             return
-        weights = accounts.column("weight", max(client.index for client in clients) + 1)
+        weights = client_stats.column("weight", max(client.index for client in clients) + 1)
         q = np.array([weights[client.index] for client in clients])
-        p = self._population.importances(clients)
+        p = self._population.client_weights_of(clients)
         if q.sum() <= 0 or (distance := 0.5 * float(np.abs(q / q.sum() - p).sum())) <= 1e-6:
             return
         q = q / q.sum()
@@ -285,7 +293,7 @@ class Selection:
 
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
         """Return E[d_i] (m,) of the clients at ``places`` under the scheme; zeros if it draws none of them."""
-        fixed, counting = self.scheme.fixed, self._population.counting
+        fixed, counting = self.scheme.fixed, self._population.active_clients
         here = tuple(at for at, place in enumerate(places) if counting[place].index in fixed)
         if self.scheme.scheme == "fixed" and not here:
             return np.zeros(len(places))
@@ -296,7 +304,7 @@ class Selection:
 Select = Callable[[Sequence[Client], np.random.Generator], Chosen]
 
 
-class CallUp:
+class CohortSampler:
     """Finds a round's participants among the connected clients.
 
     Parameters
@@ -306,7 +314,7 @@ class CallUp:
 
     Attributes
     ----------
-    nobody_comes : bool
+    no_client_available : bool
         Whether no client is present any more, or none before the time budget is over.
     """
 
@@ -321,7 +329,7 @@ class CallUp:
     ) -> None:
         self._run, self._population, self._selection, self._collector = run, population, selection, collector
         self._select, self._check = select, check
-        self.nobody_comes = False
+        self.no_client_available = False
         self._too_few: int | None = (
             0  # the largest number of clients that was too small so far; None once the number is accepted
         )
@@ -335,19 +343,19 @@ class CallUp:
             If there are too few clients.
         """
         run, selection = self._run, self._selection
-        run.clients = self._population.look(grid, config)
+        run.clients = self._population.refresh(grid, config)
         if not run.clients:  # stopped before they could answer
             return None
         self._check_number(grid)
-        free, at_work = self._collector.free_clients(grid), self._collector.at_work()
+        free, busy_clients = self._collector.free_clients(grid), self._collector.busy_clients()
         # Where all present clients are at work, the round asks nobody, and ends when the first one is free.
-        free = present(run.pace, free, selection.scheme.may_draw, wait=not at_work)
-        if not free and not at_work:
-            self.nobody_comes = True
+        free = present(run.scheduler, free, selection.scheme.is_eligible, wait=not busy_clients)
+        if not free and not busy_clients:
+            self.no_client_available = True
             return None
         chosen: Chosen = ([], [])
-        if free and not selection.waits_for(at_work, free):
-            chosen = self._select(free, selection.lots(server_round))
+        if free and not selection.waits_for(busy_clients, free):
+            chosen = self._select(free, selection.sampling_rng(server_round))
         return selection.without_stragglers(selection.checked(chosen), server_round)
 
     def others(
@@ -357,7 +365,7 @@ class CallUp:
         if drawn is not None and set(asked) <= {client.node_id for client in drawn.clients}:
             return None
         if drawn is None:
-            self._run.clients = self._population.look(grid, config)
+            self._run.clients = self._population.refresh(grid, config)
         return [client for client in self._run.clients if client.node_id in asked]
 
     def _check_number(self, grid: Grid) -> None:
@@ -379,7 +387,7 @@ class CallUp:
             # A round goes without those that are named and aren't there.
             self._check(max(number, 1 + max(named, default=-1)))
         except ValueError as error:
-            if not self._run.pace.real_time:
+            if not self._run.scheduler.real_time:
                 # Flower's simulation registers its nodes while the run is under way already.
                 if engine_of(grid) != RAY or number <= before:
                     raise RunError(str(error)) from None
@@ -388,29 +396,29 @@ class CallUp:
 
 
 def present(
-    pace: Scheduler, clients: Sequence[Client], wanted: Callable[[int], bool], *, wait: bool
+    scheduler: Scheduler, clients: Sequence[Client], wanted: Callable[[int], bool], *, wait: bool
 ) -> list[Client]:
     """Return the clients that are present, by their availability.
 
     If no client is present that is ``wanted``, by its index, the clock moves on until one comes, where ``wait`` is
     True. The list is empty if none ever comes, or not before the time budget is over, which is logged.
     """
-    if pace.always:
+    if scheduler.always:
         return list(clients)
-    if wait and not _waited(pace, [client for client in clients if wanted(client.index)]):
+    if wait and not _waited(scheduler, [client for client in clients if wanted(client.index)]):
         return []
-    return [client for client in clients if pace.there(client)]
+    return [client for client in clients if scheduler.is_available(client)]
 
 
-def _waited(pace: Scheduler, clients: Sequence[Client]) -> bool:
+def _waited(scheduler: Scheduler, clients: Sequence[Client]) -> bool:
     """Move the clock on until one of the clients is present; return False if none comes in time."""
-    now = pace.now()
-    comes = min((pace.comes(client, now) for client in clients), default=NEVER)
+    now = scheduler.now()
+    comes = min((scheduler.next_available(client, now) for client in clients), default=NEVER)
     if comes == NEVER:
         log.warning("no client is there any more, from %g s on: the run ends", now)
-    elif pace.over(comes):
+    elif scheduler.over(comes):
         log.info("no client is there before %g s, when the run is over", comes)
     else:
-        pace.clock.wait_until(comes)
+        scheduler.clock.wait_until(comes)
         return True
     return False

@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from strategies.clients import client_metrics
-from strategies.clients.accounts import ACCEPTED
 from strategies.clients.client_metrics import MetricsMean
+from strategies.clients.client_statistics import ACCEPTED
 from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.core.session import Session
@@ -20,9 +20,9 @@ from strategies.flower.errors import RunError
 from strategies.rounds.deadline_collector import DeadlineCollector
 from strategies.rounds.reply_collection import AllReplies, ReplyCollector
 from strategies.rounds.round import Chosen, EngineExecutor, MaskedExecutor, Round
-from strategies.rounds.selection import CallUp, Selection
-from strategies.updates.chain import Noise
+from strategies.rounds.selection import CohortSampler, Selection
 from strategies.updates.clipping import AdaptiveClip
+from strategies.updates.pipeline import Noise
 from strategies.updates.tree_noise import TreeNoise
 
 log = logging.getLogger("flwr.strategies")
@@ -37,7 +37,7 @@ class RoundSession(Session):
         The participation scheme: the draw of participants, and their expected weights.
     collector : AllReplies or DeadlineCollector
         When a round closes, and which replies count in it.
-    sampler : CallUp
+    sampler : CohortSampler
         Samples the participants of each round.
     tree : TreeNoise, optional
         Adds the noise of central differential privacy, where it is that of a tree.
@@ -57,7 +57,7 @@ class RoundSession(Session):
         config, able = strategy.config, strategy.capabilities
         self.selection = Selection(config, self.run, self.population, able)
         self.collector = self._new_collector()
-        self.sampler = CallUp(
+        self.sampler = CohortSampler(
             self.run, self.population, self.selection, self.collector, strategy.select, strategy.check
         )
         self.tree: TreeNoise | None = None
@@ -71,7 +71,7 @@ class RoundSession(Session):
         strategy, run, selection = self.strategy, self.run, self.selection
         parts = self.pending, self.timeline
         if not strategy.config.closes_early:
-            return AllReplies(run, *parts, selection.suffices)
+            return AllReplies(run, *parts, selection.can_draw_from)
         return DeadlineCollector(
             strategy.config, run, selection, self.receiver, *parts, strategy.capabilities
         )
@@ -83,14 +83,14 @@ class RoundSession(Session):
         run = self.run
         state = self.begin_model()
         if run.aggregations < num_rounds and not run.is_over():
-            run.clients = self.population.look(self.grid, self.train_config)
+            run.clients = self.population.refresh(self.grid, self.train_config)
         if state is None:
-            run.pace.begin()
+            run.scheduler.begin()
             self.reporter.report(0, run.result, {}, evaluate_fn=self.evaluate_fn, shares=dict)
         else:
             run.clock.resume(state["time"])  # waiting for the clients didn't count
         if self.masked_sums is not None:
-            self.masked_sums.look(self.grid)
+            self.masked_sums.check_grid(self.grid)
 
     def remaining_rounds(self, num_rounds: int) -> Iterator[int]:
         """Yield the numbers of the rounds to come, until an evaluation meets a stop condition."""
@@ -101,7 +101,7 @@ class RoundSession(Session):
 
     def nobody_to_ask(self) -> bool:
         """Return True if the run is stopped, or no client is available any more."""
-        return self.run.stopped() or self.sampler.nobody_comes
+        return self.run.should_stop() or self.sampler.no_client_available
 
     def open_cohort(self, server_round: int, arrays: ArrayRecord, chosen: Chosen) -> Round:
         """Open a round of the sampled participants, with their weights."""
@@ -117,19 +117,19 @@ class RoundSession(Session):
     def requests_of(self, cohort: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
         """Build a round's requests, in the order of the clients."""
         key, requests = self.run.flower.arrayrecord_key, []
-        companions = self.strategy.companions(cohort.clients)
-        beside: Mapping[str, Vector] = {}
+        vectors_of_clients = self.strategy.extra_vectors(cohort.clients)
+        extra_vectors: Mapping[str, Vector] = {}
         for client in cohort.clients:
-            beside = next(companions, {})
+            extra_vectors = next(vectors_of_clients, {})
             fields = self.requests.fields(client, cohort.number, cohort.number, config)
-            fields.update(part := self.selection.asks(client))
-            requests.append(self.requests.request(client, fields, arrays, beside))
+            fields.update(part := self.selection.request_fields(client))
+            requests.append(self.requests.request(client, fields, arrays, extra_vectors))
             self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))
-            if key in beside:  # sent in place of the model
-                cohort.bases[client.index] = self.run.layout.rounded(beside[key])
+            if key in extra_vectors:  # sent in place of the model
+                cohort.bases[client.index] = self.run.layout.rounded(extra_vectors[key])
             cohort.request_bytes[client.index] = messages.total_bytes(requests[-1])
         cohort.requests = [request.metadata for request in requests]
-        cohort.companions = tuple(beside)
+        cohort.extra_names = tuple(extra_vectors)
         cohort.bytes_down = sum(cohort.request_bytes.values())
         return requests
 
@@ -145,53 +145,55 @@ class RoundSession(Session):
 
     def exceeds_budget(self, cohort: Round) -> bool:
         """Return True if a round would end after the time budget."""
-        pace = self.run.pace
-        return bool(pace.budget) and pace.over(pace.now() + self.collector.duration(cohort))
+        scheduler = self.run.scheduler
+        return bool(scheduler.budget) and scheduler.over(scheduler.now() + self.collector.duration(cohort))
 
     def is_cancelled(self, cohort: Round) -> bool:
         """Return True if a round is given up: the run is stopped, or the round would end after the time budget."""
-        return self.run.stopped() or cohort.exceeds_budget
+        return self.run.should_stop() or cohort.exceeds_budget
 
     def finish_round(self, cohort: Round, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
         """Make a round's model the global one, and move the clock on by the round's duration."""
-        run, result, pace = self.run, self.run.result, self.run.pace
+        run, result, scheduler = self.run, self.run.result, self.run.scheduler
         result.arrays = result.arrays if arrays is None else arrays
-        pace.clock.wait_until(pace.now() + self.collector.duration(cohort))
-        self.reporter.stability.moved(run.model, 1.0)  # from which this round began
+        scheduler.clock.wait_until(scheduler.now() + self.collector.duration(cohort))
+        self.reporter.stability.note_model(run.model, 1.0)  # from which this round began
         run.aggregations = cohort.number
         result.train_metrics_clientapp[cohort.number] = metrics or MetricRecord()
 
     def report(self, *, evaluate: bool, on_clients: bool = True) -> None:
         """Report the last round; with ``evaluate`` its model is evaluated before, by default on clients, too."""
         run, strategy, number = self.run, self.strategy, self.run.aggregations
-        told = run.told(self.optimizer)
+        reported = run.reported_result(self.optimizer)
         metrics = run.result.train_metrics_clientapp.get(number, MetricRecord())
         if not evaluate:
-            self.reporter.report(number, told, metrics)
+            self.reporter.report(number, reported, metrics)
             return
         of_clients = dict[str, Any]()
         if on_clients:
-            requests = list(strategy.configure_evaluate(number, told.arrays, self.evaluate_config, self.grid))
+            requests = list(
+                strategy.configure_evaluate(number, reported.arrays, self.evaluate_config, self.grid)
+            )
             of_clients, self.reporter.by_client = self.evaluator.collect(
-                told, number, requests, self.grid, strategy.aggregate_evaluate
+                reported, number, requests, self.grid, strategy.aggregate_evaluate
             )
         self.reporter.report(
             number,
-            told,
+            reported,
             {**metrics, **of_clients},
             evaluate_fn=self.evaluate_fn,
-            shares=self.shares_of_clients,
+            shares=self.client_columns,
         )
 
     def close(self) -> Result:
         """Evaluate the last model if it hasn't been, and return the result of the run."""
         run = self.run
         if run.aggregations > run.evaluated:  # ended early, between two evaluations
-            self.report(evaluate=True, on_clients=not run.stopped())
-        run.check_worked(self.initial_arrays)
+            self.report(evaluate=True, on_clients=not run.should_stop())
+        run.check_progress(self.initial_arrays)
         if self.strategy.config.closes_early:
-            self.selection.log_observed(self.accounts)
-        return run.outcome(run.told(self.optimizer))
+            self.selection.log_observed(self.client_stats)
+        return run.outcome(run.reported_result(self.optimizer))
 
     def check_mods(self, cohort: Round) -> None:
         """Raise RunError if mods of the app let no client train: such a run would never get anywhere."""
@@ -200,27 +202,27 @@ class RoundSession(Session):
         if not self.clients or not {client.index for client in self.clients} <= self._refused_by_mods:
             return
         text = f"a mod of the app lets no client train ({next(iter(cohort.failures.values()))})"
-        if beside := self.receiver.beside(cohort.companions):
-            text += f": beside the model each is sent {', '.join(beside)}; allowed are mods that let it pass"
+        if extra_vectors := self.receiver.extra_names(cohort.extra_names):
+            text += f": beside the model each is sent {', '.join(extra_vectors)}; allowed are mods that let it pass"
             if hint := self.strategy.capabilities.payload_off_hint:
                 text += f", or {hint}"
         raise RunError(text)
 
     # ---- From a round's sum to the next model ------------------------------------------------------------------
 
-    def settle(self, cohort: Round) -> MetricRecord:
-        """Enter the outcomes of a round in the accounts; return the round's metrics."""
+    def record_outcomes(self, cohort: Round) -> MetricRecord:
+        """Enter the outcomes of a round in client_stats; return the round's metrics."""
         sent, received = self.run.take_frozen_bytes()
         cohort.bytes_down, cohort.bytes_up = cohort.bytes_down + sent, cohort.bytes_up + received
         clip, masked = self.receiver.clip, self.masked_sums is not None
-        metrics = cohort.told(clipped=clip is None and (self.receiver.bounds_updates or masked))
-        cohort.settle(self.accounts, self.timeline, self.run.pace.now())
+        metrics = cohort.round_metrics(clipped=clip is None and (self.receiver.bounds_updates or masked))
+        cohort.record_outcomes(self.client_stats, self.timeline, self.run.scheduler.now())
         metrics.update(self.collector.finish(cohort))
-        if self.selection.weights_say_shares and self.safeguards.left(()) is not None:
-            p = self.importance()
+        if self.selection.weights_say_shares and self.safeguards.shrinkage(()) is not None:
+            p = self.client_weights()
             if (q := self.expected_shares(p)) is not None:
                 metrics["weights-distance"] = 0.5 * float(np.abs(q - np.array(list(p.values()))).sum())
-        metrics = client_metrics.beside(metrics, cohort.metrics.result())
+        metrics = client_metrics.merged_metrics(metrics, cohort.metrics.result())
         if isinstance(clip, AdaptiveClip):
             metrics[messages.CLIPPING_NORM] = clip.norm
         return metrics
@@ -237,7 +239,7 @@ class RoundSession(Session):
             clip.adapt(z, expected, rng)
         elif clip is not None:
             Noise(z, clip.norm)(update, sensitivity, run.central_noise(cohort.number))
-        run.any_moved = True  # the noise moves the model, whoever came
+        run.any_nonzero_update = True  # the noise moves the model, whoever came
         update[run.buffers_at] = 0.0
 
     def why_model_stays(self, cohort: Round) -> str:
@@ -253,11 +255,11 @@ class RoundSession(Session):
 
     # ---- What a run knows of its clients, and its checkpoint ---------------------------------------------------
 
-    def minimised(self) -> dict[int, float]:
+    def objective_weights(self) -> dict[int, float]:
         """Return E[d_i] of the clients that count now, by index, as if all were present and in time."""
-        return self.selection.minimised()
+        return self.selection.objective_weights()
 
-    def shares_of_clients(self) -> dict[str, list[float]]:
+    def client_columns(self) -> dict[str, list[float]]:
         """Return per-client statistics, by index: participations, importance, expected and observed share.
 
         The shares are only known where weights define them: not under a robust rule, nor where a method chooses
@@ -267,41 +269,43 @@ class RoundSession(Session):
         sized = config.client_weights != "samples" or all(
             client.num_examples is not None for client in self.run.clients
         )
-        p = self.importance() if sized else {}
-        size = max(self.accounts.size, max(p, default=-1) + 1)
+        p = self.client_weights() if sized else {}
+        size = max(self.client_stats.size, max(p, default=-1) + 1)
         shares = {"importance": p} if p else {}
         weighed = config.rule() is None
         if p and weighed and (q := self.expected_shares(p)) is not None:
             shares["expected-share"] = dict(zip(p, q.tolist(), strict=True))
-        told = {name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()}
-        if weighed and (not able.aggregates or able.by_weights):
-            told["observed-share"] = client_metrics.shares(self.accounts.column("weight", size))
-        counted = self.accounts.column(ACCEPTED, size)
-        return {"participation": counted, **told, **self.reporter.costs_of_clients(size)}
+        reported = {
+            name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()
+        }
+        if weighed and (not able.aggregates or able.uses_given_weights):
+            reported["observed-share"] = client_metrics.shares(self.client_stats.column("weight", size))
+        counted = self.client_stats.column(ACCEPTED, size)
+        return {"participation": counted, **reported, **self.reporter.costs_of_clients(size)}
 
     def expected_shares(self, p: Mapping[int, float]) -> Weights | None:
         """Return clients' expected shares (n,) of the objective by their p_i, less where safeguards shorten."""
         expected: Weights | None = self.strategy.expected_weights(np.array(list(p.values())))
-        left = self.safeguards.left(p)
+        left = self.safeguards.shrinkage(p)
         if expected is None or left is None:
             return expected
         shares = expected * left
         return np.asarray(shares / (shares.sum() or 1.0))
 
-    def at_work(self) -> list[int]:
+    def busy_clients(self) -> list[int]:
         """Return the indices of the clients that have a request, late tasks included."""
-        return list({*super().at_work(), *self.collector.at_work()})
+        return list({*super().busy_clients(), *self.collector.busy_clients()})
 
     def free_to_evaluate(self) -> list[Client]:
         """Return the connected clients; in real time without those at work, for which no evaluation waits."""
-        if self.run.grid is None or not self.pace.real_time:
+        if self.run.grid is None or not self.scheduler.real_time:
             return self.run.clients
-        free, at_work = self.pending.free(self.run.grid, messages.EVALUATE), self.collector.at_work()
+        free, at_work = self.pending.free(self.run.grid, messages.EVALUATE), self.collector.busy_clients()
         return [client for client in free if client.index not in at_work]
 
-    def parts(self) -> list[Any]:
+    def stateful_components(self) -> list[Any]:
         """Return the parts that have a state: those of every run, and those of the round loop."""
         adaptive = [self.receiver.clip] if isinstance(self.receiver.clip, AdaptiveClip) else []
         tree = [] if self.tree is None else [self.tree]
         collector = [self.collector] if isinstance(self.collector, DeadlineCollector) else []
-        return [*super().parts(), self.pending, *collector, *tree, *adaptive]
+        return [*super().stateful_components(), self.pending, *collector, *tree, *adaptive]

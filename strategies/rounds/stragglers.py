@@ -24,7 +24,7 @@ class Stragglers:
 
     def __init__(self, config: SynchronousConfig) -> None:
         self.config = config
-        self._parts: dict[int, float] = {}
+        self._fractions: dict[int, float] = {}
 
     @property
     def drops(self) -> bool:
@@ -36,37 +36,37 @@ class Stragglers:
         share = self.config.stragglers
         return participants if share == 1 else min(int(share * participants + 0.5), max(participants - 1, 0))
 
-    def counting(self, participants: int) -> int:
+    def num_active(self, participants: int) -> int:
         """Return the number of participants whose work counts."""
         return participants - self.number(participants) * self.config.drop_stragglers
 
-    def among(
+    def without_stragglers(
         self, participants: Sequence[Client], weights: Sequence[float] | None, server_round: int
     ) -> tuple[Sequence[Client], Sequence[float] | None]:
         """Draw a round's stragglers; return the clients that get a request, and their weights d_i.
 
         Those that are dropped aren't asked, since what they send wouldn't count; the others share their weight.
         """
-        self._parts = {}
+        self._fractions = {}
         if not (number := self.number(len(participants))):
             return participants, weights
         rng = streams.generator(self.config.seed, "stragglers", server_round)
         late = set(rng.choice(len(participants), number, replace=False).tolist())
         if not self.config.drop_stragglers:
             indices = [participants[place].index for place in sorted(late)]
-            self._parts = {index: 1.0 - float(rng.random()) for index in indices}
+            self._fractions = {index: 1.0 - float(rng.random()) for index in indices}
             return participants, weights
-        there = [place for place in range(len(participants)) if place not in late]
-        kept = [participants[place] for place in there]
+        available = [place for place in range(len(participants)) if place not in late]
+        kept = [participants[place] for place in available]
         if weights is None:
             return kept, None
-        own = [weights[place] for place in there]
+        own = [weights[place] for place in available]
         return kept, [d * sum(weights) / sum(own) for d in own] if sum(own) > 0 else own
 
     def part(self, index: int) -> float:
         """Return the part of its usual work that a participant does, by its index, in (0, 1]."""
-        return self._parts.get(index, 1.0)
+        return self._fractions.get(index, 1.0)
 
-    def asks(self, client: Client) -> dict[str, float]:
+    def request_fields(self, client: Client) -> dict[str, float]:
         """Return the additional fields of a participant's request: the part of its work, if it straggles."""
-        return {messages.PART: self._parts[client.index]} if client.index in self._parts else {}
+        return {messages.PART: self._fractions[client.index]} if client.index in self._fractions else {}

@@ -30,7 +30,7 @@ from strategies.rounds.outer_loop import follow
 from strategies.rounds.round import Aggregate, Round
 from strategies.rounds.session import RoundSession
 from strategies.rounds.summed import EngineSums
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 log = logging.getLogger("flwr.strategies")
 
@@ -81,7 +81,7 @@ class SynchronousStrategy(FederatedStrategy):
         Parameters
         ----------
         clients : sequence of Client
-            The clients that are present and free, by index; ``importance`` has the p_i of all clients.
+            The clients that are present and free, by index; ``client_weights`` has the p_i of all clients.
         rng : np.random.Generator
             The round's random generator.
         """
@@ -94,9 +94,9 @@ class SynchronousStrategy(FederatedStrategy):
 
         The run ends with a RunError unless it is a finite number >= 0 for each.
         """
-        worth = {} if self.session.cohort is None else self.session.cohort.worth
-        d = [worth[contribution.client.index] for contribution in contributions]
-        return [weight * (sum(worth.values()) / sum(d)) for weight in d] if sum(d) > 0 else d
+        weight_by_client = {} if self.session.cohort is None else self.session.cohort.weight_by_client
+        d = [weight_by_client[contribution.client.index] for contribution in contributions]
+        return [weight * (sum(weight_by_client.values()) / sum(d)) for weight in d] if sum(d) > 0 else d
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return each client's expected share (n,) of the objective, from its p_i (n,); None if it is unknown."""
@@ -242,23 +242,23 @@ class SynchronousStrategy(FederatedStrategy):
     # ---- From a round's sum to the next model ------------------------------------------------------------------
 
     def _conclude(self, cohort: Round, aggregate: Aggregate) -> Outcome:
-        """Enter a round in the accounts, and make the next model of its sum; None if no reply is valid."""
+        """Enter a round in client_stats, and make the next model of its sum; None if no reply is valid."""
         session, run = self.session, self.session.run
-        metrics = session.settle(cohort)
-        moved = self._moved(cohort, aggregate)
-        if moved is None:
+        metrics = session.record_outcomes(cohort)
+        updated_model = self._moved(cohort, aggregate)
+        if updated_model is None:
             why = session.why_model_stays(cohort)
             if session.selection.scheme.scheme == "poisson" and not cohort.clients:
                 log.info("round %d: no client was drawn, the model stays as it is", cohort.number)
                 return run.layout.to_record(cohort.model), metrics
             log.warning("round %d: %s, the model stays as it is", cohort.number, why)
             return None, metrics
-        if not self.capabilities.records_shares:
-            cohort.credit(session.accounts)
+        if not self.capabilities.logs_own_weights:
+            cohort.record_weights(session.client_stats)
         # Buffers stay as they are if the model doesn't move, or if averaging them would leak data.
-        if session.receiver.clip is None and not run.keeps_model:
-            aggregate.buffers.put_into(moved)
-        return run.layout.to_record(moved), metrics
+        if session.receiver.clip is None and not run.model_unchanged:
+            aggregate.buffers.put_into(updated_model)
+        return run.layout.to_record(updated_model), metrics
 
     def _moved(self, cohort: Round, aggregate: Aggregate) -> Vector | None:
         """Return the next global model (D,); None if the valid replies are too few."""
@@ -268,16 +268,16 @@ class SynchronousStrategy(FederatedStrategy):
                 return None
             weights = self.weigh(taken)
             of_each(f"{session.run.name}.weigh", weights, [contribution.client for contribution in taken])
-            cohort.worth = {c.client.index: d for c, d in zip(taken, weights, strict=True)}
-            return server_step.sound(self.aggregate(cohort.model, taken, weights))
+            cohort.weight_by_client = {c.client.index: d for c, d in zip(taken, weights, strict=True)}
+            return server_step.validated(self.aggregate(cohort.model, taken, weights))
         summed = aggregate.total.result(aggregate.weights)
         if summed is None:
             return None
-        update = self.direction(summed)
+        update = self.server_update(summed)
         if session.receiver.clip is not None and not self.config.distributes_noise:  # which is in the sum
             session.add_central_noise(cohort, update, aggregate.total.sensitivity(aggregate.weights))
         squares = aggregate.total.mean_square(aggregate.weights)
-        return server_step.sound(server_step.moved(cohort.model, update, squares))
+        return server_step.validated(server_step.apply(cohort.model, update, squares))
 
 
 def _warn_of_unread(name: str, strategy: SynchronousStrategy) -> None:

@@ -8,7 +8,7 @@ from strategies.flower import messages
 from strategies.rounds.round import Aggregate, Round
 from strategies.rounds.session import RoundSession
 from strategies.updates.aggregation import WeightedSum
-from strategies.updates.buffers import Untrained
+from strategies.updates.buffers import BufferAverage
 from strategies.updates.sums import SummingGrid, SumRequest, SumTasks
 
 
@@ -34,9 +34,9 @@ class EngineSums:
         )
         return isinstance(grid, SummingGrid) and not (
             able.sees_single_updates
-            or not able.streams
+            or not able.aggregates_on_arrival
             or config.secure_sums
-            or session.run.options.witness is not None
+            or session.run.options.on_client_model is not None
             or config.closes_early
             or config.rule() is not None
             or session.receiver.clip is not None
@@ -52,11 +52,11 @@ class EngineSums:
             return False
         session, strategy, clients = self._session, self._session.strategy, [c.index for c in cohort.clients]
         size, stragglers = messages.num_bytes(arrays), session.selection.stragglers
-        parts = [1.0 if stragglers is None else stragglers.part(client) for client in clients]
+        fractions = [1.0 if stragglers is None else stragglers.part(client) for client in clients]
         nodes = [client.node_id for client in cohort.clients]
-        tasks = SumTasks(nodes, clients, cohort.number, cohort.weights, np.array(parts))
-        if session.pace.weighs:
-            session.pace.loads.note_all(clients, size, parts)
+        tasks = SumTasks(nodes, clients, cohort.number, cohort.weights, np.array(fractions))
+        if session.scheduler.uses_device_profiles:
+            session.scheduler.task_costs.record_all(clients, size, fractions)
         cohort.bytes_down = size * len(clients)
         rule = strategy.local_rule()
         fields = ConfigRecord({**config, messages.SERVER_ROUND: cohort.number, **rule})
@@ -70,21 +70,21 @@ class EngineSums:
         session, request = self._session, self._request
         assert request is not None
         assert isinstance(grid, SummingGrid)
-        cohort.begin_tasks(session.timeline, session.pace)
+        cohort.begin_tasks(session.timeline, session.scheduler)
         tasks = request.tasks
-        cohort.worth = dict(zip(tasks.clients, tasks.weights, strict=True))
+        cohort.weight_by_client = dict(zip(tasks.clients, tasks.weights, strict=True))
         weights = tasks.weights
         if cohort.lost:
             tasks = tasks.at([place for place, index in enumerate(tasks.clients) if index not in cohort.lost])
         total = WeightedSum(len(cohort.model), bound=request.bound)
         for client in cohort.clients:
             if client.index in cohort.lost:
-                cohort.leave_out(client, messages.NO_REPLY)
+                cohort.reject(client, messages.NO_REPLY)
         if len(tasks):
             self._add_blocks(cohort, grid, request.with_tasks(tasks), total)
-        if session.run.stopped():
+        if session.run.should_stop():
             return None
-        return Aggregate(weights, total, Untrained(session.run.buffers))
+        return Aggregate(weights, total, BufferAverage(session.run.buffers))
 
     def _add_blocks(self, cohort: Round, grid: SummingGrid, request: SumRequest, total: WeightedSum) -> None:
         """Add the blocks' sums as they come, until the round is cancelled; note the tasks that don't count."""
@@ -97,10 +97,10 @@ class EngineSums:
                 begin += block.number
                 for node_id in own.nodes:
                     session.pending.answered(node_id)
-                session.timeline.arrived_all(own.clients, session.pace.now())
+                session.timeline.arrived_all(own.clients, session.scheduler.now())
                 for place, (reason, outcome) in block.not_counted.items():
-                    session.run.last_reason = reason
-                    cohort.leave_out(cohort.client(own.clients[place]), reason, outcome=outcome)
+                    session.run.last_failure = reason
+                    cohort.reject(cohort.client(own.clients[place]), reason, outcome=outcome)
                 bounded, metrics = [own.clients[place] for place in block.bounded], block.metrics
                 if block.not_counted:
                     counting = [place for place in range(block.number) if place not in block.not_counted]
@@ -110,9 +110,9 @@ class EngineSums:
                     own = own.at(counting)
                 cohort.count_all(own.clients, size, bounded)
                 cohort.metrics.add_columns(own.weights, metrics)
-                update = session.server_step.looked_at(block.total)
+                update = session.server_step.note_nonzero(block.total)
                 total.add_block(update, block.squares, own.weights, block.furthest)
-                if session.run.stopped():
+                if session.run.should_stop():
                     return
         finally:
             session.pending.expect({})

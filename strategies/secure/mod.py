@@ -7,8 +7,8 @@
 A strategy with ``secure_sums = True`` sends each participant of a round four training messages, with the stage in the
 record ``strategies.secure``. The mod answers three of them by itself. With the third comes the model: the app trains
 on it as on any other, and the mod sends the masked update in place of the trained model, with the metrics that the
-server names masked, too, and no others. It stands after ``reads_packed`` and before mods that read the model, such as
-Flower's for clipping and noise. The secrets of a client are in its ``context.state`` between the stages, and are
+server names masked, too, and no others. It stands after ``unpack_arrays`` and before mods that read the model, such
+as Flower's for clipping and noise. The secrets of a client are in its ``context.state`` between the stages, and are
 dropped with the last one.
 
 Without rounds a client trains first: it is asked to keep its update, of which it sends nothing. When a buffer is
@@ -96,7 +96,7 @@ def _answer(message: Message, context: Context, call_next: CallNext, asked: dict
             content = _fields(clients=list(shares), shares=list(shares.values()))
         else:
             raise SecureSumError(f"no stage is called {messages.clean(str(stage), 40)!r}")
-    _keep(context, asked["session"], session)
+    _store(context, asked["session"], session)
     return Message(content, reply_to=message)
 
 
@@ -240,7 +240,7 @@ def _fields(**fields: Any) -> RecordDict:
     return RecordDict({messages.SECURE: ConfigRecord({k: v for k, v in fields.items() if v != []})})
 
 
-def _keep(context: Context, number: int, session: ClientSession) -> None:
+def _store(context: Context, number: int, session: ClientSession) -> None:
     """Keep a session's secrets in the context's state until it is over."""
     if session.stage == OVER:
         del context.state[messages.SECURE]

@@ -112,7 +112,7 @@ class ServerSession:
         self._total += values
         self.summed.append(client)
 
-    def asks(self) -> dict[int, tuple[list[int], list[int]]]:
+    def unmask_requests(self) -> dict[int, tuple[list[int], list[int]]]:
         """Return for each client in the sum its neighbours that are there, and those that have gone since."""
         here = set(self.summed)
         gone = self._dealers - here

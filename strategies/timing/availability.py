@@ -55,7 +55,7 @@ class Availability(ABC):
     repeats = True
 
     @abstractmethod
-    def there(self, client: int, time: float) -> bool:
+    def is_available(self, client: int, time: float) -> bool:
         """Return True if a client is available at a time, within the clock's resolution."""
 
     @abstractmethod
@@ -66,18 +66,18 @@ class Availability(ABC):
         """Return when an available client drops a task that it begins at ``time``; infinity if it doesn't."""
         return self.changes(client, time)
 
-    def comes(self, client: int, time: float) -> float:
+    def next_available(self, client: int, time: float) -> float:
         """Return the first time from ``time`` on at which a client is available; infinity if it never is."""
-        return time if self.there(client, time) else self.changes(client, time)
+        return time if self.is_available(client, time) else self.changes(client, time)
 
-    def away(self, client: int, since: float, until: float) -> Iterator[Stretch]:
+    def absences(self, client: int, since: float, until: float) -> Iterator[Stretch]:
         """Yield the intervals in which a client isn't available between two times, in order."""
-        time, there = since, self.there(client, since)
+        time, available = since, self.is_available(client, since)
         while time < until:
             turn = min(self.changes(client, time), until)
-            if not there:
+            if not available:
                 yield time, turn
-            time, there = turn, not there
+            time, available = turn, not available
 
     @property
     @abstractmethod
@@ -94,7 +94,7 @@ class Always(Availability):
 
     always = True
 
-    def there(self, client: int, time: float) -> bool:
+    def is_available(self, client: int, time: float) -> bool:
         """Return True."""
         return True
 
@@ -156,7 +156,7 @@ class Stretches:
         number = math.floor(time / self.period)
         return number, bisect_right(self._turns, time - number * self.period), number * self.period
 
-    def there(self, time: float) -> bool:
+    def is_available(self, time: float) -> bool:
         """Return True if the client is available at a time."""
         return self.whole or (self._at(time)[1] % 2 == 1) == self._first_is_coming
 
@@ -180,9 +180,9 @@ class ByStretches(Availability):
     def _of(self, client: int) -> Stretches:
         return self._listed[client % len(self._listed)]
 
-    def there(self, client: int, time: float) -> bool:
+    def is_available(self, client: int, time: float) -> bool:
         """Return True if the client's list has an interval with this time."""
-        return self._of(client).there(_past(time))
+        return self._of(client).is_available(_past(time))
 
     def changes(self, client: int, time: float) -> float:
         """Return the next change in the client's list."""
@@ -217,9 +217,9 @@ class Diurnal(Availability):
             self._known[client] = Stretches(ends, self.period)
         return self._known[client]
 
-    def there(self, client: int, time: float) -> bool:
+    def is_available(self, client: int, time: float) -> bool:
         """Return True if the client's interval of the period has this time."""
-        return self._of(client).there(_past(time))
+        return self._of(client).is_available(_past(time))
 
     def changes(self, client: int, time: float) -> float:
         """Return the next beginning or end of the client's interval."""
@@ -256,7 +256,7 @@ class Bernoulli(Availability):
         block, at = divmod(slot, BLOCK)
         return bool(self._block(client, block)[0][at])
 
-    def there(self, client: int, time: float) -> bool:
+    def is_available(self, client: int, time: float) -> bool:
         """Return the draw of the slot that contains the time."""
         return self._drawn(client, self._slot(time))
 

@@ -69,7 +69,7 @@ class Cycle:
                 more = max(0, math.floor((leaves + RESOLUTION - self.time - first) / again) + 1)
                 done, following = done + 1 + more, first + more * again
             # A client that waits for an aggregation keeps waiting even if it leaves and returns meanwhile.
-            now = self.presence.comes(self.place, max(leaves, following))
+            now = self.presence.next_available(self.place, max(leaves, following))
         return done, now
 
     def _of_ended(self, now: float) -> float:
@@ -84,7 +84,7 @@ class Cycle:
             first = self._next(now + self.time)
             goes = self.presence.changes(self.place, now) - RESOLUTION
             more = max(0, math.ceil((goes - first) / again))
-            following = self.presence.comes(self.place, first + more * again)
+            following = self.presence.next_available(self.place, first + more * again)
             spans.append(following - now)
             tasks.append(1 + more)
             now = following
@@ -114,7 +114,7 @@ class Cycle:
             now, lost = ends(task, now)
             if not lost:
                 done, now = done + 1, self._next(now)
-            now = self.presence.comes(self.place, now)
+            now = self.presence.next_available(self.place, now)
         return ((now if stays else min(now, end)) - began) / done if done else NEVER
 
     def _ends(self, now: float) -> bool:
@@ -124,9 +124,9 @@ class Cycle:
 
     def _begin(self) -> float:
         """Return the first time at which the client becomes available, so that whole periods follow."""
-        there = self.presence.there(self.place, 0.0)
-        gone = self.presence.changes(self.place, 0.0) if there and self.presence.repeats else 0.0
-        return 0.0 if gone == NEVER else self.presence.comes(self.place, gone)
+        available = self.presence.is_available(self.place, 0.0)
+        gone = self.presence.changes(self.place, 0.0) if available and self.presence.repeats else 0.0
+        return 0.0 if gone == NEVER else self.presence.next_available(self.place, gone)
 
     def _span(self, tasks: int) -> float:
         """Return the seconds to simulate: whole periods for ``tasks`` tasks, or the horizon without a period."""
@@ -168,13 +168,13 @@ def over_time(
     """
     total, counted = np.zeros(len(places)), 0
     for moment in _moments(presence, places):
-        there = [at for at, place in enumerate(places) if presence.there(place, moment)]
-        if not there:
+        available = [at for at, place in enumerate(places) if presence.is_available(place, moment)]
+        if not available:
             continue
-        stays = [presence.leaves(places[at], moment) + RESOLUTION >= moment + times[at] for at in there]
-        of_round = shares(there) * np.array(stays)
+        stays = [presence.leaves(places[at], moment) + RESOLUTION >= moment + times[at] for at in available]
+        of_round = shares(available) * np.array(stays)
         if of_round.sum() > 0:
-            total[there] += of_round / of_round.sum()
+            total[available] += of_round / of_round.sum()
             counted += 1
     return total / counted if counted else total
 

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from strategies import streams
-from strategies.clients.accounts import Parts
-from strategies.timing.load import Load
+from strategies.clients.client_statistics import TaskTiming
 from strategies.timing.named_file import NUMBER, NamedFile, numbers
+from strategies.timing.task_costs import TaskCost
 
 LAWS = ("lognormal", "zipf", "pareto")
 ALLOWED = "profile:FILE, lognormal:S, zipf:S, pareto:S (and SPEED,DOWN,UP,LATENCY after a comma)"
@@ -50,18 +50,18 @@ class Capacity(NamedTuple):
     latency: float
     watts: float | None = None
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: TaskCost) -> float:
         """Return T, the seconds of a task with this load."""
         return self.working(load) + 8 * load.down / self.down + 8 * load.up / self.up + self.latency
 
-    def working(self, load: Load) -> float:
+    def working(self, load: TaskCost) -> float:
         """Return the seconds of T that the device spends on training."""
         return load.work / self.speed
 
-    def parts(self, load: Load) -> Parts:
+    def timing(self, load: TaskCost) -> TaskTiming:
         """Return the download, training and upload seconds of T; each direction has half of the latency."""
         way = self.latency / 2
-        return Parts(8 * load.down / self.down + way, self.working(load), 8 * load.up / self.up + way)
+        return TaskTiming(8 * load.down / self.down + way, self.working(load), 8 * load.up / self.up + way)
 
 
 USUAL = Capacity(100.0, 20e6, 5e6, 0.1)

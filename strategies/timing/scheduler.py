@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.clients.accounts import Parts
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
+from strategies.clients.client_statistics import TaskTiming
 from strategies.clients.roster import Client
 from strategies.clock import RESOLUTION, Clock
 from strategies.timing.availability import NEVER, Stretch
-from strategies.timing.load import Loads
+from strategies.timing.task_costs import TaskCosts
 
 Times = NDArray[np.float64]
 T = TypeVar("T")
@@ -29,7 +29,7 @@ T = TypeVar("T")
 SHORTEST_DEADLINE = 60.0  # least deadline of a task in real seconds, unless the timeout is shorter
 
 
-class Outlook(NamedTuple):
+class TaskEnd(NamedTuple):
     """The clock time in seconds at which a task ends, and whether it is lost because its client leaves."""
 
     due: float
@@ -39,16 +39,16 @@ class Outlook(NamedTuple):
 class Schedule(Protocol):
     """The predicted ends of all future tasks."""
 
-    def outlook(self, client: Client, task: int, when: float) -> Outlook:
+    def predict(self, client: Client, task: int, when: float) -> TaskEnd:
         """Return end and outcome of a client's task, given its number (from 1) and its beginning."""
 
-    def comes(self, client: Client, when: float) -> float:
+    def next_available(self, client: Client, when: float) -> float:
         """Return the first time from ``when`` on at which a client is available; infinity: never."""
 
 
-def patience(usual: float, timeout: float) -> float:
+def reply_timeout(typical: float, timeout: float) -> float:
     """Return the real seconds to wait for a reply that usually takes ``usual`` seconds."""
-    return min(timeout, max(5 * usual, SHORTEST_DEADLINE))
+    return min(timeout, max(5 * typical, SHORTEST_DEADLINE))
 
 
 class Scheduler(ABC):
@@ -63,7 +63,7 @@ class Scheduler(ABC):
         ``strategies.timing.time_scenario.TimeScenario``.
     budget : float
         Seconds after ``begin`` at which the run ends; 0: no limit.
-    loads : Loads
+    loads : TaskCosts
         Loads of the tasks, where the time scenario derives task times from them.
     """
 
@@ -74,13 +74,13 @@ class Scheduler(ABC):
     always: bool = True
 
     #: Whether task times depend on the work and the bytes of tasks.
-    weighs: bool = False
+    uses_device_profiles: bool = False
 
     def __init__(
-        self, clock: Clock, scenario: str, seed: int, budget: float, loads: Loads | None = None
+        self, clock: Clock, scenario: str, seed: int, budget: float, task_costs: TaskCosts | None = None
     ) -> None:
         self.clock = clock
-        self.loads = loads or Loads()
+        self.task_costs = task_costs or TaskCosts()
         self.scenario, self.seed, self.budget = scenario, seed, budget
         self.began = self.origin = 0.0  # clock times of the run's begin, and of the first interval
         self.ticks = 0  # number of intervals that are over
@@ -146,7 +146,7 @@ class Scheduler(ABC):
         self._interval = state.get("interval")
 
     @abstractmethod
-    def enrol(self, clients: Sequence[Client]) -> None:
+    def register_clients(self, clients: Sequence[Client]) -> None:
         """Register the clients of the run; the time scenario applies to those present at its start."""
 
     @abstractmethod
@@ -154,17 +154,17 @@ class Scheduler(ABC):
         """Return the seconds by which a round of these clients advances the clock."""
 
     @abstractmethod
-    def foretold(self, client: Client, task: int) -> float | None:
+    def predicted_end(self, client: Client, task: int) -> float | None:
         """Return the clock time at which a round's task that is dispatched now will end; None if it is unknown.
 
         A task that its client drops ends at that moment: see ``loses``.
         """
 
-    def foretold_all(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
+    def predicted_ends(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
         """Return the clock times at which tasks of several clients will end, as ``foretold`` does."""
-        return [self.foretold(client, task) for client in clients]
+        return [self.predicted_end(client, task) for client in clients]
 
-    def parts(self, client: Client) -> Parts | None:
+    def timing(self, client: Client) -> TaskTiming | None:
         """Return the download, training and upload seconds of a client's last task; None if they are unknown."""
         return None
 
@@ -173,39 +173,41 @@ class Scheduler(ABC):
         """Whether clients have a known availability that changes."""
         return False
 
-    def away(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
+    def absences(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
         """Yield each client's index and the intervals between two clock times in which it isn't available."""
         return iter(())
 
-    def loses(self, client: Client, task: int, when: float | None = None) -> bool:
+    def will_drop(self, client: Client, task: int, when: float | None = None) -> bool:
         """Return True if a task dispatched at ``when``, or now, is lost because its client leaves before its end."""
         return False
 
     def losing(self, clients: Sequence[Client], task: int) -> list[Client]:
         """Return the clients that would lose a task dispatched now."""
-        return [] if self.always else [client for client in clients if self.loses(client, task)]
+        return [] if self.always else [client for client in clients if self.will_drop(client, task)]
 
-    def there(self, client: Client) -> bool:
+    def is_available(self, client: Client) -> bool:
         """Return True if a client is available now."""
         return True
 
-    def turns(self, client: Client) -> float:
+    def next_availability_change(self, client: Client) -> float:
         """Return the clock time of a client's next change of availability; infinity if there is none."""
         return NEVER
 
-    def comes(self, client: Client, when: float) -> float:
+    def next_available(self, client: Client, when: float) -> float:
         """Return the first time from ``when`` on at which a client is available; infinity: never."""
         return when
 
     @abstractmethod
-    def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
+    def due(self, member: ClientState, when: float, timeout: float, *, lost: bool) -> float:
         """Return the clock time at which a task dispatched at ``when`` is due or expires; ``lost``: unsendable."""
 
     @abstractmethod
-    def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
+    def times(self, members: Iterable[ClientState], everybody: Iterable[ClientState]) -> Times:
         """Return τ_i (n,), the mean task times: expected ones in virtual time, observed ones in real time."""
 
-    def cycles(self, members: Iterable[Member], everybody: Iterable[Member], interval: float | None) -> Times:
+    def cycles(
+        self, members: Iterable[ClientState], everybody: Iterable[ClientState], interval: float | None
+    ) -> Times:
         """Return the mean seconds (n,) between two contributions of each client, if it doesn't wait for others.
 
         A cycle is the task time plus the time in which the client is unavailable or loses tasks; it is infinite for a
@@ -222,12 +224,15 @@ class Scheduler(ABC):
 
     @abstractmethod
     def mean(
-        self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
+        self,
+        function: Callable[[Times], Times],
+        members: Sequence[ClientState],
+        everybody: Iterable[ClientState],
     ) -> Times:
         """Return E f(T_i) (n,) over the task times T_i of clients; real time knows only their mean."""
 
     @abstractmethod
-    def foresee(self, play: Callable[[Schedule], T]) -> T | None:
+    def simulate_schedule(self, simulate: Callable[[Schedule], T]) -> T | None:
         """Return the result of ``play`` on the schedule of all future tasks; None if it is unknown."""
 
 
@@ -241,18 +246,18 @@ class RealTimeScheduler(Scheduler):
         self.clock.resume(0.0)
         super().begin()
 
-    def enrol(self, clients: Sequence[Client]) -> None:
+    def register_clients(self, clients: Sequence[Client]) -> None:
         """Do nothing, because task times are observed."""
 
     def round_time(self, clients: Iterable[Client], task: int) -> float:
         """Return 0, because the clock advances by itself."""
         return 0.0
 
-    def foretold(self, client: Client, task: int) -> float | None:
+    def predicted_end(self, client: Client, task: int) -> float | None:
         """Return None, because the end of a task is unknown."""
         return None
 
-    def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
+    def due(self, member: ClientState, when: float, timeout: float, *, lost: bool) -> float:
         """Return the deadline of a task: five times the client's mean or last task time; ``when`` if it is lost.
 
         The deadline doubles with every miss of a dropped client, which the run doesn't wait for, and which may just
@@ -260,22 +265,25 @@ class RealTimeScheduler(Scheduler):
         """
         if lost:
             return when
-        usual = max(member.seconds / member.answers, member.latest) if member.answers else NEVER
+        typical = max(member.seconds / member.answers, member.latest) if member.answers else NEVER
         longer = 2.0 ** min(member.misses, 60) if member.dropped else 1.0
-        return when + min(timeout, longer * patience(usual, timeout))
+        return when + min(timeout, longer * reply_timeout(typical, timeout))
 
-    def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
+    def times(self, members: Iterable[ClientState], everybody: Iterable[ClientState]) -> Times:
         """Return the means of observed task times; before a client's first reply, the mean of the others."""
         known = [m.seconds / m.answers for m in everybody if m.answers]
-        usual = float(np.mean(known)) if known else 1.0
-        return np.array([m.seconds / m.answers if m.answers else usual for m in members])
+        typical = float(np.mean(known)) if known else 1.0
+        return np.array([m.seconds / m.answers if m.answers else typical for m in members])
 
     def mean(
-        self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
+        self,
+        function: Callable[[Times], Times],
+        members: Sequence[ClientState],
+        everybody: Iterable[ClientState],
     ) -> Times:
         """Return f(τ_i), because only the mean τ_i is known."""
         return function(self.times(members, everybody))
 
-    def foresee(self, play: Callable[[Schedule], T]) -> T | None:
+    def simulate_schedule(self, simulate: Callable[[Schedule], T]) -> T | None:
         """Return None, because future tasks are unknown."""
         return None

@@ -14,8 +14,8 @@ from strategies import streams
 from strategies.timing.device_profile import ALLOWED as PROFILES
 from strategies.timing.device_profile import LAWS, DeviceProfile
 from strategies.timing.device_profile import PATTERN as PROFILE_PATTERN
-from strategies.timing.load import Load
 from strategies.timing.named_file import NamedFile
+from strategies.timing.task_costs import TaskCost
 
 ALLOWED = f"F0 to F99, exponential or half-normal, alone or with :F0 to :F99, trace:FILE, {PROFILES}"
 PATTERN = rf"^(F\d{{1,2}}|(exponential|half-normal)(:F\d{{1,2}})?|trace:.+|{PROFILE_PATTERN})$"
@@ -92,7 +92,7 @@ class TimeScenario:
             return self._means
         return np.array([1 / self.devices.device(client).speed for client in range(self.num_clients)])
 
-    def mean(self, client: int, load: Load | None = None) -> float:
+    def mean(self, client: int, load: TaskCost | None = None) -> float:
         """Return τ_i of a client, also one that joined late; a profile needs the task's ``load``."""
         if self.devices is not None:
             assert load is not None
@@ -101,7 +101,7 @@ class TimeScenario:
             return float(self._means.max())
         return float(self._means[client])
 
-    def task_time(self, client: int, task: int, load: Load | None = None) -> float:
+    def task_time(self, client: int, task: int, load: TaskCost | None = None) -> float:
         """Return the seconds that task number ``task`` (from 1) of client ``client`` takes."""
         if self.devices is not None:
             return self.mean(client, load)
@@ -121,7 +121,7 @@ class TimeScenario:
             return [self.task_time(client, task) for client in clients]
         return self._means[np.asarray(clients, dtype=np.int64)].tolist()  # type: ignore[no-any-return]
 
-    def distribution(self, client: int, load: Load | None = None) -> NDArray[np.float64]:
+    def distribution(self, client: int, load: TaskCost | None = None) -> NDArray[np.float64]:
         """Return equally likely values of T_i: all values of a trace, or 2,000 quantiles of a random law."""
         if client < self.num_clients and self.trace:
             return np.array(self.trace[client])

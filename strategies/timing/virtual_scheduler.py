@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies import streams
-from strategies.clients.accounts import Parts
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
+from strategies.clients.client_statistics import TaskTiming
 from strategies.clients.roster import Client
 from strategies.clock import RESOLUTION, Clock, WallClock
 from strategies.timing.availability import ALWAYS, NEVER, Availability, Stretch, make_availability
 from strategies.timing.cycles import Cycle, over_time
-from strategies.timing.load import Load, Loads
-from strategies.timing.scheduler import Outlook, RealTimeScheduler, Schedule, Scheduler, T, Times
+from strategies.timing.scheduler import RealTimeScheduler, Schedule, Scheduler, T, TaskEnd, Times
+from strategies.timing.task_costs import TaskCost, TaskCosts
 from strategies.timing.time_scenario import TimeScenario, is_profile
 
 log = logging.getLogger("flwr.strategies")
@@ -40,11 +40,11 @@ class VirtualScheduler(Scheduler):
         scenario: str,
         seed: int,
         budget: float,
-        loads: Loads | None,
+        task_costs: TaskCosts | None,
         availability: str,
         task_failure: float,
     ) -> None:
-        super().__init__(clock, scenario, seed, budget, loads)
+        super().__init__(clock, scenario, seed, budget, task_costs)
         self._clients: Sequence[Client] = ()
         self._law: TimeScenario | None = None
         self._presence: Availability | None = None
@@ -52,11 +52,11 @@ class VirtualScheduler(Scheduler):
         self._cycles: dict[tuple[int, float | None, float], float] = {}
         self.availability, self.task_failure = availability, task_failure
         self.always = availability == ALWAYS and not task_failure
-        self.weighs = is_profile(scenario)
+        self.uses_device_profiles = is_profile(scenario)
 
     def watts(self, number: int) -> list[float] | None:
         """Return the watts in the device profile; None unless all devices have some."""
-        if not self.weighs or (self._law is None and not self._clients):
+        if not self.uses_device_profiles or (self._law is None and not self._clients):
             return None
         profile = self._scenario().devices
         assert profile is not None
@@ -64,7 +64,7 @@ class VirtualScheduler(Scheduler):
         known = [watts for watts in found if watts is not None]
         return known if len(known) == number else None
 
-    def enrol(self, clients: Sequence[Client]) -> None:
+    def register_clients(self, clients: Sequence[Client]) -> None:
         """Register the clients, until a task time is first requested, which fixes their places in the scenario."""
         if self._law is None:
             self._clients = clients
@@ -76,14 +76,14 @@ class VirtualScheduler(Scheduler):
             **super().state(),
             "places": list(self._places),
             "scenario-clients": number,
-            **(self.loads.state() if self.weighs else {}),
+            **(self.task_costs.state() if self.uses_device_profiles else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state, with the scenario and the clients' places in it."""
         super().restore(state)
-        if self.weighs:
-            self.loads.restore(state)
+        if self.uses_device_profiles:
+            self.task_costs.restore(state)
         if number := state["scenario-clients"]:
             self._lay_out(number)
             self._places = {index: place for place, index in enumerate(state["places"])}
@@ -93,24 +93,26 @@ class VirtualScheduler(Scheduler):
         if self.always:
             return max(self._task_times(clients, task), default=0.0)
         now = self.now()
-        return max((self.outlook(client, task, now).due - now for client in clients), default=0.0)
+        return max((self.predict(client, task, now).due - now for client in clients), default=0.0)
 
-    def foretold(self, client: Client, task: int) -> float | None:
+    def predicted_end(self, client: Client, task: int) -> float | None:
         """Return the end of the task by the scenario, or the time at which its client drops it."""
-        return self.outlook(client, task, self.now()).due
+        return self.predict(client, task, self.now()).due
 
-    def foretold_all(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
+    def predicted_ends(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
         """Return the ends of the tasks; all at once if clients are always available."""
         if not self.always:
-            return super().foretold_all(clients, task)
+            return super().predicted_ends(clients, task)
         now = self.now()
         return [now + seconds for seconds in self._task_times(clients, task)]
 
-    def parts(self, client: Client) -> Parts | None:
+    def timing(self, client: Client) -> TaskTiming | None:
         """Return the parts of a task's time from the device profile; None without a profile."""
         devices = self._scenario().devices
         return (
-            None if devices is None else devices.device(self._place(client)).parts(self.loads.of_last(client))
+            None
+            if devices is None
+            else devices.device(self._place(client)).timing(self.task_costs.of_last(client))
         )
 
     @property
@@ -118,51 +120,53 @@ class VirtualScheduler(Scheduler):
         """Whether availability changes; False until a task time is first requested."""
         return self.availability != ALWAYS and self._presence is not None
 
-    def away(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
+    def absences(self, since: float, until: float) -> Iterator[tuple[int, Iterator[Stretch]]]:
         """Yield the intervals of clients that have a place in the scenario; this assigns no new place."""
         if self.comes_and_goes:
             presence = self._presences()
             for index, place in list(self._places.items()):
-                yield index, presence.away(place, since, until)
+                yield index, presence.absences(place, since, until)
 
-    def loses(self, client: Client, task: int, when: float | None = None) -> bool:
+    def will_drop(self, client: Client, task: int, when: float | None = None) -> bool:
         """Return True if the client leaves before the end of this task, or drops it."""
-        return not self.always and self.outlook(client, task, self.now() if when is None else when).lost
+        return not self.always and self.predict(client, task, self.now() if when is None else when).lost
 
-    def due(self, member: Member, when: float, timeout: float, *, lost: bool) -> float:
+    def due(self, member: ClientState, when: float, timeout: float, *, lost: bool) -> float:
         """Return the end of the task by the scenario, or the time at which its client drops it."""
-        return self.outlook(member.client, member.tasks, when).due
+        return self.predict(member.client, member.tasks, when).due
 
-    def outlook(self, client: Client, task: int, when: float, load: Load | None = None) -> Outlook:
+    def predict(self, client: Client, task: int, when: float, load: TaskCost | None = None) -> TaskEnd:
         """Return end and outcome of a task with this load; None: the load of the client's last task."""
         due = when + self._task_time(client, task, load)
         if self.always:
-            return Outlook(due, lost=False)
+            return TaskEnd(due, lost=False)
         if self.task_failure:
             rng = streams.generator(self.seed, "task-failure", self._place(client), task)
             if rng.random() < self.task_failure:
                 due = when + rng.random() * (due - when)
-                return Outlook(min(due, self._leaves(client, when)), lost=True)
+                return TaskEnd(min(due, self._leaves(client, when)), lost=True)
         leaves = self._leaves(client, when)
-        return Outlook(leaves, lost=True) if due > leaves + RESOLUTION else Outlook(due, lost=False)
+        return TaskEnd(leaves, lost=True) if due > leaves + RESOLUTION else TaskEnd(due, lost=False)
 
-    def there(self, client: Client) -> bool:
+    def is_available(self, client: Client) -> bool:
         """Return True if the client is available now."""
-        return self.always or self._presences().there(self._place(client), self.now())
+        return self.always or self._presences().is_available(self._place(client), self.now())
 
-    def turns(self, client: Client) -> float:
+    def next_availability_change(self, client: Client) -> float:
         """Return the clock time of the client's next change of availability."""
         return NEVER if self.always else self._presences().changes(self._place(client), self.now())
 
-    def comes(self, client: Client, when: float) -> float:
+    def next_available(self, client: Client, when: float) -> float:
         """Return the first time from ``when`` on at which the client is available."""
-        return when if self.always else self._presences().comes(self._place(client), when)
+        return when if self.always else self._presences().next_available(self._place(client), when)
 
-    def times(self, members: Iterable[Member], everybody: Iterable[Member]) -> Times:
+    def times(self, members: Iterable[ClientState], everybody: Iterable[ClientState]) -> Times:
         """Return the mean task times τ_i (n,) of the scenario."""
         return np.array([self._mean_time(member.client) for member in members])
 
-    def cycles(self, members: Iterable[Member], everybody: Iterable[Member], interval: float | None) -> Times:
+    def cycles(
+        self, members: Iterable[ClientState], everybody: Iterable[ClientState], interval: float | None
+    ) -> Times:
         """Return the mean cycle times (n,), by simulating the tasks of each client."""
         if self.always:
             return self.times(members, everybody)
@@ -179,22 +183,25 @@ class VirtualScheduler(Scheduler):
         return over_time(presence, places, [self._mean_time(client) for client in clients], shares)
 
     def mean(
-        self, function: Callable[[Times], Times], members: Sequence[Member], everybody: Iterable[Member]
+        self,
+        function: Callable[[Times], Times],
+        members: Sequence[ClientState],
+        everybody: Iterable[ClientState],
     ) -> Times:
         """Return E f(T_i) (n,) over the scenario's distribution of task times."""
         law = self._scenario()
         drawn = (law.distribution(self._place(m.client), self._load(m.client)) for m in members)
         return np.array([function(times).mean() for times in drawn])
 
-    def foresee(self, play: Callable[[Schedule], T]) -> T | None:
+    def simulate_schedule(self, simulate: Callable[[Schedule], T]) -> T | None:
         """Return the result of ``play`` on this scheduler, which knows all future tasks."""
-        return play(self)
+        return simulate(self)
 
-    def _task_time(self, client: Client, task: int, load: Load | None = None) -> float:
+    def _task_time(self, client: Client, task: int, load: TaskCost | None = None) -> float:
         law = self._scenario()
         if law.devices is None:
-            return law.task_time(self._place(client), task) * self.loads.part_of(client.index)
-        return law.task_time(self._place(client), task, load or self.loads.of_last(client))
+            return law.task_time(self._place(client), task) * self.task_costs.part_of(client.index)
+        return law.task_time(self._place(client), task, load or self.task_costs.of_last(client))
 
     def _task_times(self, clients: Iterable[Client], task: int) -> Sequence[float]:
         law = self._scenario()
@@ -202,9 +209,9 @@ class VirtualScheduler(Scheduler):
             return law.task_times([self._place(client) for client in clients], task)
         return [self._task_time(client, task) for client in clients]
 
-    def _load(self, client: Client) -> Load | None:
+    def _load(self, client: Client) -> TaskCost | None:
         """Return the load of a client's task, None if task times don't depend on loads."""
-        return None if self._scenario().devices is None else self.loads.of(client)
+        return None if self._scenario().devices is None else self.task_costs.of(client)
 
     def _mean_time(self, client: Client) -> float:
         return self._scenario().mean(self._place(client), self._load(client))
@@ -219,7 +226,7 @@ class VirtualScheduler(Scheduler):
             self._cycles[key] = (
                 cycle.of_fixed()
                 if fixed
-                else cycle.of_drawn(lambda task, when: self.outlook(client, task, when, load))
+                else cycle.of_drawn(lambda task, when: self.predict(client, task, when, load))
             )
         return self._cycles[key]
 
@@ -254,11 +261,11 @@ def make_scheduler(
     scenario: str,
     seed: int,
     budget: float,
-    loads: Loads | None = None,
+    task_costs: TaskCosts | None = None,
     availability: str = ALWAYS,
     task_failure: float = 0.0,
 ) -> Scheduler:
     """Return the scheduler of a clock: real time by a ``WallClock``, virtual time by any other."""
     if isinstance(clock, WallClock):
-        return RealTimeScheduler(clock, scenario, seed, budget, loads)
-    return VirtualScheduler(clock, scenario, seed, budget, loads, availability, task_failure)
+        return RealTimeScheduler(clock, scenario, seed, budget, task_costs)
+    return VirtualScheduler(clock, scenario, seed, budget, task_costs, availability, task_failure)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from strategies.flower import messages
 from strategies.flower.arrays import CHUNK, Vector, chunks
 from strategies.flower.internals import without_chatter
-from strategies.updates.chain import Local
+from strategies.updates.pipeline import LocalModel
 from strategies.updates.safeguards import bounded, moved_by
 
 MEAN = "mean"
@@ -94,7 +94,7 @@ def block_size(number: int, size: int) -> int:
     return min(-(-number // 8), 64, max((8 << 20) // max(size, 1), 1)) or 1
 
 
-class Gathered(Protocol):
+class UpdateSum(Protocol):
     """The aggregate of a round's updates, which are added or skipped one by one, in the order of the clients."""
 
     def add(self, weight: float, update: Vector) -> None:
@@ -170,7 +170,7 @@ class WeightedSum:
         self._accumulate([(weight, update)], whole=self._left == 1)
         self.skip()
 
-    def sum_block(self, updates: Sequence[tuple[float, Local]]) -> None:
+    def sum_block(self, updates: Sequence[tuple[float, LocalModel]]) -> None:
         """Sum the weights d_i and updates Δ_i of the next block of clients, which ``end`` adds to the sum.
 
         Updates are measured on the way. If some don't count, or count less, the block is summed again.
@@ -178,7 +178,7 @@ class WeightedSum:
         self._begun, self._whole, self._block_kept = False, False, []
         self._accumulate(updates, whole=True)
 
-    def _accumulate(self, updates: Sequence[tuple[float, Vector | Local]], *, whole: bool) -> None:
+    def _accumulate(self, updates: Sequence[tuple[float, Vector | LocalModel]], *, whole: bool) -> None:
         """Add Σ d_i Δ_i of some updates to the block's sum, a chunk of all of them at a time.
 
         ``whole`` adds the sum of the blocks before as well: nothing more comes to this block.
@@ -190,7 +190,7 @@ class WeightedSum:
             for place in chunks(len(self.total)):
                 block_sum, begun = self._second[place], self._begun
                 for weight, update in updates:
-                    delta = update.chunk(place, buffer) if isinstance(update, Local) else update[place]
+                    delta = update.chunk(place, buffer) if isinstance(update, LocalModel) else update[place]
                     weighted = np.multiply(delta, weight, out=buffer[: len(delta)] if begun else block_sum)
                     if begun:
                         block_sum += weighted

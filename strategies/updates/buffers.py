@@ -99,7 +99,7 @@ class Buffers:
                 f"its running variances go down to {least:.3g}; a variance is 0 or more"
             )
 
-    def counted_from(self, base: NDArray[Any]) -> Vector:
+    def counter_origin(self, base: NDArray[Any]) -> Vector:
         """Return the origin (B,) of what is compared: for counters what was sent, of ``base`` (D,), else 0."""
         return np.where(self.counters, base[self.positions], 0.0)
 
@@ -137,7 +137,7 @@ class UsualBuffers:
     def __len__(self) -> int:
         return len(self._recent)
 
-    def see(self, index: int, values: Vector) -> None:
+    def observe(self, index: int, values: Vector) -> None:
         """Record what a client, by index, reports (B,)."""
         self._recent.pop(index, None)
         self._recent[index] = values.copy()
@@ -145,7 +145,7 @@ class UsualBuffers:
     def bound(self, buffers: Buffers, reported: Sequence[tuple[int, Vector]]) -> None:
         """Bound what clients, by index, report (B,), in place; all of them are recent ones."""
         for index, values in reported:
-            self.see(index, values)
+            self.observe(index, values)
         recent = list(self._recent.items())[-max(MOST_RECENT, len(reported)) :]
         if len(recent) >= self._least:
             known = np.array([values for _, values in recent])
@@ -168,7 +168,7 @@ class UsualBuffers:
         self._recent = dict(zip(of, map(np.array, state.get("buffers", ())), strict=True))
 
 
-class Untrained:
+class BufferAverage:
     """The values of buffers that clients report, and their average.
 
     Parameters
@@ -184,31 +184,31 @@ class Untrained:
         self._weights: list[float] = []
         self._values: list[Vector] = []
         self._clients: list[int] = []
-        self._counted_from: list[Vector | float] = []
+        self._counter_origin: list[Vector | float] = []
 
     def add(
-        self, client: int, weight: float, values: Vector | None, counted_from: Vector | float = 0.0
+        self, client: int, weight: float, values: Vector | None, counter_origin: Vector | float = 0.0
     ) -> None:
         """Add the buffers (B,) of a client, by index, with weight d_i; None adds nothing.
 
         Parameters
         ----------
-        counted_from : array (B,), or 0
+        counter_origin : array (B,), or 0
             The counters as they were sent, and 0 for the other buffers.
         """
         if values is not None:
             self._weights.append(max(weight, 0.0))
             self._values.append(values)
             self._clients.append(client)
-            self._counted_from.append(counted_from)
+            self._counter_origin.append(counter_origin)
 
     def bound(self, usual: UsualBuffers) -> None:
         """Bound all values that were added, in place, by what is usual."""
-        for values, origin in zip(self._values, self._counted_from, strict=True):
+        for values, origin in zip(self._values, self._counter_origin, strict=True):
             values -= origin
         if self._values:
             usual.bound(self.buffers, list(zip(self._clients, self._values, strict=True)))
-        for values, origin in zip(self._values, self._counted_from, strict=True):
+        for values, origin in zip(self._values, self._counter_origin, strict=True):
             values += origin
 
     @property

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from strategies.flower.arrays import clip_update
-from strategies.updates.chain import Local
+from strategies.updates.pipeline import LocalModel
 
 INITIAL: Final = 0.1  # S of the first round
 RATE: Final = 0.2  # η_C
@@ -62,7 +62,7 @@ class AdaptiveClip:
         self.norm = float(state[_NORM])
         self.begin()
 
-    def __call__(self, local: Local) -> None:
+    def __call__(self, local: LocalModel) -> None:
         """Change the model in place, and remove the mark of an earlier bound, which would leak the norm."""
         self._centred += -0.5 if clip_update(local.model, local.base, self.norm) else 0.5
         local.bounded = False

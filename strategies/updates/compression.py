@@ -1,10 +1,10 @@
 """Compressed updates: a mod with which any Flower app sends them, and the decompression on the server.
 
 A strategy with ``compression = "topk:0.01"`` or another compressor of ``strategies/updates/compressors.py`` names
-the compressor in its training requests. A ClientApp that supports compression has ``compresses`` among its mods,
-before mods that read the model, such as Flower's for clipping, and after ``reads_packed``::
+the compressor in its training requests. A ClientApp that supports compression has ``compress_updates`` among its
+mods, before mods that read the model, such as Flower's for clipping, and after ``unpack_arrays``::
 
-    app = ClientApp(mods=[reads_packed, compresses])
+    app = ClientApp(mods=[unpack_arrays, compresses])
 
 In place of the trained model the client then sends one array of bytes: the encoded v = Δ + e, with Δ the trained
 model minus the model that was sent, followed by the buffers, which aren't compressed. e is the compression residual
@@ -162,7 +162,7 @@ class Compression:
 
 
 def is_compressed(record: ArrayRecord) -> bool:
-    """Return True if ``compresses`` has written the record."""
+    """Return True if ``compress_updates`` has written the record."""
     return [array.stype for array in record.values()] == [COMPRESSED]
 
 
@@ -190,7 +190,7 @@ def request_fields(
 # ---- The client's side -------------------------------------------------------------------------------------
 
 
-def compresses(
+def compress_updates(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Compress the updates of a ClientApp as the strategy requests; a mod for Flower."""
@@ -200,7 +200,7 @@ def compresses(
 
 
 def compressed(request: Message, reply: Message, context: Context) -> Message:
-    """Return the compressed reply to a request, as ``compresses`` does, for an engine that calls no mods."""
+    """Return the compressed reply to a request, as ``compress_updates`` does, for an engine that calls no mods."""
     asked = _Asked.of(request)
     return reply if asked is None else asked.answer(request, reply, context)
 

@@ -30,7 +30,7 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights
 from strategies.flower.arrays import Vector, shorten_update
 from strategies.updates.buffers import Buffers, UsualBuffers
-from strategies.updates.chain import Local
+from strategies.updates.pipeline import LocalModel
 
 log = logging.getLogger("flwr.strategies")
 
@@ -45,7 +45,7 @@ FIRST = 5
 PATHS = 5.0
 
 # An asynchronous run waits for the first updates for at most this many times the first one's task time.
-PATIENCE = 10.0
+HOLD_TIMES = 10.0
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def capped_sizes(sizes: Sequence[float], ratio: float, most: int, known: Sequenc
 
     The median is that of ``known``, by default the sizes themselves, without those of 0, which weren't reported.
     """
-    capped, usual = np.asarray(sizes, dtype=np.float64), np.asarray(known or sizes, dtype=np.float64)
+    capped, typical = np.asarray(sizes, dtype=np.float64), np.asarray(known or sizes, dtype=np.float64)
     if most:
-        capped, usual = np.minimum(capped, most), np.minimum(usual, most)
-    if ratio and len(told := usual[usual > 0]):
-        capped = np.minimum(capped, ratio * median(told))
+        capped, typical = np.minimum(capped, most), np.minimum(typical, most)
+    if ratio and len(reported := typical[typical > 0]):
+        capped = np.minimum(capped, ratio * median(reported))
     return capped
 
 
@@ -113,7 +113,7 @@ class UsualNorm:
         self.ratio = ratio
         self.norms: dict[int, float] = {}
         self.sizes: dict[int, float] = {}
-        self.left: dict[int, tuple[float, int]] = {}
+        self.shrinkage: dict[int, tuple[float, int]] = {}
 
     def share(self, client: Client) -> float:
         """Return max(n_i / ñ, 1) of a client: a client whose updates count more has shorter ones."""
@@ -122,13 +122,13 @@ class UsualNorm:
     def bound(self, client: Client, norm: float) -> float:
         """Record the norm of a client's update, and return the bound of it; infinity before enough are known."""
         self.norms[client.index], most = norm, math.inf
-        if len(self.norms) >= LEAST_NORMS and (usual := median(self.norms.values())) > 0:
-            most = self.ratio * usual / self.share(client)
-        total, number = self.left.get(client.index, (0.0, 0))
-        self.left[client.index] = total + (most / norm if norm > most else 1.0), number + 1
+        if len(self.norms) >= LEAST_NORMS and (typical := median(self.norms.values())) > 0:
+            most = self.ratio * typical / self.share(client)
+        total, number = self.shrinkage.get(client.index, (0.0, 0))
+        self.shrinkage[client.index] = total + (most / norm if norm > most else 1.0), number + 1
         return most
 
-    def __call__(self, local: Local) -> None:
+    def __call__(self, local: LocalModel) -> None:
         """Shorten the update in place, by changing the model, where its norm exceeds the bound."""
         norm = local.norm()
         if norm > (bound := self.bound(local.client, norm)):
@@ -139,14 +139,14 @@ class UsualNorm:
         sizes = (
             {"sizes-of": list(self.sizes), "sizes-to-median": list(self.sizes.values())} if self.sizes else {}
         )
-        left = [[index, *each] for index, each in self.left.items()]
+        left = [[index, *each] for index, each in self.shrinkage.items()]
         return {"norms-of": list(self.norms), "norms": list(self.norms.values()), "norms-left": left, **sizes}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""
         self.norms = dict(zip(state["norms-of"], state["norms"], strict=True))
         self.sizes = dict(zip(state.get("sizes-of", ()), state.get("sizes-to-median", ()), strict=True))
-        self.left = {index: (total, number) for index, total, number in state.get("norms-left", ())}
+        self.shrinkage = {index: (total, number) for index, total, number in state.get("norms-left", ())}
 
 
 class Safeguards:
@@ -188,14 +188,14 @@ class Safeguards:
         """Whether updates are bounded by a multiple of the median norm."""
         return self.active and self.bounds.norm_ratio > 0
 
-    def see(self, local: Local) -> None:
+    def observe(self, local: LocalModel) -> None:
         """Record the norm of a client's update, and its buffers, before any update is bounded."""
         if self.learns_norms:
             self.norms.norms[local.client.index] = local.norm()
-        if local.untrained is not None:
-            self.buffers.see(local.client.index, local.untrained - local.counted_from)
+        if local.buffer_values is not None:
+            self.buffers.observe(local.client.index, local.buffer_values - local.counter_origin)
 
-    def must_wait(self, num_clients: int, buffers: Buffers) -> bool:
+    def needs_more_norms(self, num_clients: int, buffers: Buffers) -> bool:
         """Return True if updates must wait for each other, because too few are known to say what is usual."""
         missing = []
         if self.learns_norms:
@@ -220,8 +220,8 @@ class Safeguards:
         """
         if not (self.active and self.bounds.memory_ratio and len(distances) >= LEAST_NORMS):
             return [math.inf] * len(clients)
-        usual = (ratio or self.bounds.memory_ratio) * median(distances)
-        return [usual / self.norms.share(client) for client in clients]
+        typical = (ratio or self.bounds.memory_ratio) * median(distances)
+        return [typical / self.norms.share(client) for client in clients]
 
     @property
     def path_bound(self) -> float:
@@ -229,7 +229,7 @@ class Safeguards:
         return PATHS if self.active else 0.0
 
     @property
-    def heaviest(self) -> float:
+    def max_weight(self) -> float:
         """Upper bound of the weight d_i of a contribution; 0: no bound."""
         return self.bounds.weight if self.active else 0.0
 
@@ -242,14 +242,14 @@ class Safeguards:
         """
         if not self.active:
             return said
-        told = {client.index: client.num_examples or 0 for client in others}
+        reported = {client.index: client.num_examples or 0 for client in others}
         known = list(
-            {**told, **{client.index: size for client, size in zip(clients, said, strict=True)}}.values()
+            {**reported, **{client.index: size for client, size in zip(clients, said, strict=True)}}.values()
         )
         capped = capped_sizes(said, self.bounds.size_ratio, self.bounds.examples, known).tolist()
         if known := [size for size in capped if size > 0]:
-            usual = median(known)
-            self.norms.sizes = {c.index: size / usual for c, size in zip(clients, capped, strict=True)}
+            typical = median(known)
+            self.norms.sizes = {c.index: size / typical for c, size in zip(clients, capped, strict=True)}
         for client, size, counts in zip(clients, said, capped, strict=True):
             if counts < size:
                 self._say_once(
@@ -258,25 +258,25 @@ class Safeguards:
                 )
         return capped  # type: ignore[no-any-return]
 
-    def left(self, clients: Iterable[int]) -> Weights | None:
+    def shrinkage(self, clients: Iterable[int]) -> Weights | None:
         """Return the mean factor (n,) by which the updates of clients, given by index, were shortened.
 
         None if no update was shortened. In the sum Σ d_i Δ_i a client counts with d_i times its factor.
         """
-        if all(total == number for total, number in self.norms.left.values()):
+        if all(total == number for total, number in self.norms.shrinkage.values()):
             return None
-        known = (self.norms.left.get(index, (1.0, 1)) for index in clients)
+        known = (self.norms.shrinkage.get(index, (1.0, 1)) for index in clients)
         return np.array([total / number for total, number in known])
 
     def weights(self, clients: Sequence[Client], weights: Weights) -> Weights:
         """Return the weights d_i (n,), bounded by ``heaviest``."""
-        if self.heaviest and (worst := weights.max(initial=0.0)) > self.heaviest:
+        if self.max_weight and (worst := weights.max(initial=0.0)) > self.max_weight:
             self._say_once(
                 f"{clients[int(weights.argmax())]} is slow",
-                f"its contributions would count {worst:.2f} times, and count {self.heaviest:g} times "
+                f"its contributions would count {worst:.2f} times, and count {self.max_weight:g} times "
                 "(arrival_weight_bound); the objective that is minimised is no longer quite the federated one",
             )
-            return np.minimum(weights, self.heaviest)
+            return np.minimum(weights, self.max_weight)
         return weights
 
     def _say_once(self, what: str, then: str) -> None:
@@ -300,7 +300,7 @@ def moved_by(weight: float, update: Vector) -> float:
     return weight * float(np.linalg.norm(update))
 
 
-def drawn_in(vector: Vector, centre: Vector, most: float) -> Vector:
+def clip_to_mean(vector: Vector, centre: Vector, most: float) -> Vector:
     """Return a vector (D,), moved to within ``most`` of a centre (D,) if it is further away."""
     offset = vector - centre
     distance = float(np.linalg.norm(offset))

@@ -71,9 +71,9 @@ class SGD(ServerOptimizer):
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return θ + η_g Δ."""
-        moved = self.lr * update
-        moved += model
-        return moved
+        updated_model = self.lr * update
+        updated_model += model
+        return updated_model
 
 
 class Momentum(ServerOptimizer):

@@ -1,8 +1,8 @@
 """Sums computed by an engine: most methods need Σ d_i Δ_i of a round, not each single Δ_i.
 
 The Grid of an engine with local clients may be a ``SummingGrid``: a round then sends it one request for all tasks,
-and no model is serialised as a message. The engine applies the bound on updates (strategies/updates/chain.py). Other
-Grids get messages, and so does a method that reads single updates (``strategies.core.capabilities``).
+and no model is serialised as a message. The engine applies the bound on updates (strategies/updates/pipeline.py).
+Other Grids get messages, and so does a method that reads single updates (``strategies.core.capabilities``).
 
 With both kinds of Grids a round's sum has the same bits, for any number of threads or machines: clients are divided
 into blocks, whose size depends on the number of tasks and the size of the model alone. Within a block, updates are
@@ -43,7 +43,7 @@ class SumTasks:
     clients: Sequence[int]
     number: int
     weights: Sequence[float]
-    parts: NDArray[np.float64]
+    fractions: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -51,7 +51,7 @@ class SumTasks:
     def __getitem__(self, places: slice) -> "SumTasks":
         """Return a slice of the tasks."""
         nodes, clients, weights = self.nodes[places], self.clients[places], self.weights[places]
-        return SumTasks(nodes, clients, self.number, weights, self.parts[places])
+        return SumTasks(nodes, clients, self.number, weights, self.fractions[places])
 
     def at(self, places: Sequence[int]) -> "SumTasks":
         """Return the tasks at these positions."""
@@ -60,7 +60,7 @@ class SumTasks:
             [self.clients[place] for place in places],
             self.number,
             [self.weights[place] for place in places],
-            self.parts[list(places)],
+            self.fractions[list(places)],
         )
 
 

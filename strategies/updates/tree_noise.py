@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from strategies.flower.arrays import Vector
-from strategies.updates.chain import Noise
+from strategies.updates.pipeline import Noise
 
 _ROUND: Final = "tree-round"
 _NODES: Final = "tree-nodes"

@@ -246,7 +246,9 @@ def measure(
             train_config=ConfigRecord({f"key-{i}": i for i in range(60)}),  # as many as the app's
         )
         seconds = time.process_time() - began
-    contributions = {index: member.contributions for index, member in strategy.session.ledger.members.items()}
+    contributions = {
+        index: member.contributions for index, member in strategy.session.task_table.members.items()
+    }
     shares, starved = [], []
     for i, device in enumerate(fleet):
         tasks = device.hours_there(end) * HOUR / device.seconds

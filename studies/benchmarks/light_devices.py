@@ -33,7 +33,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from fedapp.deploy.files import CONNECTION, read_deployment
 from fedapp.deploy.plan import Deployment, environment
 from strategies.flower import messages
-from strategies.flower.packing import reads_packed
+from strategies.flower.packing import unpack_arrays
 
 POLL = 3.0  # seconds: a SuperNode's pause after it found no message
 NUM_EXAMPLES = 100
@@ -72,7 +72,7 @@ def respond(request: Message, index: int, devices: int, *, packed: bool) -> Mess
     """Answer, as a ClientApp that reads packed models or one that doesn't."""
     context = Context(request.metadata.run_id, index, {}, RecordDict(), {})
     if packed:
-        return reads_packed(request, context, lambda message, _: answer(message, index, devices))
+        return unpack_arrays(request, context, lambda message, _: answer(message, index, devices))
     return answer(request, index, devices)
 
 

@@ -156,9 +156,9 @@ def _table_2(scenarios: list[tuple[int, str]], runs: Runs) -> str:
         own = runs.where(num_clients=clients, time_scenario=scenario)
         slowest = times.max()
         arrivals = float((budget / times).sum())
-        by_arrival = async_fedavg.periods(times) / clients
+        by_arrival = async_fedavg.contribution_periods(times) / clients
         interval = fedfix.interval_of(given, times)
-        periods = fedfix.periods(times, interval)
+        periods = fedfix.contribution_periods(times, interval)
         rows = [
             ("sync", np.full(clients, 1 / clients), budget / slowest, slowest, 1, "0", 1),
             (

@@ -89,7 +89,7 @@ def surrogate_weights(p: Array, times: Array) -> dict[str, Array]:
     p, times : array (C,)
         p_i, and the mean task times τ_i in seconds.
     """
-    received = {IDENTICAL: 1 / times, TIME_BASED: p * async_fedavg.periods(times) / times}
+    received = {IDENTICAL: 1 / times, TIME_BASED: p * async_fedavg.contribution_periods(times) / times}
     return {scheme: share / share.sum() for scheme, share in received.items()}
 
 

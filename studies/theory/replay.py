@@ -105,8 +105,8 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
         note(progress.aggregation)
 
     config = experiment.config
-    witness = _Witness(problem, names, config.perturbation_beta)
-    grid = SequentialGrid(_as_app(witness), experiment.num_clients)
+    on_client_model = _Witness(problem, names, config.perturbation_beta)
+    grid = SequentialGrid(_as_app(on_client_model), experiment.num_clients)
     strategy = experiment.strategy
     strategy.run_options.observer = observe
     strategy.start(
@@ -123,7 +123,7 @@ def replay(experiment: Experiment, problem: Problem, run_dir: Path, note: Callab
             f"{run_dir}: repeating the run gives another model (distance {difference:.3g}): its data or the code has "
             "changed since, or clients failed"
         )
-    return Replay(np.stack(models), witness.gradient2, witness.drift2)
+    return Replay(np.stack(models), on_client_model.gradient2, on_client_model.drift2)
 
 
 def flat_model(state: dict[str, Tensor], names: tuple[str, ...]) -> Array:

@@ -14,7 +14,7 @@ from fedapp.data import Dataset, Normalize
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.server import Experiment
 from strategies.clients import graph
-from strategies.methods.fedfix import interval_of, periods
+from strategies.methods.fedfix import contribution_periods, interval_of
 from strategies.timing.time_scenario import TimeScenario
 from studies.theory import asynchronous, convex, estimates, lojasiewicz, perturbed
 from studies.theory.constants import Array, AssumptionError, Constants
@@ -275,7 +275,7 @@ def _terms(
     times = TimeScenario(config.time_scenario, problem.num_clients, config.seed).means
     noise, steps = float(squares.mean()), _local_steps(config)
     if config.strategy == "fedfix":
-        counts = periods(times, interval_of(config.fedfix_interval, times)).astype(int).tolist()
+        counts = contribution_periods(times, interval_of(config.fedfix_interval, times)).astype(int).tolist()
         terms = asynchronous.fedfix_terms(
             aggregations,
             c,

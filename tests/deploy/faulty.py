@@ -8,9 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedapp.client_app import app as honest
-from strategies.flower.packing import reads_packed
+from strategies.flower.packing import unpack_arrays
 
-app = ClientApp(mods=[reads_packed])  # so that what it spoils is the model's arrays
+app = ClientApp(mods=[unpack_arrays])  # so that what it spoils is the model's arrays
 
 
 @app.query("describe")

@@ -21,7 +21,7 @@ def sealed(made):
     """An audit of five lines: init, two devices, and a run that began and ended; 1 and 5 are signed."""
     for device in ("lima=/c", "rome=/d"):
         assert deploy("add", made, device).exit_code == 0
-    Audit(made, "run").note("started", run="17")
+    Audit(made, "run").record("started", run="17")
     sign_ends(made, [("17", "finished:completed")])
     return made
 
@@ -53,7 +53,7 @@ def test_a_whole_audit_is_as_it_was_written_and_an_auditor_needs_no_key(sealed, 
         shutil.copy(sealed / name, copy)
     assert verify(copy) == [said]
     # What comes after the signature is said, and so is a run without an end; the former head stays.
-    Audit(sealed, "run").note("started", run="18")
+    Audit(sealed, "run").record("started", run="18")
     more = verify(sealed, "--head", said.split()[-1])
     assert more[1:] == [
         "line 6: run 18 began, and its end isn't signed",

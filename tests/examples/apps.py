@@ -114,7 +114,7 @@ def with_frozen_body(folder: Path, mods: str) -> Path:
             "    print('Bytes', [[m['bytes-down'], m['bytes-up']] for m in told.values()])\n    last = ",
         },
         "client_app.py": {
-            "app = ClientApp()": f"from strategies import cache_frozen_parameters, compresses, reads_packed\n\n"
+            "app = ClientApp()": f"from strategies import cache_frozen_parameters, compresses, unpack_arrays\n\n"
             f"app = ClientApp(mods=[{mods}])",
             "    x, y, _, _ = ": "    assert body.sum() == 1000\n    x, y, _, _ = ",
             "[w]": "[body, w]",

@@ -177,7 +177,7 @@ def test_another_strategy_on_a_superlink(name, strategy, link, tmp_path):
     assert output.count("clients don't say that their local steps go by proximal-mu") == silent
 
 
-MODS = "reads_packed, compresses, cache_frozen_parameters"
+MODS = "unpack_arrays, compresses, cache_frozen_parameters"
 HEAD, BODY = (messages.num_bytes(ArrayRecord([np.zeros(size)])) for size in (5, 1000))
 
 

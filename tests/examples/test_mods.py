@@ -15,7 +15,7 @@ from flwr.clientapp import mod as mods
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
-from strategies import REGISTRY, FedAvg, RunError, compresses, simulate
+from strategies import REGISTRY, FedAvg, RunError, compress_updates, simulate
 from strategies.flower import messages
 from strategies.testing import MemoryGrid
 from tests.examples.test_table import model, numpy_app, run, strategy_of
@@ -163,7 +163,7 @@ def test_an_evaluation_that_nobody_answers_names_such_mods(caplog):
 
 
 def test_in_processes_a_refused_reply_is_an_error_at_once():
-    app = numpy_app(train_mods=[mods.fixedclipping_mod, compresses])  # the wrong order
+    app = numpy_app(train_mods=[mods.fixedclipping_mod, compress_updates])  # the wrong order
     with pytest.raises(RunError, match="fixedclipping_mod expects the keys in the ArrayRecord of the reply"):
         simulate(app, FedAvg(compression="int8"), 2, model(), 1, workers=1, train_config=norm())
 

@@ -20,7 +20,7 @@ OWN: dict[str, dict[str, Any]] = {"fedfix": {"fedfix_interval": 0.05}}
 ROUNDS = methods("has_rounds")
 NO_DIRECTION = "no client sent a direction to place it in the graph"
 NEIGHBOURS = "each client is sent a mean of its neighbours' models"
-CORRECTED = [name for name, kind in REGISTRY.items() if kind.capabilities.past_the_sum]
+CORRECTED = [name for name, kind in REGISTRY.items() if kind.capabilities.side_channel]
 PAST_THE_SUM = "which a wrapper around the strategy, such as one for privacy, knows nothing of"
 NO_ROUNDS = "has no rounds: call its own start"
 

@@ -17,7 +17,7 @@ from fedapp.report import client_tables
 from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, read_activity
 from fedapp.report.client_tables import TasksFile, last_away, read_away, read_tasks, write_away
 from fedapp.report.page.timeline import timeline
-from strategies.clients.accounts import LOST, Parts, TaskSpan, Timeline
+from strategies.clients.client_statistics import LOST, TaskSpan, TaskTiming, Timeline
 
 CLIENTS, STEPS = 5, 3
 SPEEDS, DOWN, UP, LATENCY = [900.0, 2100.0, 400.0, 1300.0, 700.0], 3e5, 1e5, 0.05
@@ -92,7 +92,7 @@ def test_the_parts_of_a_task_add_up_to_its_time(go):
         assert ended - began == pytest.approx(sum(by_hand[client]), rel=1e-12)
     found = read_activity(run)
     assert found is not None
-    assert found.parts
+    assert found.has_timing
     assert found.absences
     total = [sum((ended - began).sum() for _, began, ended in [found.spans(state)]) for state in STATES[:-1]]
     receiving, working, sending = (3 * sum(each) for each in zip(*by_hand, strict=True))
@@ -161,12 +161,12 @@ def test_where_nobody_comes_and_goes_no_file_says_so_and_whole_task_times_have_n
     assert set(columns(run, "receiving", "sending")) == {(None, None)}
     found = read_activity(run)
     assert found is not None
-    assert (found.parts, found.absences) == (False, True)
+    assert (found.has_timing, found.absences) == (False, True)
     assert found.spans(WORKING)[2] == pytest.approx(found.ended)
 
 
 def test_parts_that_a_task_is_cut_off_in():
-    parts = Parts(1.0, 2.0, 4.0)
+    parts = TaskTiming(1.0, 2.0, 4.0)
     for ends, expected in (
         (0.5, (0.5, 0)),
         (2.5, (1, 0)),
@@ -176,11 +176,11 @@ def test_parts_that_a_task_is_cut_off_in():
     ):
         timeline_ = Timeline()
         timeline_.begin(0, 10.0, 10.0 + ends, parts)
-        assert timeline_.parts(0) == parts
+        assert timeline_.timing(0) == parts
         (under_way,) = timeline_.under_way(10.5)
         assert (under_way.receiving, under_way.sending) == (0.5, 0)
         timeline_.end(0, 30.0, LOST)
-        assert timeline_.parts(0) is None
+        assert timeline_.timing(0) is None
         (span,) = timeline_.take()
         assert (span.receiving, span.sending) == pytest.approx(expected)
 
@@ -224,7 +224,7 @@ def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path):
     assert read_tasks(tmp_path)["receiving"].to_pylist() == [None, None]
     found = read_activity(tmp_path)
     assert found is not None
-    assert (found.parts, found.absences, found.clients.tolist()) == (False, False, [0, 1, 2])
+    assert (found.has_timing, found.absences, found.clients.tolist()) == (False, False, [0, 1, 2])
     assert found.spans(WORKING)[2].tolist() == [1, 1]  # the run was over before the late task was
     drawn = timeline(tmp_path, 100, 100, [])
     assert drawn["spans"]["late"] == {
@@ -242,7 +242,7 @@ def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path):
     assert read_tasks(tmp_path)["receiving"].to_pylist() == [None, None, 0.25]
     again = read_activity(tmp_path)
     assert again is not None
-    assert again.parts
+    assert again.has_timing
     assert again.spans(WORKING)[2].tolist() == [1, 2, 2.5]
 
 
@@ -277,7 +277,7 @@ def test_shares_of_time_by_hand(tmp_path):
     assert half.shares(np.array([0, 1]), np.array([0.0, 5.0]))[AWAY].tolist() == [[0.2], [1]]
     by_machine = read_activity(tmp_path, wall=True)
     assert by_machine is not None
-    assert (by_machine.parts, by_machine.absences, len(by_machine.away[0])) == (False, False, 0)
+    assert (by_machine.has_timing, by_machine.absences, len(by_machine.away[0])) == (False, False, 0)
     assert by_machine.clients.tolist() == [0, 1]
 
 

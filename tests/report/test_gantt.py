@@ -14,7 +14,7 @@ from fedapp.cli import app
 from fedapp.report.activity import STATES, WAITING
 from fedapp.report.client_tables import Away, TasksFile, write_away
 from fedapp.report.gantt import COLORS, FIGURE, OUTCOMES, ROWS, draw_timeline
-from strategies.clients.accounts import TaskSpan
+from strategies.clients.client_statistics import TaskSpan
 from tests.selection import only
 
 

@@ -16,7 +16,7 @@ from fedapp.engine.run import make_grid
 from fedapp.report import client_tables
 from fedapp.report.client_tables import TasksFile, read_tasks
 from fedapp.report.page.content import page_content
-from strategies.clients.accounts import LOST, UNDER_WAY, Parts, TaskSpan, Timeline
+from strategies.clients.client_statistics import LOST, UNDER_WAY, TaskSpan, TaskTiming, Timeline
 from strategies.clock import VirtualClock
 
 CLIENTS = 5
@@ -169,7 +169,7 @@ def test_a_timeline_of_several_at_once_is_that_of_each():
     at_once.watch = each.watch = clock
     for timeline in (at_once, each):
         timeline.begin(2, 0.5)  # lost when it is handed another
-    clients, ends, parts = [0, 1, 2], [4.0, None, 6.0], [Parts(1.0, 2.0, 1.0), None, None]
+    clients, ends, parts = [0, 1, 2], [4.0, None, 6.0], [TaskTiming(1.0, 2.0, 1.0), None, None]
     at_once.begin_all(clients, 1.0, ends, parts)
     for client, end, part in zip(clients, ends, parts, strict=True):
         each.begin(client, 1.0, end, part)

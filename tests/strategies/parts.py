@@ -19,7 +19,7 @@ from strategies.flower.internals import give_id
 from strategies.timing.scheduler import Scheduler
 from strategies.timing.virtual_scheduler import VirtualScheduler
 from strategies.updates.buffers import Buffers
-from strategies.updates.chain import Clip, Contribution
+from strategies.updates.pipeline import Clip, Contribution
 from strategies.updates.safeguards import Bounds, Safeguards
 
 
@@ -29,16 +29,16 @@ def client(index: int, size: int | None = 1) -> Client:
 
 def run_of(clients: Sequence[Client] = (), **values: Any) -> Any:
     """Return what a part asks of a run's state."""
-    pace = SimpleNamespace(real_time=False, always=True, now=lambda: 0.0)
+    scheduler = SimpleNamespace(real_time=False, always=True, now=lambda: 0.0)
     known = {
         "clients": list(clients),
         "aggregations": 0,
-        "any_moved": False,
-        "pace": pace,
+        "any_nonzero_update": False,
+        "scheduler": scheduler,
         "timeout": 5.0,
         "best": None,
         "options": RunOptions(),
-        "stopped": lambda: False,
+        "should_stop": lambda: False,
         "model": np.zeros(2),
         "buffers": Buffers(np.empty(0, np.intp), np.empty(0, bool), np.empty(0, bool)),
     }
@@ -62,7 +62,7 @@ def begun(
     run = RunState("FedAvg", config, FlowerOptions(**flower), scheduler, RunOptions(VirtualClock()))
     run.begin(model_of(*values))
     run.clients = list(clients)
-    run.pace.enrol(run.clients)
+    run.scheduler.register_clients(run.clients)
     return run
 
 
@@ -75,18 +75,18 @@ def population(run: RunState, kind: str = "samples") -> Population:
 
 
 def training_requests(run: RunState, **hooks: Any) -> TrainingRequests:
-    nothing = {"local_rule": dict, "task_fields": dict, "outgoing": lambda client: {}}
-    return TrainingRequests(run, run.pace.loads, **(nothing | hooks))
+    nothing = {"local_rule": dict, "task_fields": dict, "extra_records": lambda client: {}}
+    return TrainingRequests(run, run.scheduler.task_costs, **(nothing | hooks))
 
 
 def receiver(
     run: RunState, guards: Safeguards | None = None, bound: float = 0.0, clip: Clip | None = None, **more: Any
 ) -> Receiver:
     known: dict[str, Any] = {
-        "must_weigh": True,
-        "replies_beside": 0,
+        "requires_num_examples": True,
+        "extra_reply_bytes": 0,
         "local_rule": dict,
-        "received": lambda client, model: None,
+        "on_local_model": lambda client, model: None,
     }
     return Receiver(run, guards or safeguards(), bound=bound, clip=clip, **(known | more))
 

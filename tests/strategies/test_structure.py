@@ -128,6 +128,6 @@ def test_hooks_are_looked_at_in_one_place():
 
 def test_parts_with_a_state_have_all_three():
     for kind in REGISTRY.values():
-        for part in kind().parts():
+        for part in kind().stateful_components():
             for name in ("state", "restore", "reset"):
                 assert inspect.ismethod(getattr(part, name)), f"{type(part).__name__}.{name}"

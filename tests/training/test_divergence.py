@@ -39,12 +39,12 @@ def gradient(meter: DivergenceMeter, parameters: dict[str, torch.Tensor], client
 
 
 def test_divergence_and_drift_by_hand(meter):
-    importance = {0: 0.5, 1: 0.2, 2: 0.3}
+    client_weights = {0: 0.5, 1: 0.2, 2: 0.3}
     models = {0: state(10), 2: state(12)}
     expected = []
     for client, parameters in models.items():
-        meter.take(client, parameters, importance)
-        total = sum(p * gradient(meter, parameters, other) for other, p in importance.items())
+        meter.take(client, parameters, client_weights)
+        total = sum(p * gradient(meter, parameters, other) for other, p in client_weights.items())
         expected.append(np.linalg.norm(gradient(meter, parameters, client) - total))
     flat = [
         np.hstack([value.double().numpy().ravel() for value in model.values()]) for model in models.values()
@@ -79,10 +79,10 @@ class Spare(nn.Module):
 def test_of_what_the_loss_does_not_depend_on_the_gradient_is_zero(layer, cudnn, meter):
     model = Spare(layer)
     with_spare = DivergenceMeter(model, meter.x, meter.y, OFFSETS)
-    importance, own = {0: 0.5, 1: 0.2, 2: 0.3}, state(10)
+    client_weights, own = {0: 0.5, 1: 0.2, 2: 0.3}, state(10)
     named = {"used.weight": own["1.weight"], "used.bias": own["1.bias"]}
-    with_spare.take(0, {**model.state_dict(), **named}, importance)
-    meter.take(0, own, importance)
+    with_spare.take(0, {**model.state_dict(), **named}, client_weights)
+    meter.take(0, own, client_weights)
     assert with_spare.metrics()["divergence"] == pytest.approx(meter.metrics()["divergence"], rel=1e-6)
     assert model.seen == {cudnn}  # an LSTM in evaluation mode has no gradient by cuDNN
     assert torch.backends.cudnn.enabled

@@ -21,8 +21,8 @@ class Every(AsynchronousStrategy):
 
     def ready(self, arrived: int) -> bool:
         """Tell whether there is enough for a new model: who has answered waits for it, and fewer may be left."""
-        return arrived >= min(self.config.every, len(self.session.ledger.counting))
+        return arrived >= min(self.config.every, len(self.session.task_table.active_clients))
 
-    def fresh(self, staleness: int) -> bool:
+    def is_fresh_enough(self, staleness: int) -> bool:
         """Tell whether work counts that is so many models old."""
         return staleness <= self.config.most_stale

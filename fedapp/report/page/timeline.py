@@ -32,7 +32,7 @@ def timeline(path: Path, bars: int, side: int, left_out: list[str]) -> dict[str,
         left_out.append(f"the first {activity.first:,} tasks: a run has its last {MOST_TASKS:,} on record")
     by_clock = {"time": activity, "wall-seconds": read_activity(path, wall=True) or activity}
     found = {
-        "parts": activity.parts,
+        "parts": activity.has_timing,
         "absences": activity.absences,
         "fleet": {clock: _fleet(each, side) for clock, each in by_clock.items()},
     }
@@ -54,7 +54,7 @@ def _bars(by_clock: dict[str, Activity], kept: slice) -> dict[str, Any]:
         "wall-began": wall.began,
         "wall-ended": wall.ended,
     }
-    if activity.parts:
+    if activity.has_timing:
         times |= {RECEIVING: activity.receiving, SENDING: activity.sending}
     spans, outcomes = {}, activity.outcome[kept]
     for outcome in np.unique(outcomes).tolist():
@@ -112,7 +112,7 @@ def _shares(by_clock: dict[str, Activity], side: int) -> dict[str, Any]:
 
 def _told(activity: Activity) -> list[str]:
     """Return the states that are on record."""
-    seen = {RECEIVING: activity.parts, SENDING: activity.parts, AWAY: bool(len(activity.away[0]))}
+    seen = {RECEIVING: activity.has_timing, SENDING: activity.has_timing, AWAY: bool(len(activity.away[0]))}
     return [state for state in STATES if seen.get(state, state in (WORKING, WAITING))]
 
 

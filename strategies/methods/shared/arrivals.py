@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strategies.core.config import EventsConfig
+from strategies.core.config import AsyncConfigBase
 from strategies.core.parameters import parameter
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.timing.scheduler import Times
@@ -15,7 +15,7 @@ from strategies.timing.scheduler import Times
 log = logging.getLogger("flwr.strategies")
 
 
-def periods(times: Times) -> Times:
+def contribution_periods(times: Times) -> Times:
     """P_i = τ_i Σ_j 1/τ_j: arrivals of all clients while client i works once. τ: shape (C,), seconds."""
     return np.asarray(times * (1 / times).sum())
 
@@ -27,19 +27,19 @@ class EveryArrival(AsynchronousStrategy):
     """
 
     #: Every arrival is an aggregation of its own.
-    every_arrival: ClassVar[bool] = True
+    aggregates_each_arrival: ClassVar[bool] = True
 
     def ready(self, arrived: int) -> bool:
         """At every arrival."""
         return arrived >= 1
 
-    def periods(self, times: Times) -> Times:
+    def contribution_periods(self, times: Times) -> Times:
         """Count all arrivals."""
-        return periods(times)
+        return contribution_periods(times)
 
 
 @dataclass(frozen=True)
-class BufferedConfig(EventsConfig):
+class BufferedConfig(AsyncConfigBase):
     """What every method with a buffer can be told.
 
     Parameters
@@ -102,11 +102,11 @@ class Buffered(AsynchronousStrategy):
     @property
     def m(self) -> int:
         """The number of contributions that make an aggregation."""
-        return self._size.of(len(self.session.ledger.counting))
+        return self._size.of(len(self.session.task_table.active_clients))
 
     def ready(self, arrived: int) -> bool:
         """When the buffer is full; with fewer clients left than that, when all have arrived."""
-        return arrived >= min(self.m, len(self.session.ledger.counting))
+        return arrived >= min(self.m, len(self.session.task_table.active_clients))
 
     def identical_weight(self, num_clients: int) -> float:
         """1/m."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.timing.availability import NEVER
 from strategies.timing.event_queue import EventQueue
-from strategies.timing.scheduler import Outlook, Schedule, Scheduler, Times
+from strategies.timing.scheduler import Schedule, Scheduler, TaskEnd, Times
 
 # Number of aggregations that are simulated; longer runs use their shares, too.
 HORIZON = 20_000
@@ -22,8 +22,8 @@ IN_VAIN = 100  # lost tasks per client in a row, after which the simulation stop
 
 
 def counts_of(
-    outlook: Callable[[int, int, float], Outlook],
-    comes: Callable[[int, float], float],
+    predict: Callable[[int, int, float], TaskEnd],
+    next_available: Callable[[int, float], float],
     num_clients: int,
     buffer_size: int,
     num_aggregations: int,
@@ -40,10 +40,10 @@ def counts_of(
     done, in_vain, most = 0, 0, IN_VAIN * num_clients
 
     def hand_out(client: int, now: float) -> None:
-        if (begins := comes(client, now)) == NEVER:
+        if (begins := next_available(client, now)) == NEVER:
             return
         tasks[client] += 1
-        due, lost = outlook(client, int(tasks[client]), begins)
+        due, lost = predict(client, int(tasks[client]), begins)
         queue.push(due, client, (client, lost))
 
     for client in range(num_clients):
@@ -74,7 +74,7 @@ class BufferSchedule:
     def reset(self) -> None:
         """Forget the schedule of an earlier run."""
         self._of: tuple[Sequence[int], int, int] | None = None  # clients, m and aggregations of the periods
-        self._periods: Times | None = None
+        self._contribution_periods: Times | None = None
 
     def state(self) -> dict[str, Any]:
         """Return {}: the schedule follows from the run's config and its clients."""
@@ -84,34 +84,37 @@ class BufferSchedule:
         """Forget the schedule, as ``reset`` does."""
         self.reset()
 
-    def periods(
-        self, pace: Scheduler, members: Sequence[Member], buffer_size: int, num_aggregations: int
+    def contribution_periods(
+        self, scheduler: Scheduler, members: Sequence[ClientState], buffer_size: int, num_aggregations: int
     ) -> Times | None:
         """Return P_i (n,), aggregations per contribution of n clients; None if task times aren't known beforehand."""
         of = [member.client.index for member in members], buffer_size, num_aggregations
-        if of != self._of or pace.weighs:  # task times may follow from clients' sizes
-            self._of, self._periods = of, _played(pace, members, buffer_size, num_aggregations)
-        return None if self._periods is None else self._periods.copy()
+        if of != self._of or scheduler.uses_device_profiles:  # task times may follow from clients' sizes
+            self._of, self._contribution_periods = (
+                of,
+                _played(scheduler, members, buffer_size, num_aggregations),
+            )
+        return None if self._contribution_periods is None else self._contribution_periods.copy()
 
 
 def _played(
-    pace: Scheduler, members: Sequence[Member], buffer_size: int, num_aggregations: int
+    scheduler: Scheduler, members: Sequence[ClientState], buffer_size: int, num_aggregations: int
 ) -> Times | None:
     """Return P_i (n,) of a schedule of ``num_aggregations``; None if it isn't known beforehand."""
     m, number = min(buffer_size, len(members)), min(num_aggregations, HORIZON)
 
-    def play(schedule: Schedule) -> tuple[np.ndarray, int]:
+    def simulate(schedule: Schedule) -> tuple[np.ndarray, int]:
         return counts_of(
-            lambda i, task, when: schedule.outlook(members[i].client, task, when),
-            lambda i, when: schedule.comes(members[i].client, when),
+            lambda i, task, when: schedule.predict(members[i].client, task, when),
+            lambda i, when: schedule.next_available(members[i].client, when),
             len(members),
             m,
             number,
         )
 
-    if (played := pace.foresee(play)) is None:
+    if (played := scheduler.simulate_schedule(simulate)) is None:
         return None
     counts, done = played
-    if pace.always:  # a client that never contributes may have any weight
+    if scheduler.always:  # a client that never contributes may have any weight
         return np.asarray(number / np.maximum(counts, 1))
     return np.where(counts > 0, max(done, 1) / np.maximum(counts, 1), np.inf)

@@ -21,17 +21,19 @@ class LatestUpdates:
     ----------
     memory : Memory
         The method's.
-    vectors : ClientVectors
+    client_vectors : ClientVectors
         Its h_i.
-    importance : mapping of int to float
+    client_weights : mapping of int to float
         p_i of the clients that count now, by index.
     """
 
-    def __init__(self, memory: Memory, vectors: ClientVectors, importance: Mapping[int, float]) -> None:
-        self.memory, self.vectors, self.importance = memory, vectors, importance
-        of = np.array([list(importance), list(importance.values())])
+    def __init__(
+        self, memory: Memory, client_vectors: ClientVectors, client_weights: Mapping[int, float]
+    ) -> None:
+        self.memory, self.client_vectors, self.client_weights = memory, client_vectors, client_weights
+        of = np.array([list(client_weights), list(client_weights.values())])
         if not np.array_equal(memory.get(_OF, ()), of):
-            memory[_OF], memory[_MEAN] = of, vectors.weighted_sum(importance)
+            memory[_OF], memory[_MEAN] = of, client_vectors.weighted_sum(client_weights)
 
     @staticmethod
     def forget(memory: Memory) -> None:
@@ -45,16 +47,16 @@ class LatestUpdates:
 
     def get(self, client: int) -> Vector:
         """Return h_i (D,)."""
-        return self.vectors.get(client)
+        return self.client_vectors.get(client)
 
     def put(self, client: int, update: Vector) -> None:
         """Let an update Δ_i (D,) be h_i."""
         before = self.get(client)
-        self.vectors.put(client, update)
+        self.client_vectors.put(client, update)
         moved = self.get(client) - before  # as it is kept, in float32
-        self.memory[_MEAN] = self.mean + self.importance.get(client, 0.0) * moved
+        self.memory[_MEAN] = self.mean + self.client_weights.get(client, 0.0) * moved
 
     def add(self, client: int, factor: float, vector: Vector) -> None:
         """Add factor × vector (D,) to h_i; h has it in float64."""
-        self.vectors.put(client, self.get(client) + factor * vector)
-        self.memory[_MEAN] = self.mean + factor * self.importance.get(client, 0.0) * vector
+        self.client_vectors.put(client, self.get(client) + factor * vector)
+        self.memory[_MEAN] = self.mean + factor * self.client_weights.get(client, 0.0) * vector

@@ -12,7 +12,7 @@ import numpy as np
 
 from strategies.clients.weights import Weights
 from strategies.flower import messages
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 
 def paths_of(contributions: Sequence[Contribution], bound: float = 0.0) -> Weights:
@@ -26,6 +26,6 @@ def paths_of(contributions: Sequence[Contribution], bound: float = 0.0) -> Weigh
     """
     paths = np.array([messages.path_of(each.records.get(messages.APPLIED)) for each in contributions])
     if bound and not np.isnan(paths).all():
-        usual = float(np.nanmedian(paths))
-        paths = np.clip(paths, usual / bound, usual * bound)
+        typical = float(np.nanmedian(paths))
+        paths = np.clip(paths, typical / bound, typical * bound)
     return paths

@@ -56,7 +56,7 @@ class PerturbedConfig(StrategyConfig):
         return {messages.BETA: self.perturbation_beta} if self.perturbation_beta < 1 else {}
 
     @property
-    def unseen_by_wrappers(self) -> str:
+    def why_not_wrappable(self) -> str:
         """How work affects others, unseen by a wrapper such as one of Flower's for privacy; "" if it doesn't."""
         if self.graph_source == "updates":
             return "graph_source = 'updates', allowed there is 'data': clients count by each other's last updates"
@@ -118,7 +118,7 @@ class NeighbourModels:
         of: ClientGraph,
         clients: Sequence[Client],
         model: Vector,
-        discounts: NDArray[np.float64] | None = None,
+        discount_factors: NDArray[np.float64] | None = None,
     ) -> Iterator[Vector]:
         """Yield u_i (D,) of some clients of a graph.
 
@@ -126,7 +126,7 @@ class NeighbourModels:
         ----------
         model : array (D,)
             The global model; at the first call, the initial one.
-        discounts : array (C,), optional
+        discounts_staleness : array (C,), optional
             The factor of each client's last model, in the order of the graph's clients.
         """
         models = self._models = self._models or ClientVectors(model, len(of.clients), self._memory)
@@ -138,8 +138,8 @@ class NeighbourModels:
         unweighted = np.full(len(of.clients), 1 / len(of.clients))
         places = [self._position.get(client.index) for client in clients]
         rows = np.stack([unweighted if place is None else self._matrix[place] for place in places])
-        if discounts is not None:
-            rows = discounted(rows, discounts)
+        if discount_factors is not None:
+            rows = discounted(rows, discount_factors)
         step = max(TOGETHER, TOGETHER_BYTES // (4 * len(model)))
         for start in range(0, len(rows), step):
             for average in neighbour_average(rows[start : start + step], models.matrix, order):
@@ -170,14 +170,14 @@ class NeighbourModels:
         self._matrix, self._position = np.empty((0, 0)), {}
 
 
-def discounted(rows: NDArray[np.float64], discounts: NDArray[np.float64]) -> NDArray[np.float64]:
+def discounted(rows: NDArray[np.float64], discount_factors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return A_ij s_j / Σ_j A_ij s_j (L, C) from rows A_ij / Σ_j A_ij (L, C) and factors s_j (C,).
 
     Where all factors are the same they cancel, and the rows are as they were, bit for bit. So is a row whose factors
     are all 0, as (δ + 1)^−A is in float64 for a large A.
     """
-    if (discounts == discounts[0]).all():
+    if (discount_factors == discount_factors[0]).all():
         return rows
-    weighted = rows * discounts
+    weighted = rows * discount_factors
     totals = weighted.sum(axis=1, keepdims=True)
     return np.where(totals > 0, weighted / np.where(totals > 0, totals, 1.0), rows)

@@ -245,7 +245,7 @@ def schedule(
     buffer: int = 1,
     interval: float = 0.0,
     stale_from: float = float("inf"),
-    works_on: bool = False,
+    trains_while_waiting: bool = False,
     first: int = 0,
 ) -> list[list[Arrival]]:
     """Return the arrivals between one model and the next, of clients whose tasks always take their ``seconds``.
@@ -263,7 +263,7 @@ def schedule(
         Seconds between two models, in place of a buffer; an interval in which nothing arrives makes none.
     stale_from : float
         Work of this staleness or more doesn't count: its client begins anew at once.
-    works_on : bool
+    trains_while_waiting : bool
         Whether a client whose work waits begins anew at once, with the model that it has.
     first : int
         Contributions that make the first model; 0: as many as make the others.
@@ -307,12 +307,12 @@ def schedule(
             due[client] = (now + seconds[client], len(groups))
             continue
         counted += 1
-        if works_on:
+        if trains_while_waiting:
             due[client] = (now + seconds[client], began)
         else:
             waiting.append(client)
         if not interval and counted == (first if first and not groups else buffer):
-            if works_on:
+            if trains_while_waiting:
                 waiting.append(client)  # the client that completes the model begins with it
             next_model(now)
     return groups

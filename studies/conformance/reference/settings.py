@@ -237,7 +237,7 @@ SETTINGS: dict[str, Setting] = {
         [LOCAL, "server: W ← W + η_g (1/B) Σ Δ_i of the first B arrivals with δ = 0; others are thrown away"],
         "A client goes on with the model that it has until its work comes too late, and is then sent the present "
         "one. " + STALENESS,
-        schedule(SECONDS, 10, buffer=4, stale_from=1, works_on=True),
+        schedule(SECONDS, 10, buffer=4, stale_from=1, trains_while_waiting=True),
         parameters={"server_lr": 1.0, "B": 4},
     ),
     "ca2fl": Setting(

@@ -40,7 +40,7 @@ def updates(attack: str, *, statistics: bool = False) -> tuple[dict[int, np.ndar
     found: dict[int, np.ndarray] = {}
     strategy = experiment.strategy
     assert isinstance(strategy, FedAvg)
-    strategy.run_options.witness = lambda client, model: found.update(
+    strategy.run_options.on_client_model = lambda client, model: found.update(
         {client: model - strategy.session.model}
     )
     grid = HostileGrid(3, ATTACKS.get(attack), [0], 0)

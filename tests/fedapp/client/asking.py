@@ -46,8 +46,8 @@ def request_for(
     )
     queried = kind in (messages.DESCRIBE, messages.ASK_DIRECTION)
     arrays = None if queried else experiment.initial_arrays()
-    companions = {} if neighbours is None else {messages.NEIGHBOURS: neighbours}
-    return messages.request(kind, 7, record, ttl=60.0, arrays=arrays, companions=companions)
+    extra_vectors = {} if neighbours is None else {messages.NEIGHBOURS: neighbours}
+    return messages.request(kind, 7, record, ttl=60.0, arrays=arrays, extra_records=extra_vectors)
 
 
 def context_of(node_config: dict[str, Any] = NODE) -> Context:

@@ -43,10 +43,10 @@ def go(tmp_path):
         experiment = server.prepare(RunConfig.load(given), CLIENTS)
         metrics = tmp_path / name / "metrics.jsonl"
 
-        def stopped() -> bool:
+        def should_stop() -> bool:
             return metrics.exists() and len(metrics.read_text().splitlines()) > stop_after
 
-        return server.run(grid or grid_of(engine), experiment, stopped).path
+        return server.run(grid or grid_of(engine), experiment, should_stop).path
 
     return run
 

@@ -18,7 +18,7 @@ SHIFT = 0.25
 class Shifted(FedAvg):
     """FedAvg whose clients add the same number to every entry of every gradient."""
 
-    def companions(self, clients: Sequence[Client]) -> Iterator[dict[str, Vector]]:
+    def extra_vectors(self, clients: Sequence[Client]) -> Iterator[dict[str, Vector]]:
         for _ in clients:
             yield {messages.CONSTANT: np.full(len(self.session.model), SHIFT)}
 

@@ -341,7 +341,7 @@ def test_a_strategy_of_ones_own_reads_the_keys_of_its_config(monkeypatch):
     class Twice(AsynchronousStrategy):
         interval = 2.0
 
-        def periods(self, times: Any) -> Any:
+        def contribution_periods(self, times: Any) -> Any:
             return np.ceil(times / 2.0)
 
     monkeypatch.setitem(REGISTRY, "twice", Twice)

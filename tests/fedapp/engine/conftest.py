@@ -17,8 +17,8 @@ from strategies.updates.sums import BlockSum, SumRequest
 
 # Hooks for which the engine has to send a model in a message: one looks at it, one could write beside it.
 HOOKS: dict[str, Callable[..., Any]] = {
-    "received": lambda self, client, model: None,
-    "outgoing": lambda self, client: {},
+    "on_local_model": lambda self, client, model: None,
+    "extra_records": lambda self, client: {},
 }
 
 

@@ -41,7 +41,7 @@ def both(run_both):
         "min_samples": 1,
         "time_scenario": "F80",
     }
-    return lambda clients=CLIENTS, **values: run_both("outgoing", clients, **{**given, **values})
+    return lambda clients=CLIENTS, **values: run_both("extra_records", clients, **{**given, **values})
 
 
 def assert_same(path: Path, other: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_local_rule_that_changes_is_followed(both, monkeypatch):
 def test_so_is_one_that_changes_while_the_model_does_not(both, monkeypatch):
     class Pulled(REGISTRY["rennala"]):  # type: ignore[misc]
         def local_rule(self) -> dict[str, float]:
-            return {messages.ALPHA: 2.0 * (self.session.ledger.dispatched % 2)}
+            return {messages.ALPHA: 2.0 * (self.session.task_table.dispatched % 2)}
 
     monkeypatch.setitem(REGISTRY, "rennala", Pulled)
     # Each client works about twice on every model.
@@ -147,7 +147,7 @@ def test_a_resumed_run_hands_out_again_what_was_under_way(configure, tmp_path):
     seen = itertools.count()
     config = configure(**given, run_name="cut-off")
     path = server.run(
-        Counting(CLIENTS), server.prepare(config, CLIENTS), stopped=lambda: next(seen) > 120
+        Counting(CLIENTS), server.prepare(config, CLIENTS), should_stop=lambda: next(seen) > 120
     ).path
     assert len((path / "metrics.jsonl").read_text().splitlines()) < 13
     grid = Counting(CLIENTS)
@@ -178,7 +178,7 @@ def test_a_task_that_raises_is_a_failure_with_its_reason(configure, tmp_path, mo
 
 def test_who_writes_into_requests_or_waits_for_real_time_gets_messages():
     class Own(FedBuff):
-        def outgoing(self, client: Any) -> dict[str, Any]:
+        def extra_records(self, client: Any) -> dict[str, Any]:
             return {}
 
     assert Own.capabilities.writes_requests
@@ -188,8 +188,8 @@ def test_who_writes_into_requests_or_waits_for_real_time_gets_messages():
     assert not isinstance(SequentialGrid(client_app.app, 2), WorkingGrid)
     assert issubclass(Own, AsynchronousStrategy)
     assert (
-        FedBuff(clock=VirtualClock()).session.pace.real_time,
-        FedBuff(clock=WallClock()).session.pace.real_time,
+        FedBuff(clock=VirtualClock()).session.scheduler.real_time,
+        FedBuff(clock=WallClock()).session.scheduler.real_time,
     ) == (
         False,
         True,

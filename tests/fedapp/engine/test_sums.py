@@ -34,7 +34,7 @@ def both(run_both):
         "batch_size": 16,
         "min_samples": 1,
     }
-    return lambda clients=CLIENTS, **values: run_both("received", clients, **{**given, **values})
+    return lambda clients=CLIENTS, **values: run_both("on_local_model", clients, **{**given, **values})
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -179,7 +179,7 @@ def test_what_needs_single_updates_gets_them(values, configure, tmp_path):
 
 def test_a_subclass_of_ones_own_that_hooks_in_gets_messages():
     class Watching(FedAvg):
-        def received(self, client: Client, local_model: Vector) -> None:
+        def on_local_model(self, client: Client, local_model: Vector) -> None:
             """Look at it."""
 
     class Renamed(FedProx):

@@ -100,7 +100,7 @@ def go(configure, tmp_path):
         engine: str = "sequential",
         *,
         whole: bool = False,
-        stopped: Callable[[], bool] | None = None,
+        should_stop: Callable[[], bool] | None = None,
         observers: tuple[server.Observer, ...] = (),
         **values: Any,
     ) -> Path:
@@ -115,7 +115,7 @@ def go(configure, tmp_path):
             experiment = replace(experiment, travelling=tuple(names.own(experiment.model.state_dict())))
             strategy = experiment.strategy
             strategy.flower_options = replace(strategy.flower_options, untrained=names.fixed)
-        more = {} if stopped is None else {"stopped": stopped}
+        more = {} if should_stop is None else {"should_stop": should_stop}
         return server.run(make_grid(engine, CLIENTS), experiment, observers=observers, **more).path
 
     return run
@@ -231,13 +231,13 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_model(go, engine, strateg
         return Parts(NAMES[:2])
 
     class Halfway(server.Observer):
-        there = False
+        is_started = False
 
-        def note(self, entry: Any) -> None:
-            self.there = self.there or entry.progress.aggregation >= 2
+        def record(self, entry: Any) -> None:
+            self.is_started = self.is_started or entry.progress.aggregation >= 2
 
     watch, given = Halfway(), {"strategy": strategy, "buffer_size": 2, "num_server_rounds": 4}
-    part = go(make, engine, observers=(watch,), stopped=lambda: watch.there, **given)
+    part = go(make, engine, observers=(watch,), should_stop=lambda: watch.is_started, **given)
     assert lines_of(part)[-1]["aggregation"] < 4
     again, straight = go(make, engine, resume=str(part)), go(make, engine, **given)
     assert_same_but_for_bytes(again, straight)

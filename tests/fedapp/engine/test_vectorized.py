@@ -61,10 +61,10 @@ def small(configure, tmp_path):
     return build
 
 
-def run(grid: SequentialGrid, config: RunConfig, stopped: Callable[[], bool] | None = None) -> Path:
+def run(grid: SequentialGrid, config: RunConfig, should_stop: Callable[[], bool] | None = None) -> Path:
     """Run the app on a grid; return the run directory."""
     experiment = server.prepare(config, len(grid.contexts))
-    return server.run(grid, experiment, *([stopped] if stopped else [])).path
+    return server.run(grid, experiment, *([should_stop] if should_stop else [])).path
 
 
 def vectorized_grid(clients: int = CLIENTS, way: Any = None, workers: int = 2) -> VectorizedGrid:

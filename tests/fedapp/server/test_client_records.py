@@ -80,7 +80,7 @@ class Copies(server.Observer):
     def __init__(self, run: Path, copy: Path, at: int) -> None:
         self.run, self.copy, self.at = run, copy, at
 
-    def note(self, entry: Any) -> None:
+    def record(self, entry: Any) -> None:
         if entry.progress.aggregation == self.at:
             shutil.copytree(self.run, self.copy)
 

@@ -48,7 +48,7 @@ class Sends(Observer):
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         if entry.progress.aggregation == 2:
             signal.raise_signal(self.number)
 

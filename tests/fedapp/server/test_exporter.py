@@ -12,7 +12,7 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.server import Observer, prepare
 from fedapp.server.exporter import MOST_CLIENTS, _bounded
 from fedapp.server.record import Entry
-from strategies.clients.accounts import Account
+from strategies.clients.client_statistics import ClientRecord
 from tests.fedapp.server.conftest import Devices
 
 Numbers = dict[tuple[str, tuple[str, ...]], float]
@@ -36,7 +36,7 @@ class Scraper(Observer):
         self.port = port
         self.answers: list[Numbers] = []
 
-    def note(self, entry: Entry) -> None:
+    def record(self, entry: Entry) -> None:
         self.answers.append(ask(self.port))
 
 
@@ -120,12 +120,12 @@ def test_with_the_run_it_ends(go, scraper):
 
 
 def test_many_clients_have_no_more_series_than_a_hundred_and_one():
-    accounts = {index: Account(tasks=1, accepted=index) for index in range(1000)}
-    bounded = _bounded(accounts)
+    client_stats = {index: ClientRecord(tasks=1, accepted=index) for index in range(1000)}
+    bounded = _bounded(client_stats)
     assert len(bounded) == MOST_CLIENTS + 1
     assert bounded[None].accepted == sum(range(MOST_CLIENTS, 1000))
     assert sum(account.tasks for account in bounded.values()) == 1000
-    assert None not in _bounded({index: Account() for index in range(MOST_CLIENTS)})
+    assert None not in _bounded({index: ClientRecord() for index in range(MOST_CLIENTS)})
 
 
 @pytest.fixture

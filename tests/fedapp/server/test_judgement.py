@@ -176,7 +176,7 @@ def test_how_long_a_run_is_can_be_said(configure):
 
 def test_how_long_a_run_is_rests_on_what_a_strategy_of_ones_own_says(configure, caplog):
     class Threshold(Ringmaster):
-        def fresh(self, staleness: int) -> bool:
+        def is_fresh_enough(self, staleness: int) -> bool:
             return staleness < 5
 
     class Older(DelayAdaptive):
@@ -184,7 +184,7 @@ def test_how_long_a_run_is_rests_on_what_a_strategy_of_ones_own_says(configure, 
             return contribution.staleness < 5
 
     class Buffers(FedBuff):
-        def fresh(self, staleness: int) -> bool:
+        def is_fresh_enough(self, staleness: int) -> bool:
             return staleness < 5
 
     config = configure(num_server_rounds=0, time_scenario="F0")

@@ -68,13 +68,13 @@ def test_every_round_of_poisson_sampling_counts_the_empty_ones_too(engine, tmp_p
             {"participation": "flower", "fraction-train": 0.1},
             Sampling(drawn=2, clients=CLIENTS),
         ),  # 2 at least
-        ({"participation": "turns", "fraction-train": 0.2}, Sampling(turns=5)),
+        ({"participation": "turns", "fraction-train": 0.2}, Sampling(num_turns=5)),
         (
             {"participation": "turns", "fraction-train": 0.2, **TREE, "dp-restart": 5},
-            Sampling(turns=5, restart=5),
+            Sampling(num_turns=5, restart=5),
         ),
         (TREE, Sampling(restart=0)),
-        ({**DISTRIBUTED, "participation": "turns", "fraction-train": 0.5}, Sampling(turns=2)),
+        ({**DISTRIBUTED, "participation": "turns", "fraction-train": 0.5}, Sampling(num_turns=2)),
         # What isn't drawn among all clients, or is seen by the server.
         ({"participation": "full"}, Sampling()),
         ({"participation": "fixed:0,1"}, Sampling()),
@@ -242,14 +242,14 @@ def test_a_bound_on_contributions_outlives_a_stop(tmp_path):
 def test_against_the_server_the_rounds_of_a_client_count_in_full_also_after_a_stop(tmp_path):
     own = {**DISTRIBUTED, "participation": "poisson", "fraction-train": 0.4, "num-server-rounds": 6}
     own["checkpoint-every"] = 3
-    stopped = prepare(config_of(tmp_path, **own), CLIENTS)
+    should_stop = prepare(config_of(tmp_path, **own), CLIENTS)
     grid = make_grid("sequential", CLIENTS, workers=1)
-    path = run(grid, stopped, lambda: stopped.strategy.session.aggregations == 3).path
+    path = run(grid, should_stop, lambda: should_stop.strategy.session.aggregations == 3).path
     _, summary, model = done(RunConfig.load({"resume": str(path)}), "sequential")
     experiment = prepare(config_of(tmp_path, **own, **{"run-name": "whole"}), CLIENTS)
     whole = run(make_grid("sequential", CLIENTS, workers=1), experiment).path
     assert model == (whole / "model.safetensors").read_bytes()
-    most = max(account.accepted for _, account in experiment.strategy.session.accounts.items())
+    most = max(account.accepted for _, account in experiment.strategy.session.client_stats.items())
     assert 1 < most < 6
     assert summary["dp-epsilon"] == gaussian_epsilon(1.0, DELTA, most)
     assert summary["dp-neighbours"].endswith("with the same rounds in which it takes part")
@@ -271,12 +271,12 @@ def test_config_toml_has_the_noise_from_the_first_round_on(tmp_path):
     """A run that is killed goes on from there; also where the folder is made by who chooses the engine."""
     seen = []
 
-    def stopped():
+    def should_stop():
         seen.append(tomllib.loads((tmp_path / "run" / "config.toml").read_text("utf-8")))
         return True
 
     config = config_of(tmp_path, **POISSON, **{"dp-target-epsilon": 3.0})
-    run_on("sequential", config, SimulationConfig(**{"num-supernodes": CLIENTS}), stopped=stopped)
+    run_on("sequential", config, SimulationConfig(**{"num-supernodes": CLIENTS}), should_stop=should_stop)
     assert seen[0]["dp-noise-multiplier"] == prepare(config, CLIENTS).config.dp_noise_multiplier != 1.0
 
 

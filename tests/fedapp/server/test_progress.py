@@ -62,13 +62,13 @@ def test_the_line_that_others_read(seconds, ending):
 
 def test_it_comes_when_it_is_due_and_only_then(clock, lines):
     beat = Heartbeat(100, lambda: HowFar(12, 3, 5), Sparingly(clock))
-    stopped = beat.watching(lambda: False)
-    assert not any(stopped() for _ in range(1000))
+    should_stop = beat.watching(lambda: False)
+    assert not any(should_stop() for _ in range(1000))
     assert lines() == []  # a fast run has none
     for _ in range(3):
         clock.seconds += EVERY
-        stopped()
-        stopped()
+        should_stop()
+        should_stop()
     assert lines() == ["progress: aggregation 12 of 100, 3 of 5 devices at work"] * 3
 
 
@@ -77,7 +77,7 @@ def test_a_pipe_gets_a_line_a_minute_and_the_log_all(clock, caplog):
     beat = Heartbeat(100, lambda: HowFar(12, 3, 5), Sparingly(clock))
     for _ in range(12):
         clock.seconds += EVERY
-        beat.look()
+        beat.refresh()
     at = [EVERY * (number + 1) for number, record in enumerate(caplog.records) if is_shown(record)]
     assert len(caplog.records) == 12
     assert at == [20, 80, 140, 200]
@@ -93,25 +93,25 @@ def test_whether_the_run_is_to_end_is_still_told(clock):
 def test_the_rest_takes_as_long_as_what_was_seen(clock):
     beat = Heartbeat(10, lambda: HowFar(0, 0, 0), Sparingly(clock))
     assert beat.seconds_left() is None
-    beat.note(noted(2))  # resumed, or its first: nothing was seen yet
+    beat.record(noted(2))  # resumed, or its first: nothing was seen yet
     assert beat.seconds_left() is None
     clock.seconds += 30
-    beat.note(noted(5))
+    beat.record(noted(5))
     assert beat.seconds_left() == 50  # 10 s each, five to come
     clock.seconds += 4
     assert beat.seconds_left() == 46
     clock.seconds += 1000  # one that takes long doesn't make the rest shorter
     assert beat.seconds_left() == 40
-    beat.note(noted(10))
+    beat.record(noted(10))
     assert beat.seconds_left() == 0
 
 
 def test_no_more_is_left_than_the_time_budget(clock):
     beat = Heartbeat(10, lambda: HowFar(0, 0, 0), Sparingly(clock), lambda: 12.0)
     assert beat.seconds_left() == 12
-    beat.note(noted(0))
+    beat.record(noted(0))
     clock.seconds += 10
-    beat.note(noted(1))
+    beat.record(noted(1))
     assert beat.seconds_left() == 12
 
 

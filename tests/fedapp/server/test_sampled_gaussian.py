@@ -114,14 +114,14 @@ def nodes_of(rounds: int, restart: int) -> list[range]:
 
 
 @pytest.mark.parametrize("restart", [0, 1, 2, 3, 5, 8, 20])
-@pytest.mark.parametrize("turns", [1, 2, 3, 20])
-def test_a_trees_sensitivity_is_the_sum_over_its_nodes(turns, restart):
+@pytest.mark.parametrize("num_turns", [1, 2, 3, 20])
+def test_a_trees_sensitivity_is_the_sum_over_its_nodes(num_turns, restart):
     for rounds in (1, 2, 3, 7, 8, 20, 33):
         expected = max(
-            sum(sum(each % turns == slot for each in node) ** 2 for node in nodes_of(rounds, restart))
-            for slot in range(turns)
+            sum(sum(each % num_turns == slot for each in node) ** 2 for node in nodes_of(rounds, restart))
+            for slot in range(num_turns)
         )
-        assert as_releases(rounds, turns, restart) == expected
+        assert as_releases(rounds, num_turns, restart) == expected
 
 
 def test_a_tree_is_one_gaussian_release_by_brute_force():
@@ -135,7 +135,7 @@ def test_a_tree_is_one_gaussian_release_by_brute_force():
     equal = as_releases(4, 2, 0)
     assert change @ change == equal
     assert loss.mean() == pytest.approx(equal / (2 * noise**2), abs=4 * loss.std() / 200_000**0.5)
-    spent, delta = sampled_epsilon(noise, 1e-2, 4, Sampling(turns=2, restart=0)), 1e-2
+    spent, delta = sampled_epsilon(noise, 1e-2, 4, Sampling(num_turns=2, restart=0)), 1e-2
     assert np.maximum(1 - np.exp(spent - loss), 0).mean() == pytest.approx(delta, rel=0.1)
 
 
@@ -151,11 +151,11 @@ def test_a_tree_is_that_of_the_paper_and_of_dp_accounting(noise, published):
         accountant.compose(dp_accounting.SingleEpochTreeAggregationDpEvent(noise, steps), trees)
         return float(accountant.get_epsilon(1e-6))
 
-    once = sampled_epsilon(noise, 1e-6, 1600, Sampling(turns=1600, restart=0))
+    once = sampled_epsilon(noise, 1e-6, 1600, Sampling(num_turns=1600, restart=0))
     assert as_releases(1600, 1600, 0) == 11 == np.ceil(np.log2(1601))  # theorem 4.1's
     assert 0.75 * published < once <= renyi(1600) < published
     # Each pass of 20 rounds a tree of its own: the Rényi divergences of 10 trees add up, and so do the squares.
-    ten = sampled_epsilon(noise, 1e-6, 200, Sampling(turns=20, restart=20))
+    ten = sampled_epsilon(noise, 1e-6, 200, Sampling(num_turns=20, restart=20))
     assert as_releases(200, 20, 20) == 50
     assert 0.8 * renyi(20, trees=10) < ten <= renyi(20, trees=10)
 
@@ -163,16 +163,16 @@ def test_a_tree_is_that_of_the_paper_and_of_dp_accounting(noise, published):
 def test_with_a_tree_for_each_round_it_is_the_gaussian_mechanism():
     assert sampled_epsilon(2.0, DELTA, 30, Sampling(restart=1)) == gaussian_epsilon(2.0, DELTA, 30)
     # In turns of 10 a client sends 3 times.
-    assert sampled_epsilon(2.0, DELTA, 30, Sampling(turns=10)) == gaussian_epsilon(2.0, DELTA, 3)
+    assert sampled_epsilon(2.0, DELTA, 30, Sampling(num_turns=10)) == gaussian_epsilon(2.0, DELTA, 3)
 
 
 @pytest.mark.parametrize(
     ("sampling", "noise", "last"),
     [
         (Sampling(0.05), 1.34, 26.8),
-        (Sampling(turns=20, restart=0), 24.3, 42.2),
-        (Sampling(turns=20, restart=20), 10.8, 68.4),
-        (Sampling(turns=20), 4.83, 96.7),
+        (Sampling(num_turns=20, restart=0), 24.3, 42.2),
+        (Sampling(num_turns=20, restart=20), 10.8, 68.4),
+        (Sampling(num_turns=20), 4.83, 96.7),
     ],
 )
 def test_the_noise_of_the_last_model_as_docs_privacy_says(sampling, noise, last):
@@ -188,7 +188,7 @@ def test_the_noise_of_the_last_model_as_docs_privacy_says(sampling, noise, last)
 
 
 def test_turns_are_accounted_as_docs_privacy_says():
-    assert sampled_epsilon(1.0, DELTA, 3000, Sampling(turns=100)) == pytest.approx(37.6, abs=0.1)
+    assert sampled_epsilon(1.0, DELTA, 3000, Sampling(num_turns=100)) == pytest.approx(37.6, abs=0.1)
     # Of full participation: a tree's node over all 8 rounds costs 64, and the Gaussian mechanism's 8 rounds 8.
     tree, gaussian = as_releases(8, 1, 0), as_releases(8, 1, 1)
     assert (tree * 1) ** 0.5 > (gaussian * 8) ** 0.5  # times the nodes of the last model: 1, and 8

@@ -20,10 +20,10 @@ class Handshake:
         self.roster = Roster(timeout=timeout)
         self.graph = ClientGraph(**options)
 
-    def __call__(self, stopped: Callable[[], bool] = lambda: False, **config: Any) -> list[Client]:
+    def __call__(self, should_stop: Callable[[], bool] = lambda: False, **config: Any) -> list[Client]:
         record = ConfigRecord(config)
         clients = self.roster.refresh(self.grid, record)
-        return self.graph.refresh(self.grid, clients, record, self.timeout, stopped)
+        return self.graph.refresh(self.grid, clients, record, self.timeout, should_stop)
 
 
 def indices(clients: list[Client]) -> list[int]:

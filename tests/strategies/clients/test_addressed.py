@@ -41,12 +41,12 @@ def test_a_run_is_as_if_there_were_no_other_devices(
         assert not np.array_equal(some.session.model, everybody.session.model)
     # Nobody else was asked, and nobody else is missed at the end.
     assert {client.index for client in some.session.clients} == {0, 1}
-    assert dict(some.session.accounts.items()).keys() == {0, 1}
+    assert dict(some.session.client_stats.items()).keys() == {0, 1}
     assert "node 30 (lima)" not in [
-        who for who, _ in in_vain(some.session.population.roster, some.session.accounts)
+        who for who, _ in in_vain(some.session.population.roster, some.session.client_stats)
     ]
     assert "node 30 (lima)" in [
-        who for who, _ in in_vain(alone.session.population.roster, alone.session.accounts)
+        who for who, _ in in_vain(alone.session.population.roster, alone.session.client_stats)
     ]
 
 

@@ -14,7 +14,7 @@ from strategies.clients.client_metrics import MOST_BY_CLIENT
 from strategies.clients.registered import NodeRecord
 from strategies.clients.roster import Client, Roster
 from strategies.clock import WallClock
-from strategies.events.event_stream import Look
+from strategies.events.event_stream import RefreshClients
 from strategies.events.pump import EventPump
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout
@@ -242,7 +242,7 @@ def test_a_run_ends_with_a_line_for_each_device_that_never_counted(
         strategy.start(grid, model(1.0), num_rounds=4, timeout=5.0, train_config=train_config(1, 0.1))
     last = [line for line in warned(caplog) if "never counted" in line]
     assert last == warned(caplog)[-len(last) :]
-    lost = dict(strategy.session.accounts.items())[2]
+    lost = dict(strategy.session.client_stats.items())[2]
     name = "lima, " if record else ""
     assert (
         last[0]
@@ -258,7 +258,7 @@ def test_a_run_ends_with_a_line_for_each_device_that_never_counted(
             "node 5 never counted in this run",
             "node 10 never counted in this run",
         ]
-    assert {index for index, account in strategy.session.accounts.items() if account.accepted} == (
+    assert {index for index, account in strategy.session.client_stats.items() if account.accepted} == (
         {0, 1} if record else {1}
     )
 
@@ -285,29 +285,29 @@ def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_hav
     strategy = AsyncFedAvg(clock=WallClock(), fraction_evaluate=0.0)
 
     def observe(progress: Any) -> None:
-        accounts = dict(strategy.session.accounts.items())
-        counted.append(accounts[1].accepted)
+        client_stats = dict(strategy.session.client_stats.items())
+        counted.append(client_stats[1].accepted)
         if progress.aggregation == 6:
             add_node(grid, like=1, partition=1, node_id=99)
-            EventPump(strategy.session).handle(Look())
+            EventPump(strategy.session).handle(RefreshClients())
 
     strategy.run_options.observer = observe
     strategy.start(grid, model(1.0), num_rounds=30, timeout=5.0, train_config=train_config(1, 0.1))
     assert counted[6] == counted[-1] > 0
-    assert sorted(strategy.session.ledger.members) == [0, 2]
+    assert sorted(strategy.session.task_table.members) == [0, 2]
     # What it did until then is in the model, and stays in the numbers, also in a run that goes on.
     assert (
         sum(strategy.session.contribution_weights.of_clients(strategy.session.reporter)["participation"])
         == 30
     )
-    ((index, contributions, tasks),) = strategy.session.ledger.state()["parted"]
+    ((index, contributions, tasks),) = strategy.session.task_table.state()["parted"]
     assert (index, contributions) == (1, counted[-1])
     assert tasks >= contributions
     # When it is back, its tasks have other numbers, and so other draws; what it has sent is still counted.
-    strategy.session.ledger.members.clear()
-    assert strategy.session.ledger.most_tasks == tasks
-    assert strategy.session.ledger.join(Client(20, 1, 5, MetricRecord()), 7).tasks == tasks
-    assert strategy.session.ledger.most_tasks == tasks
+    strategy.session.task_table.members.clear()
+    assert strategy.session.task_table.max_tasks_per_client == tasks
+    assert strategy.session.task_table.join(Client(20, 1, 5, MetricRecord()), 7).tasks == tasks
+    assert strategy.session.task_table.max_tasks_per_client == tasks
     assert [line for line in warned(caplog) if "never counted" in line] == [
         "node 99 never counted in this run: " + rival(20).removeprefix("can't take part: ")
     ]

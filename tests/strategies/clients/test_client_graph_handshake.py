@@ -155,7 +155,8 @@ def test_a_stop_ends_the_handshake_at_once(federation, model, train_config, same
     grid, initial = federation(), model(1.0)
     grid.lose(1, "drop", messages.ASK_DIRECTION)
     strategy = FedAvg(
-        FedAvg.Config(client_weights="adjacency"), stopped=lambda: bool(grid.asked(messages.ASK_DIRECTION))
+        FedAvg.Config(client_weights="adjacency"),
+        should_stop=lambda: bool(grid.asked(messages.ASK_DIRECTION)),
     )
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, LOGGER):
@@ -170,6 +171,6 @@ def test_a_stop_ends_the_handshake_at_once(federation, model, train_config, same
 def test_after_a_stop_those_that_had_no_time_to_answer_are_asked_again(federation, tied):
     grid = federation(directions=tied)
     handshake = Handshake(grid)
-    assert handshake(stopped=lambda: True) == []
+    assert handshake(should_stop=lambda: True) == []
     assert indices(handshake()) == [0, 1, 2]
     assert grid.asked(messages.ASK_DIRECTION) == [0, 1, 2] * 2

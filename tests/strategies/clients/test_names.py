@@ -40,10 +40,10 @@ def names(roster: Roster, grid: Any) -> list[str]:
 
 def test_a_client_is_shown_with_its_name_and_its_node():
     client = Client(5, 1, None, MetricRecord(), "oslo")
-    assert (str(client), client.located) == ("client 1 (oslo)", "1 (oslo, node 5)")
+    assert (str(client), client.display_name) == ("client 1 (oslo)", "1 (oslo, node 5)")
     assert client.fields == {"client": 1, "device": "oslo", "node": "5"}
     nameless = Client(5, 1, None, MetricRecord())
-    assert (str(nameless), nameless.located) == ("client 1", "1 (node 5)")
+    assert (str(nameless), nameless.display_name) == ("client 1", "1 (node 5)")
 
 
 def test_a_roster_knows_the_names(named, caplog):

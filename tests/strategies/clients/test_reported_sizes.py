@@ -73,7 +73,7 @@ def test_a_method_of_rounds_does_the_same_with_the_handler_and_without(kind):
     told, strategy = Clients().run(kind, 3)
     described, _ = Clients(describe=True).run(kind, 3)
     assert told == pytest.approx(described, rel=1e-14)
-    assert strategy.session.importance() == {0: 1 / 8, 1: 2 / 8, 2: 5 / 8}
+    assert strategy.session.client_weights() == {0: 1 / 8, 1: 2 / 8, 2: 5 / 8}
 
 
 # From w = 1, the updates are 0 and 1 with 100 and 300 examples: Σ p_i Δ_i = 0.75, which FedDyn goes twice.
@@ -81,7 +81,7 @@ def test_a_method_of_rounds_does_the_same_with_the_handler_and_without(kind):
 def test_the_first_round_goes_by_the_sizes_that_it_brings(kind, value):
     values, strategy = Clients((1.0, 3.0), (100, 300)).run(kind)
     assert values[-1] == pytest.approx(value)
-    assert strategy.session.shares_of_clients()["importance"] == [0.25, 0.75]
+    assert strategy.session.client_columns()["importance"] == [0.25, 0.75]
 
 
 def test_a_client_counts_by_what_it_said_last_as_with_flower():
@@ -89,19 +89,19 @@ def test_a_client_counts_by_what_it_said_last_as_with_flower():
     clients.after = lambda number: clients.sizes.__setitem__(1, 3)
     values, strategy = clients.run(FedAvg, 2)
     assert values == pytest.approx([1, 1 + 3 / 4, 1.75 + (0.5 * -0.75 + 3 * 0.5 * 1.25) / 4])
-    assert strategy.session.importance() == {0: 0.25, 1: 0.75}
+    assert strategy.session.client_weights() == {0: 0.25, 1: 0.75}
 
 
 def test_without_rounds_too():
     clients = Clients((1.0, 3.0), (1, 1))  # of which 0 is the fast one
     clients.after = lambda number: clients.sizes.__setitem__(0, 3 if number >= 6 else 1)
     _, strategy = clients.run(AsyncFedAvg, 6)
-    assert strategy.session.importance() == {0: 0.5, 1: 0.5}
+    assert strategy.session.client_weights() == {0: 0.5, 1: 0.5}
     clients.sizes[0] = 1
     _, strategy = clients.run(AsyncFedAvg, 12)
-    assert strategy.session.importance() == {0: 0.75, 1: 0.25}
+    assert strategy.session.client_weights() == {0: 0.75, 1: 0.25}
     _, strategy = Clients((1.0, 3.0), (3, 1)).run(AsyncFedAvg, 13, state=clients.states[-1])
-    assert strategy.session.importance() == {0: 0.75, 1: 0.25}
+    assert strategy.session.client_weights() == {0: 0.75, 1: 0.25}
 
 
 def test_who_is_away_counts_by_what_it_said_before():

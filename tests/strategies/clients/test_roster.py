@@ -100,18 +100,18 @@ def test_a_node_whose_description_fails_is_left_out_and_named(federation, caplog
     assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("look", ["refresh", "look"])
-def test_a_node_that_was_offline_when_it_was_asked_takes_part_once_it_is_back(federation, look):
+@pytest.mark.parametrize("poll", ["refresh", "poll"])
+def test_a_node_that_was_offline_when_it_was_asked_takes_part_once_it_is_back(federation, poll):
     grid, roster = federation(), Roster()
     node = grid.node(1)
     node.transport["query"] = "unavailable"  # restarted just then; a device with a key keeps its node id
     assert [c.index for c in refresh(roster, grid)] == [0, 2]
     node.transport.clear()
     node.present = False
-    assert [c.index for c in getattr(roster, look)(grid, ConfigRecord())] == [0, 2]
+    assert [c.index for c in getattr(roster, poll)(grid, ConfigRecord())] == [0, 2]
     node.present = True
     for _ in range(2):  # without waiting, the answer is there at the next look
-        clients = getattr(roster, look)(grid, ConfigRecord())
+        clients = getattr(roster, poll)(grid, ConfigRecord())
     assert [c.index for c in clients] == [0, 1, 2]
     assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 1, 2]
 
@@ -179,7 +179,7 @@ def test_who_has_not_answered_an_evaluation_is_named_also_when_gone(federation, 
     grid = federation(range(12), [1] * 12, node_ids=[100 - i for i in range(12)])
     strategy.session.run.clients = refresh(strategy.session.population.roster, grid)
     grid.node(1).present = False
-    strategy.session.run.clients = strategy.session.population.roster.look(grid, ConfigRecord())
+    strategy.session.run.clients = strategy.session.population.roster.poll(grid, ConfigRecord())
     with caplog.at_level(logging.WARNING, LOGGER):
         for number, late in enumerate(([99], [7, 98, 99], list(grid.nodes)), 40):
             strategy.session.evaluator.name_missing(number, late, len(late))
@@ -299,14 +299,14 @@ def test_a_grid_whose_nodes_are_all_connected_is_asked_for_them_once(federation,
 
 
 def test_a_stop_ends_the_wait_for_nodes(federation):
-    assert len(wait_for_nodes(federation(), 4, timeout=60.0, stopped=lambda: True)) == 3
+    assert len(wait_for_nodes(federation(), 4, timeout=60.0, should_stop=lambda: True)) == 3
 
 
 @pytest.mark.parametrize("answers", [0, 1, 5])
 def test_a_stop_ends_the_handshake(federation, answers):
     asked = 0
 
-    def stopped() -> bool:
+    def should_stop() -> bool:
         nonlocal asked
         asked += 1
         assert asked < 200, "asked 200 times, answered yes, and still going"
@@ -315,7 +315,7 @@ def test_a_stop_ends_the_handshake(federation, answers):
     grid = federation()
     for partition in range(3):
         grid.lose(partition, "drop", "query")
-    assert refresh(Roster(timeout=60.0, stopped=stopped), grid) == []
+    assert refresh(Roster(timeout=60.0, should_stop=should_stop), grid) == []
 
 
 # ---- Reading messages -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from strategies.clients.accounts import Accounts
+from strategies.clients.client_statistics import ClientStatistics
 from strategies.core.population import ABSENCE, AbsentClients
 from tests.strategies.parts import client, run_of
 
@@ -10,47 +10,47 @@ THREE = [client(0, 4), client(1, None), client(2, 6)]
 
 
 def absentees(worked: tuple[int, ...] = (0, 1)) -> AbsentClients:
-    accounts = Accounts()
+    client_stats = ClientStatistics()
     for index in worked:
-        accounts[index].accepted += 1
-    return AbsentClients(run_of(THREE), accounts)
+        client_stats[index].accepted += 1
+    return AbsentClients(run_of(THREE), client_stats)
 
 
 def indices(part: AbsentClients, here: list) -> list[int]:
-    return [each.index for each in part.counting(here)]
+    return [each.index for each in part.active_clients(here)]
 
 
 def test_of_those_that_are_away_only_those_count_whose_work_has_counted():
     part = absentees()
-    assert part.counting(THREE) is THREE
-    part.look(here := THREE[2:])
+    assert part.active_clients(THREE) is THREE
+    part.refresh(here := THREE[2:])
     assert indices(part, here) == [0, 1, 2]
     part = absentees(worked=())
-    part.look(here)
+    part.refresh(here)
     assert indices(part, here) == [2]
 
 
 def test_one_that_comes_back_counts_once_and_one_that_stays_away_for_long_no_longer():
     part = absentees()
-    part.look(THREE[1:])
-    part.look(THREE)
+    part.refresh(THREE[1:])
+    part.refresh(THREE)
     assert indices(part, THREE) == [0, 1, 2]
-    part.look(THREE[1:])
+    part.refresh(THREE[1:])
     part._run.aggregations = ABSENCE - 1
-    part.look(THREE[1:])
+    part.refresh(THREE[1:])
     assert indices(part, THREE[1:]) == [0, 1, 2]
     part._run.aggregations = ABSENCE
-    part.look(THREE[1:])
+    part.refresh(THREE[1:])
     assert indices(part, THREE[1:]) == [1, 2]
 
 
 def test_a_state_has_index_size_and_since_when_one_is_away():
     part = absentees()
     part._run.aggregations = 4
-    part.look(THREE[1:])
+    part.refresh(THREE[1:])
     part._run.clients = THREE[1:]
     rows = part.state()["counting"]
     assert np.array_equal(rows, [[0, 4, 5], [1, np.nan, 0]], equal_nan=True)
     again = absentees()
     again.restore({"aggregations": 4, "counting": rows})
-    assert [(c.index, c.num_examples) for c in again.counting([])] == [(0, 4), (1, None)]
+    assert [(c.index, c.num_examples) for c in again.active_clients([])] == [(0, 4), (1, None)]

@@ -110,8 +110,8 @@ def test_a_copy_keeps_its_own_books(kind):
     assert not made.session.safeguards.active
     copied = deepcopy(made)
     copied.start(grid(), arrays(w=np.zeros(1)), num_rounds=2)
-    assert copied.session.accounts.costs()["device-seconds"] > 0
-    assert made.session.accounts.costs() == {}
+    assert copied.session.client_stats.costs()["device-seconds"] > 0
+    assert made.session.client_stats.costs() == {}
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,8 @@ def test_a_copy_keeps_its_own_books(kind):
             r"FedFix\(clock = <class .*WallClock'>\): must be VirtualClock\(\) or WallClock\(\)",
         ),
         ({"observer": 3}, r"FedFix\(observer = 3\): must be callable"),
-        ({"witness": "x"}, r"FedFix\(witness = 'x'\): must be callable"),
-        ({"stopped": None}, r"FedFix\(stopped = None\): must be callable"),
+        ({"on_client_model": "x"}, r"FedFix\(on_client_model = 'x'\): must be callable"),
+        ({"should_stop": None}, r"FedFix\(should_stop = None\): must be callable"),
     ],
 )
 def test_what_is_no_clock_or_cant_be_called_is_refused(keywords: dict[str, Any], said: str):

@@ -37,11 +37,11 @@ def test_sums_and_distances_by_hand():
 def test_a_memory_comes_back_with_its_vectors():
     memory = Memory()
     memory["count"], memory["last"] = 3, np.array([1.0, 2.0])
-    memory.vectors["c"] = ClientVectors(np.array([0.5, 0.0]), 2)
-    memory.vectors["c"].put(4, np.array([9.0, 8.0]))
+    memory.client_vectors["c"] = ClientVectors(np.array([0.5, 0.0]), 2)
+    memory.client_vectors["c"].put(4, np.array([9.0, 8.0]))
     again = Memory.restored(memory.state())
     assert (again["count"], again["last"].tolist()) == (3, [1.0, 2.0])
-    assert again.vectors["c"].get(4).tolist() == [9.0, 8.0]
-    assert again.vectors["c"].get(5).tolist() == [0.5, 0.0]
+    assert again.client_vectors["c"].get(4).tolist() == [9.0, 8.0]
+    assert again.client_vectors["c"].get(5).tolist() == [0.5, 0.0]
     assert again["last"] is not memory["last"]
     assert ClientVectors.restored({}, "c") is None

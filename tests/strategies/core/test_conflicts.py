@@ -58,14 +58,14 @@ class Discounting(AsynchronousStrategy):
 class Receiving(FedBuff):
     """A method that looks at single models."""
 
-    def received(self, client: Any, local_model: Any) -> None:
+    def on_local_model(self, client: Any, local_model: Any) -> None:
         return None
 
 
 class WorkingOn(FedBuff):
     """A method whose clients work on while their work waits."""
 
-    works_on = True
+    trains_while_waiting = True
 
 
 class Averaging(FedBuff):
@@ -258,5 +258,5 @@ def test_fields_that_a_config_lacks_conflict_with_nothing() -> None:
     class Few(PrivateConfig, AsynchronousConfig):
         pass
 
-    able = replace(Capabilities.of(AsyncFedAvg), weighing="identical")
+    able = replace(Capabilities.of(AsyncFedAvg), default_aggregation_weights="identical")
     check_conflicts("Few", able, Few(client_weights="uniform", dp="central", dp_clipping_norm=1.0))

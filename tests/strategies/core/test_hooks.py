@@ -17,10 +17,10 @@ from examples.methods import FedAsync, FedNova, PowerOfChoice, Ringmaster, Scaff
 from strategies import AsynchronousConfig, AsynchronousStrategy, FedAvg, FedBuff, Progress, RunError, streams
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock
-from strategies.events.tasks import Member
+from strategies.events.tasks import ClientState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
-from strategies.updates.chain import Contribution
+from strategies.updates.pipeline import Contribution
 
 # SCAFFOLD, FedAsync and others are the examples'.
 
@@ -49,10 +49,14 @@ class ConcurrentFedBuff(AsynchronousStrategy):
     def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
         return [(1 + c.staleness) ** -0.5 / self.config.buffer_size for c in contributions]
 
-    def choose(self, free: Sequence[Member]) -> list[Member]:
-        idle = [m for m in self.session.ledger.counting if m.there and not self.session.ledger.busy(m)]
-        places = self.config.concurrency - len(self.session.ledger.tasks)
-        rng = streams.generator(self.config.seed, "next-clients", self.session.ledger.dispatched)
+    def select_idle(self, free: Sequence[ClientState]) -> list[ClientState]:
+        idle = [
+            m
+            for m in self.session.task_table.active_clients
+            if m.is_available and not self.session.task_table.busy(m)
+        ]
+        places = self.config.concurrency - len(self.session.task_table.tasks)
+        rng = streams.generator(self.config.seed, "next-clients", self.session.task_table.dispatched)
         return [idle[i] for i in rng.choice(len(idle), min(places, len(idle)), replace=False)]
 
 
@@ -63,17 +67,17 @@ class AllClientCache(AsynchronousStrategy):
     """At every arrival h_j ← Δ_j and W ← W + Σ p_i h_i (Gu et al. 2021), once all have answered."""
 
     def ready(self, arrived: int) -> bool:
-        return all(member.answers for member in self.session.ledger.counting)
+        return all(member.answers for member in self.session.task_table.active_clients)
 
     def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
-        return [self.session.importance()[c.client.index] for c in contributions]
+        return [self.session.client_weights()[c.client.index] for c in contributions]
 
-    def counted(self, contribution: Contribution) -> Vector:
-        self.session.vectors("updates").put(contribution.client.index, contribution.update)
+    def transform_update(self, contribution: Contribution) -> Vector:
+        self.session.client_vectors("updates").put(contribution.client.index, contribution.update)
         return contribution.update
 
-    def direction(self, total: Vector) -> Vector:
-        return self.session.vectors("updates").weighted_sum(self.session.importance())
+    def server_update(self, total: Vector) -> Vector:
+        return self.session.client_vectors("updates").weighted_sum(self.session.client_weights())
 
 
 # ---- Late work, whole models -------------------------------------------------------------------------------
@@ -88,7 +92,7 @@ class Rennala(AsynchronousStrategy):
     def accept(self, contribution: Contribution) -> bool:
         return contribution.staleness == 0
 
-    def choose(self, free: Sequence[Member]) -> Sequence[Member]:
+    def select_idle(self, free: Sequence[ClientState]) -> Sequence[ClientState]:
         return free
 
     def weigh(self, contributions: Sequence[Contribution]) -> list[float]:
@@ -178,7 +182,7 @@ def test_control_variates_by_hand(go):
     # gradients at 5/8 are (−2.375, −1.375, 1.625); with c − c_i all are .375: Δ_i = −.1875, the same for all.
     run = go(Scaffold, 2, lr=0.5)
     assert run.values == [1.0, 0.625, 0.4375]
-    variates = run.strategy.session.vectors("variates")
+    variates = run.strategy.session.client_vectors("variates")
     assert [variates.get(i)[0] for i in range(3)] == [-2.375, -1.375, 1.625]
     assert run.seen[2].metrics["bytes-down"] == 2 * run.seen[2].metrics["bytes-up"]  # two vectors for one
 
@@ -223,10 +227,10 @@ def test_arrays_to_a_client_and_back_in_both_loops(federation, model, train_conf
     class Echo:
         """Sends each client a vector of its own and reads it back."""
 
-        def companions(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
+        def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
             return iter([{"echo": np.array([10.0 + client.index])} for client in clients])
 
-        def counted(self, contribution: Contribution) -> Vector:
+        def transform_update(self, contribution: Contribution) -> Vector:
             got.append((contribution.client.index, contribution.arrays["echo"]["w"].numpy().tolist()))
             return contribution.update
 
@@ -334,8 +338,8 @@ def test_those_with_large_losses_are_chosen_by_hand(go, federation):
 def test_they_are_chosen_among_those_who_are_there(go, federation):
     # Half of the clients are there at a time, and of those some may be at work on a round that is over.
     grid = federation(range(8), range(1, 9))
-    away = {"availability": "diurnal:0.5,4", "round_deadline": 0.5}
-    run = go(PowerOfChoice, 20, grid=grid, candidates=5, chosen=2, **away)
+    absent = {"availability": "diurnal:0.5,4", "round_deadline": 0.5}
+    run = go(PowerOfChoice, 20, grid=grid, candidates=5, chosen=2, **absent)
     assert len(run.seen) == 21
     assert sum(p.metrics["participants"] for p in run.seen[1:]) > 3
 
@@ -374,8 +378,8 @@ def test_an_example_takes_no_private_member_and_few_lines():
 @pytest.mark.parametrize(
     ("kind", "config", "base"),
     [
-        (AsynchronousStrategy, object, "EventsConfig"),
-        (FedBuff, FedAvg.Config, "EventsConfig"),
+        (AsynchronousStrategy, object, "AsyncConfigBase"),
+        (FedBuff, FedAvg.Config, "AsyncConfigBase"),
         (FedAvg, FedBuff.Config, "SynchronousConfig"),
         (FedAvg, FedAvg.Config(), "SynchronousConfig"),
     ],

@@ -16,14 +16,14 @@ def test_who_has_not_answered_is_at_work_until_the_wait_is_over(federation):
     seen = []
     for reply in part.awaited(grid, requests, told.append):
         seen.append(reply.metadata.src_node_id)
-        assert sorted(part.at_work()) == sorted({0, 1} - set(told))
+        assert sorted(part.busy_clients()) == sorted({0, 1} - set(told))
     assert sorted(seen) == sorted(nodes[:2])
-    assert (sorted(told), part.at_work()) == ([0, 1], [])
+    assert (sorted(told), part.busy_clients()) == ([0, 1], [])
 
 
 def test_an_answer_counts_once():
     part = PendingReplies(run_of())
     part.expect({11: 0, 12: 1})
-    assert part.at_work() == [0, 1]
+    assert part.busy_clients() == [0, 1]
     assert [part.answered(node) for node in (12, 12, 13)] == [1, None, None]
-    assert part.at_work() == [0]
+    assert part.busy_clients() == [0]

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, MetricRecord
 
 from strategies import messages
 from strategies.flower.arrays import ArraysMismatchError
-from strategies.updates.chain import Clip
+from strategies.updates.pipeline import Clip
 from tests.strategies.parts import begun, client, model_of, receiver, reply, safeguards
 
 BASE = np.array([1.0, 1.0])
@@ -20,7 +20,7 @@ def received(
 ) -> Any:
     answer = reply(values=values, num_examples=1, **more)
     local = part.check()(client(index), answer, BASE)
-    part.links()(local)
+    part.transforms()(local)
     return local, part.contribution(local, answer, 3, 1, sent)
 
 
@@ -45,9 +45,9 @@ def test_an_update_is_bounded_and_clipped(options, update, marked):
 def test_hook_and_witness_see_the_bounded_model():
     seen: list[Any] = []
     run = begun()
-    run.options.witness = lambda index, model: seen.append((index, model.tolist()))
+    run.options.on_client_model = lambda index, model: seen.append((index, model.tolist()))
     part = receiver(
-        run, bound=5.0, received=lambda client, model: seen.append((client.index, model.tolist()))
+        run, bound=5.0, on_local_model=lambda client, model: seen.append((client.index, model.tolist()))
     )
     received(part, (7.0, 9.0), index=2)
     assert seen == [(2, [4.0, 5.0])] * 2
@@ -62,8 +62,8 @@ def test_safeguards_shorten_what_is_longer_than_usual_once_three_norms_are_known
 
 def test_a_reply_takes_as_many_bytes_as_the_model_what_went_beside_it_what_is_declared_and_1_mib():
     run = begun()
-    run.beside_bytes = 100
-    part = receiver(run, replies_beside=10)
+    run.max_extra_bytes = 100
+    part = receiver(run, extra_reply_bytes=10)
     assert part.most_bytes() == run.layout.most_bytes + 110 + 2**20
     with pytest.raises(ArraysMismatchError, match="its reply takes"):
         received(part, (1.0, 1.0), records={"more": ConfigRecord({"text": "x" * part.most_bytes()})})

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import MetricRecord
 
 from strategies import messages
-from strategies.clients.accounts import ACCEPTED, Accounts
+from strategies.clients.client_statistics import ACCEPTED, ClientStatistics
 from strategies.clients.roster import Roster
 from strategies.core.config import SynchronousConfig
 from strategies.core.reporter import Progress, Reporter
@@ -19,14 +19,14 @@ OF_CLIENTS = {"weight": [0.25, 0.75]}
 
 
 def reporter(observer: Any, unit: str = "round", config: Any = None, kept: int = 0) -> Reporter:
-    accounts = Accounts()
-    accounts.took(0, 2.0, ACCEPTED)
-    accounts.took(1, 3.0, messages.LATE)
-    accounts[1].bytes, accounts[1].lost = 40, 2
+    client_stats = ClientStatistics()
+    client_stats.add_task_time(0, 2.0, ACCEPTED)
+    client_stats.add_task_time(1, 3.0, messages.LATE)
+    client_stats[1].bytes, client_stats[1].lost = 40, 2
     run = begun([client(0), client(1)], config)
     run.clock.wait_until(7.0)
     run.options.observer = observer
-    return Reporter(run, accounts, Roster(), unit, lambda: kept, StabilityMonitor(str))
+    return Reporter(run, client_stats, Roster(), unit, lambda: kept, StabilityMonitor(str))
 
 
 def seen_of(part: Any, **options: Any) -> Progress:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower.grids import DEPLOYMENT
-from strategies.updates.compression import compresses
+from strategies.updates.compression import compress_updates
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
 from tests.selection import methods, spread
 
@@ -63,7 +63,7 @@ def go(federation, model, train_config):
         **options: Any,
     ) -> Run:
         kind, done = REGISTRY[name], Run()
-        mods = (compresses,) if "compression" in options else ()
+        mods = (compress_updates,) if "compression" in options else ()
         grid = grid or federation(CENTRES, SIZES, seed=next(count), mods=mods)  # other node ids each time
 
         def observe(progress: Progress) -> None:
@@ -294,14 +294,14 @@ def test_without_what_was_left_out_it_is_another_run(go, name, options):
 
 
 def test_a_second_run_on_the_same_nodes_knows_nothing_of_the_first(go, federation):
-    grid = federation(CENTRES, SIZES, mods=(compresses,))
+    grid = federation(CENTRES, SIZES, mods=(compress_updates,))
     name, options = COMPRESSED[0]
     assert go(name, grid=grid, **options).reports == go(name, grid=grid, **options).reports
 
 
 def test_on_devices_the_log_says_that_it_is_gone(go, federation, caplog):
     name, options = COMPRESSED[0]
-    grids = [federation(CENTRES, SIZES, mods=(compresses,), num_partitions=5) for _ in range(2)]
+    grids = [federation(CENTRES, SIZES, mods=(compress_updates,), num_partitions=5) for _ in range(2)]
     for grid in grids:
         grid.engine = DEPLOYMENT
     state = go(name, cut=3, grid=grids[0], **options).states[3]
@@ -385,8 +385,8 @@ def test_a_round_that_a_stop_cuts_off_leaves_no_trace(go, federation, model, tra
     read: list[int] = []
     strategy = REGISTRY[name](
         REGISTRY[name].Config(**options),
-        witness=lambda client, w: read.append(client),
-        stopped=lambda: len(read) > 3 * len(CENTRES),
+        on_client_model=lambda client, w: read.append(client),
+        should_stop=lambda: len(read) > 3 * len(CENTRES),
     )
     strategy.start(
         federation(CENTRES, SIZES),

@@ -25,15 +25,20 @@ def moved_on() -> Any:
 def test_a_run_begins_from_its_arrays_and_has_done_nothing():
     run = begun((), None, 1.0, 2.0)
     assert (run.model.tolist(), run.layout.size, run.aggregations, run.evaluated) == ([1.0, 2.0], 2, 0, 0)
-    assert (run.any_moved, run.any_missed, run.keeps_model, dict(run.memory)) == (False, False, False, {})
+    assert (run.any_nonzero_update, run.any_failure, run.model_unchanged, dict(run.memory)) == (
+        False,
+        False,
+        False,
+        {},
+    )
 
 
 def test_a_state_gives_model_counts_memory_and_time_back_once():
     state = moved_on().state()
     again = _resumed(state)
     assert (again.model.tolist(), again.aggregations, again.evaluated) == ([3.0, 5.0], 4, 3)
-    assert (again.memory["c"].tolist(), again.pace.now(), again.run_id) == ([7.0], 9.0, state["run-id"])
-    assert again.resumed() is None
+    assert (again.memory["c"].tolist(), again.scheduler.now(), again.run_id) == ([7.0], 9.0, state["run-id"])
+    assert again.pop_resume_state() is None
     assert begun().run_id != state["run-id"]
 
 
@@ -63,7 +68,7 @@ def test_a_state_of_before_that_names_no_arrays_is_taken():
 def _resumed(state: Any) -> Any:
     run = begun()
     run.restore(state)
-    run.begin(model_of(), run.resumed())
+    run.begin(model_of(), run.pop_resume_state())
     return run
 
 
@@ -80,16 +85,16 @@ def test_the_clock_follows_from_the_grid_unless_one_is_given(federation, engine,
     grid.engine = engine
     times = partial(make_scheduler, scenario="F0", seed=0, budget=0.0)
     run = RunState("FedAvg", SynchronousConfig(), FlowerOptions(), times, RunOptions(clock))
-    run.enter(grid)
+    run.attach_grid(grid)
     assert isinstance(run.clock, kind)
     assert run.in_real_time() == (kind is WallClock)
 
 
 def test_fedexp_tells_the_mean_of_the_last_two_models():
     run, optimizer = moved_on(), make_optimizer("fedexp", 1.0)
-    assert run.told(make_optimizer("sgd", 1.0)) is run.result
+    assert run.reported_result(make_optimizer("sgd", 1.0)) is run.result
     optimizer.step(np.array([1.0, 1.0]), np.array([2.0, 4.0]))
-    assert run.told(optimizer).arrays["w"].numpy().tolist() == [2.0, 3.0]
+    assert run.reported_result(optimizer).arrays["w"].numpy().tolist() == [2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +107,14 @@ def test_fedexp_tells_the_mean_of_the_last_two_models():
 )
 def test_a_run_whose_clients_never_worked_ends_with_the_last_reason(reason, error):
     run = begun()
-    run.check_worked(run.result.arrays)  # nothing was tried
+    run.check_progress(run.result.arrays)  # nothing was tried
     run.aggregations = 2
     if reason:
-        run.missed(reason)
+        run.note_failure(reason)
     with pytest.raises(RunError, match=error) as raised:
-        run.check_worked(run.result.arrays)
+        run.check_progress(run.result.arrays)
     assert isinstance(raised.value, DivergedError) == ("finite" in reason)
-    run.check_worked(model_of())  # a new model
+    run.check_progress(model_of())  # a new model
 
 
 def test_a_warning_is_logged_once_a_run(caplog):

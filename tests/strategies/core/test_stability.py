@@ -18,7 +18,7 @@ START, END, ACROSS = RNG.normal(size=(3, 50))
 def told(models: Iterable[np.ndarray], losses: Iterable[float] = (), part: float = 1.0) -> str:
     monitor = StabilityMonitor(lambda: "try less")
     for model in models:
-        monitor.moved(model, part)
+        monitor.note_model(model, part)
     for loss in losses:
         monitor.evaluated(loss)
     return monitor.warning
@@ -143,13 +143,13 @@ def test_a_run_that_goes_on_is_compared_with_its_beginning():
     for goes_on, warns in ((True, False), (False, True)):
         monitor, rest = StabilityMonitor(str), StabilityMonitor(str)
         for model in converging(20):
-            monitor.moved(model, 1.0)
+            monitor.note_model(model, 1.0)
         for loss in LEARNS:
             monitor.evaluated(loss)
         if goes_on:
             rest.restore(monitor.state())
         for model in plateau:
-            rest.moved(model, 1.0)
+            rest.note_model(model, 1.0)
         for loss in (0.4, 0.7, 0.8, 0.7):
             rest.evaluated(loss)
         assert bool(rest.warning) == warns
@@ -164,7 +164,7 @@ def test_a_run_resumed_after_each_aggregation_is_warned_as_one_that_goes_on(mode
     monitor, resumed = StabilityMonitor(str), StabilityMonitor(str)
     for number, model in enumerate(models):
         for each in (monitor, resumed):
-            each.moved(model, part)
+            each.note_model(model, part)
             each.evaluated(losses[number % len(losses)])
         restored = StabilityMonitor(str)
         restored.restore(resumed.state())

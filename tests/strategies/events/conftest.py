@@ -28,7 +28,7 @@ def start(train_config, model):
         timeout: float = 10.0,
         evaluate: Callable[[int, ArrayRecord], MetricRecord] | None = None,
         observe: Callable[[Progress], None] | None = None,
-        stopped: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
         fraction_evaluate: float = 0.0,
         **options: Any,
     ) -> Record:
@@ -36,7 +36,7 @@ def start(train_config, model):
 
         def late() -> bool:
             record.in_time = record.in_time and time.monotonic() < end
-            return not record.in_time or stopped()
+            return not record.in_time or should_stop()
 
         def observer(progress: Progress) -> None:
             record.seen.append(progress)
@@ -46,7 +46,7 @@ def start(train_config, model):
         kind = FedAvg if scheme == "fedavg" else KINDS[scheme]
         config = kind.Config(**options) if scheme == "fedavg" else make(scheme, **options)
         record.strategy = kind(
-            config, clock=clock, observer=observer, stopped=late, fraction_evaluate=fraction_evaluate
+            config, clock=clock, observer=observer, should_stop=late, fraction_evaluate=fraction_evaluate
         )
         record.arrays = record.strategy.start(
             grid,

@@ -60,8 +60,8 @@ def test_one_liar_of_five_with_a_reversed_update_ten_times_as_long_does_not_matt
     # Of curvature −10, the liar's update is −10 times an honest one.
     grids = [federation((3.0,) * 5, (1,) * 5, (-10.0, 1.0, 1.0, 1.0, 1.0)) for _ in range(2)]
     options = {**EQUAL, "faulty_clients": 1, "server_lr": 0.0, **more}
-    held = start(scheme, grids[0], 60, aggregation_rule="trimmed-mean", lr=0.2, **options)
-    assert held.values[-1] == pytest.approx(3.0, abs=0.05)
+    held_replies = start(scheme, grids[0], 60, aggregation_rule="trimmed-mean", lr=0.2, **options)
+    assert held_replies.values[-1] == pytest.approx(3.0, abs=0.05)
     options["faulty_clients"] = 0
     assert abs(start(scheme, grids[1], 60, lr=0.2, **options).values[-1] - 3) > 100
 
@@ -124,7 +124,7 @@ def test_a_window_has_one_update_of_each_client_that_counts_and_survives_a_check
 
     def medians(part: ArrivalRule) -> tuple[float, float]:
         update, model = part.result(1.0), np.zeros(1)
-        part.untrained(buffers).put_into(model)
+        part.buffer_average(buffers).put_into(model)
         assert update is not None
         return float(update[0]), float(model[0])
 
@@ -173,7 +173,7 @@ class Twice(AsynchronousStrategy):
     """Aggregates every four contributions, and clients go on working meanwhile."""
 
     Config = AsynchronousConfig
-    works_on = True
+    trains_while_waiting = True
 
     def ready(self, arrived: int) -> bool:
         return arrived == 4

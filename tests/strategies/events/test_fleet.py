@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ArrayRecord
 
 from strategies import ACE, AsyncFedAvg, FedAvg, FedBuff, FedFix, RunError
-from strategies.clients.accounts import LOST
+from strategies.clients.client_statistics import LOST
 from strategies.clock import WallClock
 from strategies.flower import messages
 from tests.selection import only
@@ -96,8 +96,8 @@ def test_a_run_is_the_independent_simulations(federation, start, model, fleet, s
     assert len(lost) > 3
     told = run.seen[-1].clients
     assert sum(m or 0 for m in run.metric("lost-tasks")) == sum(run.metric("failures")) == len(lost)
-    accounts = run.strategy.session.accounts
-    assert [accounts[i].lost for i in range(4)] == [lost.count(i) for i in range(4)]
+    client_stats = run.strategy.session.client_stats
+    assert [client_stats[i].lost for i in range(4)] == [lost.count(i) for i in range(4)]
     assert told["importance"] == pytest.approx(P.tolist())
     spans = [s for s in run.strategy.session.timeline.take() if s.outcome == LOST]
     assert [(s.client, s.ended) for s in spans] == [
@@ -111,8 +111,8 @@ def test_a_run_is_the_independent_simulations(federation, start, model, fleet, s
         for m in run.grid.requests()
     }
     assert len(tasks) == len(run.grid.requests())
-    handed_out = sum(member.tasks for member in run.strategy.session.ledger.members.values())
-    under_way = [t for t in run.strategy.session.ledger.tasks.values() if t.gone]
+    handed_out = sum(member.tasks for member in run.strategy.session.task_table.members.values())
+    under_way = [t for t in run.strategy.session.task_table.tasks.values() if t.dropped_out]
     assert len(tasks) == handed_out - len(lost) - len(under_way)
 
 
@@ -121,7 +121,7 @@ def test_a_task_that_ends_as_its_client_goes_is_done(federation, start, there):
     run = start("async", federation([4.0, 0.0], [1, 1]), 6, **there("0,0,2,5\n1,0,1.5,5\n"))
     came = [(t, list(who)) for t, who in events_of(run)]
     assert came == [(1, [0]), (1, [1]), (2, [0]), (6, [0]), (6, [1]), (7, [0])]
-    assert [run.strategy.session.accounts[i].lost for i in (0, 1)] == [0, 2]
+    assert [run.strategy.session.client_stats[i].lost for i in (0, 1)] == [0, 2]
 
 
 def test_lost_tasks_are_said_once(federation, start, fleet, caplog):
@@ -241,13 +241,16 @@ def test_ace_waits_for_nobody_who_never_answers(federation, model, train_config,
 
 def test_why_a_run_ends_whose_work_waits_in_vain_is_said(federation, model, train_config, there, caplog):
     rows = there("0,0,99\n1,0,0.5\n2,0,0.5\n")
-    held = {"safeguards": "on", "time_budget": 0.9}  # F80: .2, .6 and 1 s
+    held_replies = {"safeguards": "on", "time_budget": 0.9}  # F80: .2, .6 and 1 s
     for strategy, texts in (
         (
             FedBuff(buffer_size=2, **rows),
             ["nobody else comes any more, from 99 s on: the run ends", "1 contributions wait for it"],
         ),
-        (AsyncFedAvg(**held), ["at 0.6 s, before its first model was made: 2 contributions wait for it"]),
+        (
+            AsyncFedAvg(**held_replies),
+            ["at 0.6 s, before its first model was made: 2 contributions wait for it"],
+        ),
     ):
         strategy.start(
             federation([4.0, 0.0, 1.0], [1, 1, 1]),
@@ -273,8 +276,8 @@ def test_so_many_tasks_fail_at_times_spread_over_them(federation, start, scheme)
         task_failure=0.3,
         eval_every=150,
     )
-    accounts = [run.strategy.session.accounts[i] for i in range(3)]
-    ended, lost = sum(a.accepted + a.lost for a in accounts), sum(a.lost for a in accounts)
+    client_stats = [run.strategy.session.client_stats[i] for i in range(3)]
+    ended, lost = sum(a.accepted + a.lost for a in client_stats), sum(a.lost for a in client_stats)
     assert lost / ended == pytest.approx(0.3, abs=4 * (0.21 / ended) ** 0.5)
     spans = [s for s in run.strategy.session.timeline.take() if s.outcome == LOST]
     parts = np.array([s.ended - s.began for s in spans])
@@ -415,22 +418,24 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(federation, model, tr
     draws = []
 
     class Watched(kind):  # type: ignore[misc]
-        def choose(self, free: Any) -> Any:
+        def select_idle(self, free: Any) -> Any:
             there = [
-                m for m in self.session.ledger.members.values() if m.there and not self.session.ledger.busy(m)
+                m
+                for m in self.session.task_table.members.values()
+                if m.is_available and not self.session.task_table.busy(m)
             ]
             free = [m for m in there if m.again or not m.dropped]
-            expected = sorted(m.client.index for m in free if self.works_on or not m.waiting)
-            assert self.session.ledger.free == expected
+            expected = sorted(m.client.index for m in free if self.trains_while_waiting or not m.waiting)
+            assert self.session.task_table.free == expected
             there = {
                 i
-                for i in self.session.ledger.members
-                if self.session.pace.there(self.session.ledger.members[i].client)
+                for i in self.session.task_table.members
+                if self.session.scheduler.is_available(self.session.task_table.members[i].client)
             }
             assert set(expected) <= there
-            chosen = list(super().choose(free))
+            chosen = list(super().select_idle(free))
             draws.append(len(chosen))
-            at_work = len(self.session.ledger.tasks) + len(chosen)
+            at_work = len(self.session.task_table.tasks) + len(chosen)
             assert at_work <= 3
             assert at_work == 3 or len(chosen) == len(expected)
             return chosen
@@ -447,9 +452,9 @@ def test_the_list_of_the_free_is_who_is_free_at_every_draw(federation, model, tr
     strategy.start(grid, model(1.0), num_rounds=60, timeout=10.0, train_config=train_config(1, 0.01))
     assert strategy.session.aggregations == 60
     assert sum(draws) > 60
-    assert strategy.session.ledger.members[7].tasks > 3  # it was dropped, and is asked again
-    assert strategy.session.ledger.dispatched == sum(
-        m.tasks for m in strategy.session.ledger.members.values()
+    assert strategy.session.task_table.members[7].tasks > 3  # it was dropped, and is asked again
+    assert strategy.session.task_table.dispatched == sum(
+        m.tasks for m in strategy.session.task_table.members.values()
     )
 
 
@@ -530,7 +535,7 @@ def test_a_share_of_those_that_are_there_is_asked_where_rounds_close_early(
     collect = strategy.session.collector.collect
 
     def noted(current: Any, *arguments: Any) -> Any:
-        there = sum(strategy.session.pace.there(client) for client in strategy.session.clients)
+        there = sum(strategy.session.scheduler.is_available(client) for client in strategy.session.clients)
         selection = strategy.session.selection
         needed, _ = selection.replies_needed([1.0])
         told.append((there, selection.number_to_draw(), needed, len(current.clients)))

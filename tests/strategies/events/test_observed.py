@@ -49,7 +49,7 @@ def test_a_period_is_that_of_the_formula_over_all_clients(begun, story):
             elif len(members) > 1:
                 del members[number % len(members)]
             kept = observed.Observed(members)
-        assert [kept.period(m, aggregations) for m in members] == observed.periods(
+        assert [kept.period(m, aggregations) for m in members] == observed.contribution_periods(
             members, aggregations
         ).tolist()
 
@@ -59,11 +59,11 @@ def checked(kind: Any, told: list[tuple[float, ...]]) -> Any:
 
     class Checked(kind):  # type: ignore[misc]
         def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
-            weights, members = super().weigh(contributions), self.session.ledger.counting
-            d = self.session.population.importances([m.client for m in members]) * observed.periods(
-                members, self.session.aggregations
-            )
-            d = np.minimum(d, self.session.safeguards.heaviest or np.inf)
+            weights, members = super().weigh(contributions), self.session.task_table.active_clients
+            d = self.session.population.client_weights_of(
+                [m.client for m in members]
+            ) * observed.contribution_periods(members, self.session.aggregations)
+            d = np.minimum(d, self.session.safeguards.max_weight or np.inf)
             known = dict(zip((m.client.index for m in members), d.tolist(), strict=True))
             told.append(tuple(weights))
             assert list(weights) == [known.get(c.client.index, 0.0) for c in contributions]
@@ -95,21 +95,21 @@ def test_a_run_weighs_as_the_formulas_say_of_all_clients(federation, start, monk
     )
     assert len(told) == 300
     assert len(set(told)) > 40
-    assert run.strategy.session.ledger.members[3].since > 0  # it was dropped
-    assert run.strategy.session.ledger.members[3].contributions > 1
+    assert run.strategy.session.task_table.members[3].since > 0  # it was dropped
+    assert run.strategy.session.task_table.members[3].contributions > 1
     assert ("safeguards" in options) == (max(map(max, told)) == 1.5)
 
 
 def test_arrivals_look_at_all_clients_only_where_the_model_is_evaluated(federation, start, monkeypatch):
-    formula, looks = observed.periods, []
-    monkeypatch.setattr(observed, "periods", lambda *given: looks.append(1) or formula(*given))
-    importances = Population.importances
+    formula, looks = observed.contribution_periods, []
+    monkeypatch.setattr(observed, "contribution_periods", lambda *given: looks.append(1) or formula(*given))
+    importances = Population.client_weights_of
 
     def noted(population: Population, clients: Sequence[Any]) -> Any:
         looks.append(2)
         return importances(population, clients)
 
-    monkeypatch.setattr(Population, "importances", noted)
+    monkeypatch.setattr(Population, "client_weights_of", noted)
     grid = federation(CENTRES, SIZES, messages=False)
     run = start("async", grid, 200, lr=0.01, eval_every=100, aggregation_weights="observed")
     assert len(run.evaluations) == 3

@@ -17,16 +17,16 @@ weights = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=30).map(np.array)
 
 
 def test_the_step_by_hand():
-    assert steady_step(np.array([0.5, 1.5, 2.0]), at_work=3) == 1 / 4
-    assert steady_step(np.ones(8), at_work=8) == 1 / 8  # at every arrival
-    assert steady_step(np.full(8, 1 / 2), at_work=8) == 2 / 8  # a buffer of two
-    assert steady_step(np.ones(8), at_work=2) == 1 / 2  # two of eight at work
+    assert steady_step(np.array([0.5, 1.5, 2.0]), num_busy=3) == 1 / 4
+    assert steady_step(np.ones(8), num_busy=8) == 1 / 8  # at every arrival
+    assert steady_step(np.full(8, 1 / 2), num_busy=8) == 2 / 8  # a buffer of two
+    assert steady_step(np.ones(8), num_busy=2) == 1 / 2  # two of eight at work
     assert (
-        steady_step(np.array([1.0, 1.0, 1.0, 5.0]), at_work=1) == 1 / 5
+        steady_step(np.array([1.0, 1.0, 1.0, 5.0]), num_busy=1) == 1 / 5
     )  # no contribution is more than a round
-    assert steady_step(np.full(49, 1 / 49), at_work=49) == 1  # whose sum isn't quite 1
-    assert steady_step(np.full(4, 1 / 4), at_work=2) == 1  # nor is a step
-    assert steady_step(np.zeros(2), at_work=2) == 1  # nobody's work is known to come
+    assert steady_step(np.full(49, 1 / 49), num_busy=49) == 1  # whose sum isn't quite 1
+    assert steady_step(np.full(4, 1 / 4), num_busy=2) == 1  # nor is a step
+    assert steady_step(np.zeros(2), num_busy=2) == 1  # nobody's work is known to come
 
 
 @given(weights, st.data())
@@ -66,7 +66,7 @@ def test_the_mean_of_the_error_gets_smaller(clients, a):
 )
 def test_a_run_has_it(scheme, options, expected, federation, start):
     run = start(scheme, federation(CENTRES, SIZES), 12, lr=0.25, server_lr=0.0, **options)
-    assert run.strategy.own_lr() == pytest.approx(expected, rel=1e-12)
+    assert run.strategy.default_server_lr() == pytest.approx(expected, rel=1e-12)
     d = run.seen[-1].clients["weight"]
     assert run.values == pytest.approx(replay(run.events(), d, server_lr=expected), rel=1e-11)
 
@@ -201,7 +201,7 @@ def test_momentum_has_a_tenth_of_the_step_where_updates_are_stale(play):
     assert all(largest_root(a, P, 1 / P / 10) < 1 for a in (0.01, 0.1, 0.5, 1.0) for P in (2, 10, 100))
     for name, options, _ in (SCHEMES[0], SCHEMES[1], SCHEMES[4]):
         run = play(name, LAWS["F80"], 120, server_optimizer="momentum", **options)
-        assert run.strategy.session.optimizer.lr == pytest.approx(run.strategy.own_lr() / 10)
+        assert run.strategy.session.optimizer.lr == pytest.approx(run.strategy.default_server_lr() / 10)
         assert abs(run.values[-1]) < 0.5 < 2 > max(map(abs, run.values))
     longer = play("async", LAWS["equal"], 150, server_optimizer="momentum", server_lr=1 / 10)
     assert max(map(abs, longer.values)) > 10
@@ -221,9 +221,9 @@ def test_with_observed_periods_it_follows_slowly(play):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "strategies.events.contribution_weights.steady_step",
-            lambda d, at_work: looks.append(1) or steady_step(d, at_work),
+            lambda d, num_busy: looks.append(1) or steady_step(d, num_busy),
         )
         run = play("async", LAWS["F80"], 1000, aggregation_weights="observed")
     assert len(looks) < 1000 / 10
     known = play("async", LAWS["F80"], 1)
-    assert run.strategy.own_lr() == pytest.approx(known.strategy.own_lr(), rel=0.02)
+    assert run.strategy.default_server_lr() == pytest.approx(known.strategy.default_server_lr(), rel=0.02)

@@ -7,12 +7,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from strategies import AsyncFedAvg, DivergedError, Progress, RunError
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
 from strategies.events.evaluation import EvaluationUnderWay
 from strategies.flower import messages
-from strategies.flower.exchange import Mail
+from strategies.flower.exchange import MessageClient
 from strategies.flower.internals import give_id
 from strategies.timing.scheduler import RealTimeScheduler
 from tests.strategies.events.runs import KINDS, delayed, text_of
@@ -30,10 +30,13 @@ def soon(quick, monkeypatch):
 
 
 def test_a_tasks_deadline_by_hand():
-    pace, member = RealTimeScheduler(WallClock(), "F80", 0, 0.0), Member(Client(1, 0, 1, MetricRecord()))
+    scheduler, member = (
+        RealTimeScheduler(WallClock(), "F80", 0, 0.0),
+        ClientState(Client(1, 0, 1, MetricRecord())),
+    )
 
     def due(timeout: float = 3600.0) -> float:
-        return pace.due(member, 100.0, timeout, lost=False) - 100.0
+        return scheduler.due(member, 100.0, timeout, lost=False) - 100.0
 
     assert due() == 3600.0  # nothing is known of it
     member.seconds, member.answers, member.latest = 60.0, 3, 20.0
@@ -52,7 +55,7 @@ def test_a_tasks_deadline_by_hand():
     assert due() == 60.0 * 32
     member.misses = 5000
     assert due() == 3600.0
-    assert pace.times([member], []).tolist() == [1.0]  # what was given up is no observation
+    assert scheduler.times([member], []).tolist() == [1.0]  # what was given up is no observation
 
 
 def test_a_client_that_has_become_far_slower_counts_again(federation, start, quick, caplog):
@@ -74,10 +77,10 @@ def test_a_client_that_has_become_far_slower_counts_again(federation, start, qui
         observe=observe,
         limit=60,
         timeout=30.0,
-        stopped=enough,
+        should_stop=enough,
     )
     assert text_of(caplog).count("client 2 is dropped") == 1
-    assert run.strategy.session.ledger.members[2].latest > 0.3
+    assert run.strategy.session.task_table.members[2].latest > 0.3
 
 
 # ---- Evaluations -------------------------------------------------------------------------------------------------
@@ -88,7 +91,7 @@ class Post:
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        self.there: list[Message] = []
+        self.is_available: list[Message] = []
         self.answered: set[str] = set()
 
     def push_messages(self, requests: Iterable[Message]) -> list[str]:
@@ -101,8 +104,8 @@ class Post:
 
     def pull_messages(self, names: Iterable[str]) -> list[Message]:
         wanted = set(names)
-        pulled = [reply for reply in self.there if reply.metadata.reply_to_message_id in wanted]
-        self.there.clear()
+        pulled = [reply for reply in self.is_available if reply.metadata.reply_to_message_id in wanted]
+        self.is_available.clear()
         return pulled
 
     def answer(self, *nodes: int) -> None:
@@ -114,7 +117,7 @@ class Post:
                 if m.metadata.dst_node_id == node and m.metadata.message_id not in self.answered
             )
             self.answered.add(request.metadata.message_id)
-            self.there.append(Message(RecordDict(), reply_to=request))
+            self.is_available.append(Message(RecordDict(), reply_to=request))
 
 
 class Bench:
@@ -123,10 +126,11 @@ class Bench:
     def __init__(self, stopped_at: float = 1e9) -> None:
         self.post, self.clock = Post(), VirtualClock()
         self.told: list[tuple[int, int, list[int]]] = []
-        self.mail = Mail(self.post, 3600.0, lambda: self.clock.now() >= stopped_at)  # type: ignore[arg-type]
-        self.mail.clock = self.clock  # type: ignore[assignment]
+        self.message_client = MessageClient(self.post, 3600.0, lambda: self.clock.now() >= stopped_at)  # type: ignore[arg-type]
+        self.message_client.clock = self.clock  # type: ignore[assignment]
         self.evaluation = EvaluationUnderWay(
-            self.mail, lambda number, replies, late: self.told.append((number, len(replies), sorted(late)))
+            self.message_client,
+            lambda number, replies, late: self.told.append((number, len(replies), sorted(late))),
         )
 
     def begin(self, number: int) -> None:
@@ -137,7 +141,7 @@ class Bench:
     def after(self, seconds: float, *nodes: int) -> None:
         self.clock.wait_until(self.clock.now() + seconds)
         self.post.answer(*nodes)
-        self.mail.poll(())
+        self.message_client.poll(())
 
 
 def test_a_lost_evaluation_is_given_up_by_what_others_take():
@@ -279,17 +283,17 @@ def test_who_is_at_work_may_do_better(federation, start, soon):
             grid.spoil(0, None)
         tasks = {m.metadata.message_id: m.content["config"] for m in grid.requests()}
         waits = {(0, 5): times[1] < 5, (1, 4): times[0] < 5}  # by client and task
-        held = {
+        held_replies = {
             name
             for name, config in tasks.items()
             if waits.get((config[messages.CLIENT], config[messages.TASK]))
         }
-        return pull([name for name in message_ids if name not in held])
+        return pull([name for name in message_ids if name not in held_replies])
 
     grid.pull_messages = pulled
     run = start("async", grid, 3, clock=WallClock(), limit=60)
     assert run.strategy.session.aggregations == 3
-    assert run.strategy.session.ledger.members[1].unfit > 3
+    assert run.strategy.session.task_table.members[1].invalid_replies > 3
 
 
 def test_of_many_that_fail_one_is_always_at_work(federation, start, soon):
@@ -328,8 +332,8 @@ def test_an_outage_before_the_first_answer_ends_no_run(federation, start, soon):
         grid.lose(client, "unavailable")
     run = start("async", grid, 3, clock=WallClock(), limit=120, timeout=60.0)
     assert run.strategy.session.aggregations == 3
-    assert sum(account.late for _, account in run.strategy.session.accounts.items()) >= 18
-    assert not any(account.failed for _, account in run.strategy.session.accounts.items())
+    assert sum(account.late for _, account in run.strategy.session.client_stats.items()) >= 18
+    assert not any(account.failed for _, account in run.strategy.session.client_stats.items())
 
 
 @pytest.mark.parametrize("how", ["silent", "worked"])
@@ -354,7 +358,7 @@ def test_whoever_may_be_well_again_is_waited_for(federation, model, train_config
     strategy = AsyncFedAvg(
         clock=WallClock(),
         observer=lambda progress: fail() if how == "worked" and progress.aggregation == 6 else None,
-        stopped=lambda: asked_again() or time.monotonic() > end,
+        should_stop=lambda: asked_again() or time.monotonic() > end,
         fraction_evaluate=0.0,
     )
     strategy.start(grid, model(1.0), num_rounds=100_000, timeout=0.3, train_config=train_config(1, 0.1))

@@ -22,7 +22,7 @@ def test_the_place_of_a_dropped_client_is_anothers_at_once(federation, start, ca
     assert [counts[client] for client in failing] == [0] * len(failing)
     assert text_of(caplog).count("is dropped after 3 misses in a row") >= len(failing)
     if scheme == "async":  # the others may have to wait for an aggregation; here somebody is always at work
-        at_work = sum(TAU[i] * member.tasks for i, member in run.strategy.session.ledger.members.items())
+        at_work = sum(TAU[i] * member.tasks for i, member in run.strategy.session.task_table.members.items())
         assert run.seen[-1].time == pytest.approx(at_work)
 
 
@@ -40,7 +40,7 @@ def test_a_dropped_client_gets_a_place_again_and_counts_again(federation, start,
     run = start(scheme, grid, 200, lr=0.02, concurrency=2, observe=observe)
     assert dropped
     assert "client 2 answers again and counts again" in text_of(caplog)
-    member, rest = run.strategy.session.ledger.members[2], run.seen[-1].time - dropped[0]
+    member, rest = run.strategy.session.task_table.members[2], run.seen[-1].time - dropped[0]
     assert not member.dropped
     # RETRY_AFTER task times of 11/15 s later it is one of four that two places are drawn among.
     first = next(p.time for p in run.seen[1:] if p.clients["participation"][2])

@@ -163,7 +163,7 @@ def test_wall_faults_do_not_stall_the_loop(federation, start, quick, caplog, sch
         timeout=0.15,
         observe=observe,
         limit=40,
-        stopped=lambda: enough[0],
+        should_stop=lambda: enough[0],
         **options,
     )
     check_accounts(run)
@@ -198,7 +198,9 @@ def test_a_node_that_comes_back_under_another_id(federation, start, add_node, qu
     def enough() -> bool:
         return sum(message.metadata.dst_node_id == 77 for message in grid.requests()) > 8
 
-    run = start("async", grid, 100_000, lr=0.01, clock=WallClock(), observe=observe, limit=60, stopped=enough)
+    run = start(
+        "async", grid, 100_000, lr=0.01, clock=WallClock(), observe=observe, limit=60, should_stop=enough
+    )
     check_accounts(run)
     assert text_of(caplog).count("client 2 is dropped") == 1
     assert text_of(caplog).count("client 2 is back, as node 77") == 1
@@ -315,7 +317,7 @@ def test_a_late_joiner_takes_part(federation, start, add_node, quick):
         return grid.asked().count(3) > 3
 
     run = start(
-        "async", grid, 100_000, lr=0.01, clock=WallClock(), observe=observe, limit=240, stopped=enough
+        "async", grid, 100_000, lr=0.01, clock=WallClock(), observe=observe, limit=240, should_stop=enough
     )
     last = run.evaluations[-1].clients
     assert last["importance"] == [1 / 15, 2 / 15, 5 / 15, 7 / 15]  # 8 is more than twice the median, 3.5
@@ -373,7 +375,9 @@ def test_in_wall_time_a_run_without_anybody_can_be_stopped(federation, start, qu
     grid, began = federation(), time.monotonic()
     for client in range(3):
         grid.spoil(client, "raise")
-    run = start("async", grid, 5, clock=WallClock(), limit=80, stopped=lambda: time.monotonic() - began > 0.3)
+    run = start(
+        "async", grid, 5, clock=WallClock(), limit=80, should_stop=lambda: time.monotonic() - began > 0.3
+    )
     assert run.values[-1] == 1.0
 
 
@@ -403,7 +407,7 @@ def test_models_of_answered_tasks_are_not_kept(federation, start, quick):
     known = [
         task
         for task in gc.get_objects()
-        if isinstance(task, Task) and task.member in run.strategy.session.ledger.members.values()
+        if isinstance(task, Task) and task.member in run.strategy.session.task_table.members.values()
     ]
     assert len(known) <= 3
 

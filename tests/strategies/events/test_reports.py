@@ -147,7 +147,7 @@ def test_stopped_in_the_middle(federation, start, scheme):
     def observe(progress: Progress) -> None:
         count[0] = progress.aggregation
 
-    run = start(scheme, federation(), 1000, observe=observe, stopped=lambda: count[0] >= 3, eval_every=2)
+    run = start(scheme, federation(), 1000, observe=observe, should_stop=lambda: count[0] >= 3, eval_every=2)
     assert [p.aggregation for p in run.seen] == [0, 1, 2, 3, 3]  # and the last complete model is evaluated
     assert run.seen[-1].evaluated
     assert run.arrays is not None
@@ -156,7 +156,7 @@ def test_stopped_in_the_middle(federation, start, scheme):
 
 @pytest.mark.parametrize("scheme", KINDS)
 def test_stopped_before_any_client_answered(federation, start, scheme, model):
-    run = start(scheme, federation(), 5, stopped=lambda: True)
+    run = start(scheme, federation(), 5, should_stop=lambda: True)
     assert run.arrays is not None
     assert run.arrays["w"].data == model(1.0)["w"].data
 
@@ -164,7 +164,7 @@ def test_stopped_before_any_client_answered(federation, start, scheme, model):
 def test_stopped_while_waiting_for_a_reply(federation, start):
     grid, began = federation(), time.monotonic()
     grid.node(0).delay = 30.0
-    start("async", grid, 5, stopped=lambda: time.monotonic() - began > 0.3)
+    start("async", grid, 5, should_stop=lambda: time.monotonic() - began > 0.3)
     assert time.monotonic() - began < 20.0
 
 

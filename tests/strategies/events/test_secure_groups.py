@@ -153,15 +153,15 @@ def test_a_run_that_is_stopped_goes_on_with_work_that_clients_kept(run: Make, mo
             masked.append(1)
         return call_next(message, context)
 
-    def stopped() -> bool:
-        filling = made[-1].session.aggregations == 3 and len(made[-1].session.ledger.buffer) == 2
+    def should_stop() -> bool:
+        filling = made[-1].session.aggregations == 3 and len(made[-1].session.task_table.buffer) == 2
         return filling if moment == "while a buffer fills" else len(masked) > 3 * 3
 
     options = {"buffer_size": 3, "server_optimizer": "adam", **SECURE}
     whole = run(FedBuff, rounds=7, **options)[0]
-    run(Watched, rounds=7, states=states, mods=(notes, masks_updates), stopped=stopped, **options)
+    run(Watched, rounds=7, states=states, mods=(notes, masks_updates), should_stop=should_stop, **options)
     assert max(states) == 3
-    waiting = made[-1].session.ledger.kept
+    waiting = made[-1].session.task_table.kept
     assert len(waiting) == (2 if moment == "while a buffer fills" else 3)
     assert run(Watched, rounds=7, state=states[3], **options)[0] == whole
 
@@ -194,7 +194,10 @@ def test_without_rounds_a_buffer_alone_has_sums() -> None:
             {"describes": False},
             "client 0 .* doesn't say how many examples it has before it trains; allowed is",
         ),
-        ({"witness": lambda index, model: None}, "a witness sees single models; allowed is none"),
+        (
+            {"on_client_model": lambda index, model: None},
+            "on_client_model sees single models; allowed is none",
+        ),
         ({"untrained": ("w",)}, r"the model has arrays that aren't trained \(w\)"),
     ],
 )

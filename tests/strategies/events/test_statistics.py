@@ -5,12 +5,12 @@ import json
 from flwr.app import MetricRecord
 
 from strategies import messages
-from strategies.events.statistics import Tally
+from strategies.events.statistics import IntervalStatistics
 from tests.strategies.parts import contribution
 
 
-def filled() -> Tally:
-    tally = Tally(bytes_down=7, failures=1, lost=2, clipped=3)
+def filled() -> IntervalStatistics:
+    tally = IntervalStatistics(bytes_down=7, failures=1, lost=2, clipped=3)
     tally.take(
         [
             contribution(0, staleness=1, metrics=MetricRecord({"num-examples": 2, "train-loss": 1.0})),
@@ -32,7 +32,7 @@ def test_means_are_plain_over_contributions_and_bytes_count_what_was_discarded()
 
 
 def test_what_is_zero_is_left_out_but_for_failures():
-    assert dict(Tally().metrics()) == {
+    assert dict(IntervalStatistics().metrics()) == {
         "contributions": 0,
         messages.FAILURES: 0,
         messages.BYTES_DOWN: 0,
@@ -42,7 +42,7 @@ def test_what_is_zero_is_left_out_but_for_failures():
 
 def test_it_comes_back_from_json():
     tally = filled()
-    again = Tally.restored(json.loads(json.dumps(tally.state())))
+    again = IntervalStatistics.restored(json.loads(json.dumps(tally.state())))
     assert dict(again.metrics()) == dict(tally.metrics())
     assert again.metrics_of_clients() == tally.metrics_of_clients()
     assert again.unevaluated

@@ -45,7 +45,9 @@ def go(model, train_config):
         kind: Any, grid: Any, clock: Clock, seconds: float = 20.0, rounds: int = 3, **options: Any
     ) -> Any:
         end = time.monotonic() + seconds
-        strategy = kind(clock=clock, fraction_evaluate=0.0, stopped=lambda: time.monotonic() > end, **options)
+        strategy = kind(
+            clock=clock, fraction_evaluate=0.0, should_stop=lambda: time.monotonic() > end, **options
+        )
         strategy.start(grid, model(1.0), num_rounds=rounds, train_config=train_config(1, 0.1))
         assert clock.name == "wall" or time.monotonic() < end, "the loop stalled"
         return strategy
@@ -55,7 +57,7 @@ def go(model, train_config):
 
 IN_VAIN = (
     r"ready\({n}\) is False, and nobody is at work: {n} contributions wait, and {n} of 3 clients count; Many must be "
-    r"content with len\(self.session.ledger.counting\)"
+    r"content with len\(self.session.task_table.active_clients\)"
 )
 
 
@@ -172,7 +174,7 @@ def test_a_scheme_that_never_makes_a_model_is_refused(go, federation):
 def test_intervals_with_nothing_in_them_cost_nothing(go, federation):
     strategy = go(FedFix, federation(), VirtualClock(), fedfix_interval=1e-9, rounds=20)
     assert strategy.session.aggregations == 20
-    assert strategy.session.pace.now() == pytest.approx(4.0, abs=1e-7)  # tasks of 0.2, 0.6 and 1 s
+    assert strategy.session.scheduler.now() == pytest.approx(4.0, abs=1e-7)  # tasks of 0.2, 0.6 and 1 s
 
 
 @pytest.mark.parametrize("interval", [0.0, -1, 1e-10, float("nan"), float("inf")])
@@ -190,7 +192,7 @@ def test_an_interval_that_is_none_is_refused(go, federation, interval, clock):
 
 def test_a_run_in_which_no_work_ever_counts_ends(go, federation):
     class Fastidious(Many):
-        def fresh(self, staleness: int) -> bool:
+        def is_fresh_enough(self, staleness: int) -> bool:
             return False
 
     with pytest.raises(

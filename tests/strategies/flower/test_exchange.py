@@ -129,11 +129,11 @@ def test_stopped_ends_the_wait_at_once(federation, requests):
     grid.lose(1, "drop")
     asked: list[float] = []
 
-    def stopped() -> bool:
+    def should_stop() -> bool:
         asked.append(time.monotonic())
         return len(asked) > 3
 
-    replies = exchange(grid, requests(grid), timeout=60.0, stopped=stopped)
+    replies = exchange(grid, requests(grid), timeout=60.0, should_stop=should_stop)
     assert time.monotonic() - began < 30.0
     assert len(replies) == 2  # what has come is returned
     assert len(asked) == 4

@@ -19,8 +19,8 @@ from strategies import (
     RunError,
     Scaffold,
     cache_frozen_parameters,
-    compresses,
-    reads_packed,
+    compress_updates,
+    unpack_arrays,
 )
 from strategies.flower import messages
 from strategies.flower.frozen import SplitModel
@@ -28,7 +28,7 @@ from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
 
 CLIENTS = 4
-MODS = (reads_packed, compresses, cache_frozen_parameters)
+MODS = (unpack_arrays, compress_updates, cache_frozen_parameters)
 TRAVELS = ("body.norm.running_mean", "head.weight", "head.bias")
 Spoil = Callable[[dict[str, np.ndarray]], None]
 
@@ -199,7 +199,9 @@ def test_an_app_without_the_mod_is_sent_whole_models_and_one_line_says_so(kind, 
 
 
 @pytest.mark.parametrize(
-    "mods", [MODS, (cache_frozen_parameters, compresses), (compresses,)], ids=["after", "before", "alone"]
+    "mods",
+    [MODS, (cache_frozen_parameters, compress_updates), (compress_updates,)],
+    ids=["after", "before", "alone"],
 )
 @pytest.mark.parametrize("compression", ["int8", "topk:0.2"])
 def test_updates_are_compressed_as_those_of_a_model_of_what_travels(mods, compression):
@@ -213,7 +215,7 @@ def test_updates_are_compressed_as_those_of_a_model_of_what_travels(mods, compre
     assert [m["bytes-up"] for m in result.train_metrics_clientapp.values()] == [CLIENTS * size] * 3
 
 
-@pytest.mark.parametrize("mods", [MODS, (compresses,), ()], ids=["kept", "compressed", "stock"])
+@pytest.mark.parametrize("mods", [MODS, (compress_updates,), ()], ids=["kept", "compressed", "stock"])
 def test_a_change_of_what_does_not_travel_is_one_line(mods, caplog):
     def spoil(arrays: dict[str, np.ndarray]) -> None:
         arrays["body.weight"] = arrays["body.weight"] + np.float32(1)
@@ -295,7 +297,7 @@ def test_the_best_model_and_what_the_server_evaluates_are_whole():
 
 def test_devices_take_packed_models():
     expected = run(FedAvg(trained="head.*"), grid_of(stock(describes=True)), model())
-    for mods in (MODS, (reads_packed,)):
+    for mods in (MODS, (unpack_arrays,)):
         grid = grid_of(stock(mods=mods, describes=True))
         grid.engine = DEPLOYMENT  # type: ignore[attr-defined]
         result = run(FedAvg(trained="head.*", safeguards="off"), grid, model())

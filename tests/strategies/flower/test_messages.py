@@ -10,9 +10,9 @@ def record(*sizes: int) -> ArrayRecord:
     return ArrayRecord({f"w{i}": Array(np.zeros(size, np.float32)) for i, size in enumerate(sizes)})
 
 
-def request(arrays: ArrayRecord | None = None, **companions: ArrayRecord) -> Message:
+def request(arrays: ArrayRecord | None = None, **extra_records: ArrayRecord) -> Message:
     config = ConfigRecord({"lr": 0.1})
-    return messages.request(messages.TRAIN, 7, config, ttl=60.0, arrays=arrays, companions=companions)
+    return messages.request(messages.TRAIN, 7, config, ttl=60.0, arrays=arrays, extra_records=extra_records)
 
 
 def test_arrays_by_key():

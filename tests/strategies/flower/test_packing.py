@@ -27,7 +27,7 @@ from strategies.flower.packing import (
     READS_PACKED,
     is_packed,
     pack_record,
-    reads_packed,
+    unpack_arrays,
     unpack_record,
 )
 from strategies.testing import MemoryGrid
@@ -177,7 +177,7 @@ def test_a_model_of_sixty_arrays_is_six_objects_instead_of_124():
 def devices(federation):
     """Make a grid whose nodes are devices, by default such as read packed models."""
 
-    def make(centres: Any = (0.0, 1.0, -2.0), mods: Any = (reads_packed,), **options: Any) -> Any:
+    def make(centres: Any = (0.0, 1.0, -2.0), mods: Any = (unpack_arrays,), **options: Any) -> Any:
         sizes = range(1, len(centres) + 1)
         grid = federation(centres, sizes, num_partitions=len(centres), mods=mods, **options)
         grid.engine = DEPLOYMENT
@@ -204,7 +204,7 @@ def model_of_many_types() -> ArrayRecord:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_packing_changes_no_bit_of_any_strategy(name, model, devices, train_config):
     results, grids = [], []
-    for mods in ((), (reads_packed,)):
+    for mods in ((), (unpack_arrays,)):
         directions = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
         grids.append(devices(mods=mods, directions=directions))
         strategy = REGISTRY[name](small_config(name, client_evaluation=True), clock=VirtualClock())
@@ -223,7 +223,7 @@ def test_packing_changes_no_bit_of_any_strategy(name, model, devices, train_conf
 
 
 def test_a_simulation_is_not_even_asked(federation):
-    grid = federation(mods=(reads_packed,))
+    grid = federation(mods=(unpack_arrays,))
     FedAvg().start(grid, initial_model(), num_rounds=1, timeout=10.0)
     assert not any(is_packed(record) for record in records_of(grid.requests()))
     for request in grid.requests(messages.DESCRIBE):
@@ -271,7 +271,7 @@ def test_nobody_can_claim_it_for_another_node(devices):
 )
 def test_a_bad_model_is_left_out_for_the_reason_it_has_without_packing(fault, devices, caplog):
     lines, models = [], []
-    for mods in ((), (reads_packed,)):
+    for mods in ((), (unpack_arrays,)):
         grid = devices(mods=mods, node_ids=[10, 20, 30])
         grid.spoil(1, fault)
         with caplog.at_level(logging.WARNING, "flwr.strategies"):
@@ -324,7 +324,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_packed_reply_that_lies_is_left_out_in_one_line(lie, name, devices, caplog):
     change, reason = LIES[lie]
-    grid = devices(mods=(answering(change), reads_packed), node_ids=[10, 20, 30])
+    grid = devices(mods=(answering(change), unpack_arrays), node_ids=[10, 20, 30])
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
         result = REGISTRY[name](small_config(name)).start(grid, initial_model(), num_rounds=1, timeout=10.0)
     *lines, last = [line for line in caplog.messages if "client 1 (node 20)" in line]
@@ -344,7 +344,7 @@ def test_a_packed_reply_larger_than_the_model_is_refused_before_it_is_unpacked(d
     monkeypatch.setattr(packing, "unpack_record", watched)
     huge = packing.MOST_HEAD + 100_000
     lie = packed_bytes([["layer.weight", "uint8", [huge]]], b"\0" * huge)[PACKED].data
-    grid = devices(mods=(answering(lambda data: lie), reads_packed), node_ids=[10, 20, 30])
+    grid = devices(mods=(answering(lambda data: lie), unpack_arrays), node_ids=[10, 20, 30])
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
         FedAvg().start(grid, initial_model(), num_rounds=1, timeout=10.0)
     size, most = len(lie), Layout.of(initial_model()).most_bytes + (1 << 20)
@@ -357,7 +357,7 @@ def test_a_packed_reply_larger_than_the_model_is_refused_before_it_is_unpacked(d
 
 
 def test_a_mod_leaves_alone_what_it_was_not_asked_for():
-    app = ClientApp(mods=[reads_packed])
+    app = ClientApp(mods=[unpack_arrays])
 
     @app.query("describe")
     def describe(message: Message, context: Any) -> Message:
@@ -386,12 +386,12 @@ def test_what_comes_back_beside_the_model_may_be_larger_than_it(devices):
     seen = []
 
     class Listening(FedAvg):
-        replies_beside = messages.num_bytes(large)
+        extra_reply_bytes = messages.num_bytes(large)
 
-        def counted(self, contribution: Any) -> Any:
+        def transform_update(self, contribution: Any) -> Any:
             seen.append(contribution.arrays["fisher"])
-            return super().counted(contribution)
+            return super().transform_update(contribution)
 
-    Listening().start(devices(mods=(reads_packed, adds)), initial_model(), num_rounds=1, timeout=10.0)
+    Listening().start(devices(mods=(unpack_arrays, adds)), initial_model(), num_rounds=1, timeout=10.0)
     assert [content(record) for record in seen] == [content(large)] * 3
     assert messages.num_bytes(pack_record(large)) > packing.MOST_HEAD

@@ -25,7 +25,7 @@ class Noted(AREA):
     def aggregate(self, model: Any, contributions: Sequence[Contribution], weights: Sequence[float]) -> Any:
         self.last |= {c.client.index: float(c.base[0] + c.update[0]) for c in contributions}
         moved = super().aggregate(model, contributions, weights)
-        self.means.append(sum(p * self.last[i] for i, p in self.session.importance().items()))
+        self.means.append(sum(p * self.last[i] for i, p in self.session.client_weights().items()))
         self.models.append(float(moved[0]))
         return moved
 
@@ -92,7 +92,7 @@ def test_all_count_by_their_importance_however_fast_they_are(go, server_lr):
     run = go(400, time_scenario="F80", eval_every=400, server_lr=server_lr)
     # The model at which Σ p_i (c_i − w) = 0.
     assert run.models[-1] == pytest.approx(P @ CENTRES, abs=1e-3)
-    shares = run.session.shares_of_clients()
+    shares = run.session.client_columns()
     assert shares["expected-share"] == pytest.approx(P.tolist(), rel=1e-9)
     assert shares["observed-share"] == pytest.approx(P.tolist(), abs=0.06)
 
@@ -105,7 +105,7 @@ def test_who_joins_moves_nothing_until_it_contributes(go, federation):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.02)
         run = go(60, grid=grid, clock=WallClock(), safeguards="off", server_lr=1.0)
-    joined = run.session.memory.vectors["models"].clients.index(3)
+    joined = run.session.memory.client_vectors["models"].clients.index(3)
     assert joined == 3  # after the others, which had rows from the first aggregation on
-    assert run.session.ledger.members[3].contributions > 0
+    assert run.session.task_table.members[3].contributions > 0
     assert run.models[-1] == pytest.approx(run.means[-1], rel=1e-6)

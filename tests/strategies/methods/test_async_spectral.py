@@ -209,10 +209,13 @@ def test_at_one_it_is_fedbuff_with_adjacency_weights_bit_for_bit(go, options):
 def test_without_a_discount_the_averages_of_one_time_have_the_mean_of_the_last_models(go):
     last: dict[int, np.ndarray] = {}
     run = go(
-        "async-spectral", 30, buffer_size=1, witness=lambda index, model: last.update({index: model.copy()})
+        "async-spectral",
+        30,
+        buffer_size=1,
+        on_client_model=lambda index, model: last.update({index: model.copy()}),
     )
     strategy, p = run.strategy, graph_of()[1]
-    u = np.stack([each["neighbours"] for each in strategy.companions(strategy.session.clients)])
+    u = np.stack([each["neighbours"] for each in strategy.extra_vectors(strategy.session.clients)])
     assert p @ u == pytest.approx(p @ np.stack([last[i] for i in range(6)]), abs=1e-6)
     assert np.ptp(u, axis=0).min() > 0.1
     assert run.seen[-1].metrics["bytes-kept"] == 4 * 6 * 3
@@ -259,7 +262,7 @@ def test_a_node_that_goes_while_it_works_and_one_that_comes(name, options, go, a
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("strategies.events.event_stream.REFRESH_EVERY", 0.01)
-        common = {"clock": WallClock(), "look": look, "stopped": lambda: done, "safeguards": "off"}
+        common = {"clock": WallClock(), "look": look, "should_stop": lambda: done, "safeguards": "off"}
         run = go(name, 10**4, buffer_size=1, server_lr=0.1, **common, **options)
     assert done
     assert np.isfinite(run.models).all()

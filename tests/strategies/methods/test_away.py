@@ -75,7 +75,7 @@ def test_the_sum_moves_with_its_parts_and_is_made_anew_when_p_changes():
     memory = Memory()
     strategy = FedDyn()
     strategy.session.run.model = np.zeros(2)
-    vectors = strategy.session.vectors("gradients")
+    vectors = strategy.session.client_vectors("gradients")
     latest = LatestUpdates(memory, vectors, {0: 0.25, 1: 0.75})
     latest.add(0, -2.0, np.array([1.0, 3.0]))
     latest.add(1, -2.0, np.array([0.1, 0.0]))
@@ -92,9 +92,9 @@ def test_the_sum_moves_with_its_parts_and_is_made_anew_when_p_changes():
 def test_a_device_that_is_there_every_third_round_counts_like_any_other(go, kind, own):
     models, strategy = go(kind, 60, every_third_round, **own)
     assert models[-3:] == pytest.approx([BEST] * 3, abs=1e-3)  # FedAvg swings between 0.8 and 1.3
-    assert strategy.session.importance() == pytest.approx(dict(enumerate(P)), rel=1e-12)
+    assert strategy.session.client_weights() == pytest.approx(dict(enumerate(P)), rel=1e-12)
     assert [client.index for client in strategy.session.clients] == [0, 1, 3]
-    assert strategy.session.shares_of_clients()["expected-share"] == pytest.approx(P.tolist(), rel=1e-12)
+    assert strategy.session.client_columns()["expected-share"] == pytest.approx(P.tolist(), rel=1e-12)
 
 
 @EACH
@@ -103,7 +103,7 @@ def test_a_device_that_is_gone_for_good_counts_no_longer(go, kind, own, monkeypa
 
     def leaves(number: int, grid: Any, strategy: Any) -> None:
         grid.node(0).present = number < 5
-        counts.append(0 in strategy.session.importance())
+        counts.append(0 in strategy.session.client_weights())
 
     monkeypatch.setattr("strategies.core.population.ABSENCE", 4)
     models, strategy = go(kind, 45, leaves, **own)
@@ -112,7 +112,7 @@ def test_a_device_that_is_gone_for_good_counts_no_longer(go, kind, own, monkeypa
     assert models[-1] == pytest.approx(BEST_OF_THE_REST, abs=1e-4)
     said = [r.getMessage() for r in caplog.records if "has been away" in r.getMessage()]
     assert said == ["client 0 has been away for 4 rounds: it doesn't count until it is back"]
-    assert strategy.session.shares_of_clients()["expected-share"] == pytest.approx([0, *P[1:] / P[1:].sum()])
+    assert strategy.session.client_columns()["expected-share"] == pytest.approx([0, *P[1:] / P[1:].sum()])
 
 
 def test_it_counts_again_when_it_is_back(go, monkeypatch):
@@ -120,7 +120,7 @@ def test_it_counts_again_when_it_is_back(go, monkeypatch):
 
     def leaves(number: int, grid: Any, strategy: Any) -> None:
         grid.node(0).present = not 2 <= number < 6
-        counts.append(0 in strategy.session.importance())
+        counts.append(0 in strategy.session.client_weights())
 
     monkeypatch.setattr("strategies.core.population.ABSENCE", 2)
     go(Mifa, 8, leaves)
@@ -137,13 +137,13 @@ def test_one_that_was_never_of_use_does_not_count_when_it_is_away(go, federation
     models, strategy = go(Mifa, 4, leaves, grid=grid)
     assert (models[:3] == 1.0).all()
     assert models[3] != 1.0
-    assert list(strategy.session.importance()) == [1, 2, 3]
+    assert list(strategy.session.client_weights()) == [1, 2, 3]
 
 
 def test_by_a_graph_those_count_that_are_there(go):
     models, strategy = go(Mifa, 5, every_third_round, client_weights="adjacency")
     assert np.isfinite(models).all()
-    assert list(strategy.session.importance()) == [0, 1, 3]
+    assert list(strategy.session.client_weights()) == [0, 1, 3]
 
 
 @EACH
@@ -161,7 +161,7 @@ def test_a_run_that_goes_on_knows_who_is_away_and_for_how_long(go, federation, k
         grid.node(0).present = False
         rest, strategy = go(kind, 9, grid=grid, state=states[cut], **own)
         assert rest.tolist() == whole[cut + 1 :].tolist()
-        assert list(strategy.session.importance()) == [1, 2, 3]
+        assert list(strategy.session.client_weights()) == [1, 2, 3]
 
 
 def test_a_state_of_an_earlier_version_has_nobody_away(go):

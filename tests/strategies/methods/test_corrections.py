@@ -342,7 +342,7 @@ def test_what_is_not_trained_is_averaged_and_never_corrected(
     for _ in range(3):
         W = P @ np.array([local(i, W, 0.0, 0.01 if name == "feddyn" else 0.0) for i in range(C)])
     assert values_of(result.arrays) == pytest.approx(W, rel=1e-12)
-    assert not any(vectors.matrix.any() for vectors in strategy.session.memory.vectors.values())
+    assert not any(vectors.matrix.any() for vectors in strategy.session.memory.client_vectors.values())
 
 
 def test_a_device_that_joins_late_counts_in_a_cache_from_its_first_answer(
@@ -375,7 +375,7 @@ def test_what_is_told_of_the_shares_is_what_is_minimised(name, run, tmp_path):
         path.write_text("\n".join(["client,start,end,period", *stays]))
         run(kind, steps=[1] * C, rounds=2, availability=f"trace:{path}", time_scenario="F0")
         p = np.where(np.arange(C) == 0, 0 if least < 1 else P, P)
-        assert made[-1].session.shares_of_clients()["expected-share"] == pytest.approx(p / p.sum(), rel=1e-12)
+        assert made[-1].session.client_columns()["expected-share"] == pytest.approx(p / p.sum(), rel=1e-12)
 
 
 @pytest.mark.parametrize(

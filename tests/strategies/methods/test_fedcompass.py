@@ -236,7 +236,7 @@ def test_steps_that_take_longer_make_the_same_models_later(go):
     slower, other, later = go(FedCompass, 60, timed_local_steps=5, **options)
     assert models.tolist() == slower.tolist()
     assert sent_steps(grid) == sent_steps(other)
-    assert later.session.pace.now() == pytest.approx(4 * strategy.session.pace.now())
+    assert later.session.scheduler.now() == pytest.approx(4 * strategy.session.scheduler.now())
 
 
 def test_of_one_client_it_is_local_training_bit_for_bit(go, federation):
@@ -253,7 +253,7 @@ def test_steps_are_within_their_bounds_and_groups_arrive_together(go):
     steps = [each for _, each in sent_steps(grid)]
     assert min(steps) >= 4
     assert max(steps) == 20
-    shares = strategy.session.shares_of_clients()
+    shares = strategy.session.client_columns()
     assert sum(shares["expected-share"]) == pytest.approx(1)
     assert shares["expected-share"] == pytest.approx(shares["observed-share"], abs=0.02)
 
@@ -262,7 +262,7 @@ def test_a_client_that_fails_is_dropped_and_no_group_waits_for_it(go, federation
     grid = federation(CENTRES, SIZES)
     grid.spoil(3, "raise")
     models, _, strategy = go(FedCompass, 60, grid=grid, server_lr=0.5)
-    assert strategy.session.ledger.members[3].dropped
+    assert strategy.session.task_table.members[3].dropped
     assert len(models) == 61
     assert np.isfinite(models).all()
 
@@ -296,8 +296,8 @@ def test_in_real_time_by_observed_speeds(go, federation):
 
 def test_how_long_a_run_is_follows_from_its_groups():
     # Equal speeds: C aggregations of one client at 1 s, then one of all in each second.
-    assert FedCompass().foreseen_aggregations(np.ones(C), 40.0) == C + 39
-    assert FedCompass(timed_local_steps=5).foreseen_aggregations(np.ones(C), 160.0) == C + 39
+    assert FedCompass().predict_num_aggregations(np.ones(C), 40.0) == C + 39
+    assert FedCompass(timed_local_steps=5).predict_num_aggregations(np.ones(C), 160.0) == C + 39
 
 
 # ---- The groups by themselves --------------------------------------------------------------------------------------

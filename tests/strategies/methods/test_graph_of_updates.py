@@ -17,7 +17,7 @@ from strategies.core.last_updates import LastUpdates
 from strategies.flower import messages
 from strategies.flower.errors import RunError
 from strategies.testing import MemoryGrid
-from strategies.updates.chain import Local
+from strategies.updates.pipeline import LocalModel
 from tests.strategies.methods.spectral_requests import MANY, sent, vectors
 from tests.strategies.methods.test_spectral_averages import graph_of
 
@@ -76,7 +76,7 @@ def test_on_data_of_rank_one_it_is_the_graph_of_the_data(model, name, options, n
         graph.client_weights(A), rel=1e-6
     )
     # Directions cost 4 C D bytes, as the last models do; and nobody was asked for one.
-    assert strategy.session.bytes_kept() == 2 * 4 * C * D
+    assert strategy.session.client_state_bytes() == 2 * 4 * C * D
     assert not grid.requests(messages.ASK_DIRECTION)
 
 
@@ -134,7 +134,7 @@ class Progress:
 
 
 def put(updates: LastUpdates, client: int, update: list[float]) -> None:
-    updates(Local(Client(client, client, 1, MetricRecord()), np.array(update), np.zeros(len(update))))
+    updates(LocalModel(Client(client, client, 1, MetricRecord()), np.array(update), np.zeros(len(update))))
 
 
 def test_an_update_counts_once_its_aggregation_is_over_and_one_of_zero_leaves_the_last():

@@ -159,7 +159,7 @@ def test_a_second_run_begins_without_the_clients_of_the_first():
 def test_of_those_that_take_part_alone_models_change():
     on, strategy = grid(), FedAMP(participation="fixed:0,2", fedamp_alpha=0.0, proximal_mu=0.0)
     start(strategy, on, rounds=1)
-    models = strategy.session.vectors("models")
+    models = strategy.session.client_vectors("models")
     assert [models.get(i)[0] for i in range(C)] == [1.5, 0.0, -0.5, 0.0]
 
 
@@ -169,7 +169,7 @@ def test_without_attention_each_of_fedamps_clients_trains_alone_to_the_last_bit(
     alone = np.zeros(C, np.float32)
     for _ in range(5):
         alone = (alone - 0.5 * (alone.astype(float) - MIDDLES)).astype(np.float32)
-    assert [strategy.session.vectors("models").get(i)[0] for i in range(C)] == alone.tolist()
+    assert [strategy.session.client_vectors("models").get(i)[0] for i in range(C)] == alone.tolist()
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_approaches_the_minimum_of_the_federated_objective(name, federation, tra
         expected, p = 2.28095, strategy.session.graph.weights(strategy.session.clients)
     assert p @ [3.0, 2.0, -1.0] == pytest.approx(expected, abs=1e-5)
     if name in IDENTICAL:
-        p = np.array(strategy.session.shares_of_clients()["expected-share"])
+        p = np.array(strategy.session.client_columns()["expected-share"])
         assert p == pytest.approx(IDENTICAL[name], abs=2e-3)
     assert result.arrays["w"].numpy() == pytest.approx(
         [p @ [3.0, 2.0, -1.0]], abs=0.1 if asynchronous else 1e-6

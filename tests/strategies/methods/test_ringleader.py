@@ -149,21 +149,21 @@ def test_and_that_old_they_do_get(tmp_path):
 
 def test_all_count_by_their_importance_and_memory_is_two_vectors_a_client(go, federation):
     _, _, strategy = go(Ringleader, 60, server_lr=0.02)
-    shares = strategy.session.shares_of_clients()
+    shares = strategy.session.client_columns()
     assert shares["expected-share"] == pytest.approx(P, rel=1e-9)
     assert shares["observed-share"] == pytest.approx(P, abs=0.05)
-    assert strategy.session.bytes_kept() == 2 * 4 * 4
-    assert not strategy.session.ledger.since.discarded
-    assert all(contribution.update.size == 0 for contribution in strategy.session.ledger.buffer)
+    assert strategy.session.client_state_bytes() == 2 * 4 * 4
+    assert not strategy.session.task_table.interval_stats.discarded
+    assert all(contribution.update.size == 0 for contribution in strategy.session.task_table.buffer)
 
 
 def test_who_fails_is_waited_for_until_it_is_dropped(go, federation):
     grid = federation(CENTRES, SIZES)
     grid.spoil(3, "raise")  # the slowest: its third task in vain ends at 3 s
     models, _, strategy = go(Ringleader, 40, grid=grid, server_lr=0.3)
-    assert strategy.session.ledger.members[3].dropped
+    assert strategy.session.task_table.members[3].dropped
     assert models[-1] == pytest.approx(P[:3] @ CENTRES[:3] / P[:3].sum(), abs=0.05)
-    assert strategy.session.shares_of_clients()["participation"][3] == 0
+    assert strategy.session.client_columns()["participation"][3] == 0
 
 
 def test_who_is_gone_for_good_is_not_waited_for(go, tmp_path):
@@ -188,7 +188,7 @@ def test_who_never_gets_a_place_while_it_is_there_for_long_enough_is_not_waited_
     there = {"availability": "diurnal:0.3,4", "seed": 42, "concurrency": 1, "time_budget": 2000.0}
     models, _, strategy = go(Ringleader, 12, grid=federation(CENTRES[:3], SIZES[:3]), **there)
     assert len(models) == 13
-    assert strategy.session.shares_of_clients()["participation"][2] == 0
+    assert strategy.session.client_columns()["participation"][2] == 0
     assert caplog.text.count("it went away before each of its last 200 tasks was done") == 1
 
 
@@ -196,8 +196,8 @@ def test_few_at_work_at_once(go, federation):
     models, grid, strategy = go(Ringleader, 30, concurrency=2, server_lr=0.3)
     assert set(grid.asked()) == {0, 1, 2, 3}
     assert np.isfinite(models).all()
-    assert strategy.foreseen_aggregations(np.array([1.0, 2.0, 3.0, 6.0]), 60.0) == 4 * 10
+    assert strategy.predict_num_aggregations(np.array([1.0, 2.0, 3.0, 6.0]), 60.0) == 4 * 10
 
 
 def test_a_run_of_no_given_length_has_a_step_for_each_client_and_task_of_the_slowest():
-    assert Ringleader().foreseen_aggregations(np.array([0.2, 0.6, 1.0]), 40.0) == 120
+    assert Ringleader().predict_num_aggregations(np.array([0.2, 0.6, 1.0]), 40.0) == 120

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, FedBuff, FedFix, Progress, RunError, VirtualClock, WallClock
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
 from strategies.methods import async_fedavg, fedfix
 from strategies.methods.shared.buffer_schedule import BufferSchedule, counts_of
-from strategies.timing.scheduler import Outlook
+from strategies.timing.scheduler import TaskEnd
 from strategies.timing.virtual_scheduler import make_scheduler
 
 # ---- Periods P_i: aggregations from one contribution of a client to its next -------------------------------
@@ -23,28 +23,34 @@ from strategies.timing.virtual_scheduler import make_scheduler
 
 def test_async_fedavg_counts_everyones_arrivals_by_hand():
     # Σ 1/τ = 1/.5 + 1/1 + 1/2 = 3.5: P = 3.5 τ = (1.75, 3.5, 7). In 2 s there are 4 + 2 + 1 = 7 arrivals.
-    assert async_fedavg.periods(np.array([0.5, 1.0, 2.0])).tolist() == [1.75, 3.5, 7.0]
-    assert async_fedavg.periods(np.array([0.3])).tolist() == [1.0]  # exactly: the limit of local SGD
+    assert async_fedavg.contribution_periods(np.array([0.5, 1.0, 2.0])).tolist() == [1.75, 3.5, 7.0]
+    assert async_fedavg.contribution_periods(np.array([0.3])).tolist() == [
+        1.0
+    ]  # exactly: the limit of local SGD
 
 
 def test_fedfix_counts_intervals_by_hand():
     # ⌈.2/.5⌉, ⌈.5/.5⌉, ⌈.51/.5⌉, ⌈1/.5⌉, ⌈1.2/.5⌉
     times = np.array([0.2, 0.5, 0.51, 1.0, 1.2])
-    assert fedfix.periods(times, 0.5).tolist() == [1.0, 1.0, 2.0, 2.0, 3.0]
+    assert fedfix.contribution_periods(times, 0.5).tolist() == [1.0, 1.0, 2.0, 2.0, 3.0]
 
 
 def test_a_whole_ratio_is_not_rounded_up():
     assert 0.6 / 0.2 < 3 < (0.1 + 0.2) / 0.1  # 2.9999999999999996 and 3.0000000000000004: the trap
-    assert fedfix.periods(np.array([0.6]), 0.2).tolist() == [3.0]
-    assert fedfix.periods(np.array([0.1 + 0.2]), 0.1).tolist() == [3.0]
-    assert fedfix.periods(np.array([0.6 * (1 + 5e-10)]), 0.2).tolist() == [3.0]  # within a relative 1e-9
-    assert fedfix.periods(np.array([0.6 * (1 + 2e-9)]), 0.2).tolist() == [4.0]  # and no further
-    assert fedfix.periods(np.array([1e-12]), 0.5).tolist() == [1.0]  # never none
+    assert fedfix.contribution_periods(np.array([0.6]), 0.2).tolist() == [3.0]
+    assert fedfix.contribution_periods(np.array([0.1 + 0.2]), 0.1).tolist() == [3.0]
+    assert fedfix.contribution_periods(np.array([0.6 * (1 + 5e-10)]), 0.2).tolist() == [
+        3.0
+    ]  # within a relative 1e-9
+    assert fedfix.contribution_periods(np.array([0.6 * (1 + 2e-9)]), 0.2).tolist() == [4.0]  # and no further
+    assert fedfix.contribution_periods(np.array([1e-12]), 0.5).tolist() == [1.0]  # never none
 
 
 @given(interval=st.floats(1e-3, 1e3), whole=st.integers(1, 10_000), part=st.floats(0.001, 0.999))
 def test_fedfix_periods_of_any_ratio(interval, whole, part):
-    assert fedfix.periods(np.array([whole * interval, (whole + part) * interval]), interval).tolist() == [
+    assert fedfix.contribution_periods(
+        np.array([whole * interval, (whole + part) * interval]), interval
+    ).tolist() == [
         whole,
         whole + 1,
     ]
@@ -52,7 +58,7 @@ def test_fedfix_periods_of_any_ratio(interval, whole, part):
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20).map(np.array))
 def test_async_periods_share_out_every_arrival(times):
-    periods = async_fedavg.periods(times)
+    periods = async_fedavg.contribution_periods(times)
     assert (1 / periods).sum() == pytest.approx(1)  # every aggregation is by one client
     np.testing.assert_allclose(periods, times * (1 / times).sum(), rtol=1e-12)  # eq. 36
 
@@ -64,7 +70,7 @@ def participation_counts(task_time, clients, buffer_size, number):
     """Return how often each client contributes; all are always there, and task k of i takes task_time(i, k)."""
 
     def outlook(client, task, when):
-        return Outlook(when + task_time(client, task), lost=False)
+        return TaskEnd(when + task_time(client, task), lost=False)
 
     return counts_of(outlook, lambda client, when: when, clients, buffer_size, number)[0]
 
@@ -116,24 +122,26 @@ def test_every_aggregation_has_m_contributions(data, taus, number):
 
 def test_a_buffers_schedule_is_simulated_anew_only_for_other_clients_and_loads(monkeypatch):
     # F0, m = 2 of 4 clients: each is in every second aggregation. Of three, all due together, the first is in each.
-    pace = make_scheduler(VirtualClock(), "F0", 0, 0.0)
-    members = [Member(Client(index + 1, index, 5, {})) for index in range(4)]
-    pace.enrol([member.client for member in members])
+    scheduler = make_scheduler(VirtualClock(), "F0", 0, 0.0)
+    members = [ClientState(Client(index + 1, index, 5, {})) for index in range(4)]
+    scheduler.register_clients([member.client for member in members])
     played: list[int] = []
-    monkeypatch.setattr(pace, "foresee", lambda play: played.append(1) or play(pace))
+    monkeypatch.setattr(
+        scheduler, "simulate_schedule", lambda simulate: played.append(1) or simulate(scheduler)
+    )
     schedule = BufferSchedule()
     for size in (5, 6, 7):  # how many examples a client has changes nothing
         members[0].client = replace(members[0].client, num_examples=size)
-        assert schedule.periods(pace, members, 2, 12).tolist() == [2.0] * 4
+        assert schedule.contribution_periods(scheduler, members, 2, 12).tolist() == [2.0] * 4
     assert len(played) == 1
-    assert schedule.periods(pace, members[1:], 2, 12).tolist() == [1.0, 2.0, 2.0]
-    assert schedule.periods(pace, members, 4, 12).tolist() == [1.0] * 4
-    assert schedule.periods(pace, members, 4, 24).tolist() == [1.0] * 4
+    assert schedule.contribution_periods(scheduler, members[1:], 2, 12).tolist() == [1.0, 2.0, 2.0]
+    assert schedule.contribution_periods(scheduler, members, 4, 12).tolist() == [1.0] * 4
+    assert schedule.contribution_periods(scheduler, members, 4, 24).tolist() == [1.0] * 4
     assert len(played) == 4
     schedule.reset()
-    schedule.periods(pace, members, 4, 24)
-    pace.weighs = True  # task times follow from loads
-    schedule.periods(pace, members, 4, 24)
+    schedule.contribution_periods(scheduler, members, 4, 24)
+    scheduler.uses_device_profiles = True  # task times follow from loads
+    schedule.contribution_periods(scheduler, members, 4, 24)
     assert len(played) == 6
 
 
@@ -156,7 +164,7 @@ def test_an_interval_by_itself_is_the_upper_median_of_the_task_times():
     assert fedfix.interval_of("auto", np.array([2.0, 4.0, 1.0, 3.0])) == 3.0
     assert fedfix.interval_of(0.25, np.array([2.0, 4.0])) == 0.25
     assert (
-        FedFix(fedfix_interval="auto").foreseen_aggregations(np.array([0.2, 0.6, 1.0]), 40.0) == 67
+        FedFix(fedfix_interval="auto").predict_num_aggregations(np.array([0.2, 0.6, 1.0]), 40.0) == 67
     )  # ⌈40 / .6⌉
     with pytest.raises(ValueError, match=r"^fedfix_interval = 'never': must be a number > 0, or auto$"):
         FedFix(fedfix_interval="never")
@@ -194,14 +202,14 @@ def test_on_devices_the_interval_follows_the_observed_task_times(federation, mod
     strategy = FedFix(fedfix_interval="auto", clock=WallClock())
     assert strategy.interval == 1.0  # until a client has answered
     strategy.start(grid, model(1.0), num_rounds=6)
-    ledger = strategy.session.ledger
-    means = [m.seconds / m.answers for m in ledger.members.values() if m.answers]
+    task_table = strategy.session.task_table
+    means = [m.seconds / m.answers for m in task_table.members.values() if m.answers]
     assert len(means) == 3
     assert min(means) < strategy.interval < 1.0  # a stand-in would be 1
-    times = strategy.session.pace.times(ledger.counting, ledger.members.values())
+    times = strategy.session.scheduler.times(task_table.active_clients, task_table.members.values())
     weights = strategy.session.contribution_weights.current
-    p = np.array(list(weights.importance.values()))
-    expected = p * fedfix.periods(times, strategy.interval)
+    p = np.array(list(weights.client_weights.values()))
+    expected = p * fedfix.contribution_periods(times, strategy.interval)
     assert list(weights.weight.values()) == pytest.approx(np.minimum(expected, 2.0).tolist())
 
 

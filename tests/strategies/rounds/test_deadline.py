@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import FedAvg
-from strategies.rounds.deadline import closing, number_to_ask, shared
+from strategies.rounds.deadline import closing_time, number_to_ask, rescale
 from strategies.rounds.participation import Participation
 from tests.strategies.rounds.deadline_reference import SAME, closes_at, in_time_of
 
@@ -22,7 +22,7 @@ def test_every_order_of_replies(clients, deadline):
     for times in product((1.0, 2.0, 3.0), repeat=clients):
         for needed, failed in product([*range(1, clients + 1), inf], [(), *((c,) for c in range(clients))]):
             due = {client: 10.0 + time for client, time in enumerate(times)}
-            closed = closing(due, 10.0, deadline=deadline, needed=needed, failed=failed)
+            closed = closing_time(due, 10.0, deadline=deadline, needed=needed, failed=failed)
             at = closes_at(due, 10.0, deadline, needed, failed)
             expected = in_time_of(due, at, needed, failed)
             assert (closed.at, closed.in_time) == (at, expected)
@@ -37,7 +37,7 @@ def test_every_order_of_replies(clients, deadline):
     busy=st.lists(st.floats(0.1, 5), max_size=3),
 )
 def test_any_times(due, deadline, needed, failed, busy):
-    closed = closing(due, 0.0, deadline=deadline, needed=needed, failed=failed, busy=busy)
+    closed = closing_time(due, 0.0, deadline=deadline, needed=needed, failed=failed, busy=busy)
     assert closed.at == pytest.approx(closes_at(due, 0.0, deadline, needed, failed, busy), abs=2 * SAME)
     # Nobody is both, nobody who is in time came after one who is late, and never more count than are needed.
     assert sorted([*closed.in_time, *closed.late]) == sorted(due)
@@ -51,21 +51,21 @@ def test_any_times(due, deadline, needed, failed, busy):
 
 def test_equal_times_are_taken_in_the_order_of_the_clients():
     due = {4: 1.0, 2: 1.0 + 5e-10, 0: 1.0 + 9e-10, 1: 2.0}
-    assert closing(due, 0.0, needed=2).in_time == [0, 2]
-    assert closing({3: 1.0 + 9e-10}, 0.0, deadline=1.0).in_time == [3]
-    assert closing({3: 1.0 + 2e-9}, 0.0, deadline=1.0) == (1.0, [], [3])
+    assert closing_time(due, 0.0, needed=2).in_time == [0, 2]
+    assert closing_time({3: 1.0 + 9e-10}, 0.0, deadline=1.0).in_time == [3]
+    assert closing_time({3: 1.0 + 2e-9}, 0.0, deadline=1.0) == (1.0, [], [3])
 
 
 def test_a_client_that_was_drawn_twice_counts_for_two():
     due = {0: 1.0, 1: 2.0, 2: 3.0}
-    assert closing(due, 0.0, needed=3, worth={0: 1, 1: 2, 2: 1}) == (2.0, [0, 1], [2])
+    assert closing_time(due, 0.0, needed=3, multiplicities={0: 1, 1: 2, 2: 1}) == (2.0, [0, 1], [2])
 
 
 def test_a_round_for_which_nobody_is_free_closes_when_the_first_is():
-    assert closing({}, 5.0, deadline=2.0, busy=[9.0, 6.5]).at == 6.5
-    assert closing({}, 5.0, deadline=1.0, busy=[9.0, 6.5]).at == 6.0
-    assert closing({}, 5.0, busy=[9.0]).at == 9.0
-    assert closing({}, 5.0).at == 5.0
+    assert closing_time({}, 5.0, deadline=2.0, busy=[9.0, 6.5]).at == 6.5
+    assert closing_time({}, 5.0, deadline=1.0, busy=[9.0, 6.5]).at == 6.0
+    assert closing_time({}, 5.0, busy=[9.0]).at == 9.0
+    assert closing_time({}, 5.0).at == 5.0
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_how_many_are_asked(needed, over, asked):
 
 
 def test_weights_are_shared_over_those_that_count():
-    assert shared([0.1, 0.3], 1.0) == pytest.approx([0.25, 0.75], rel=1e-15)
-    assert shared([], 1.0) == []
-    assert shared([0.0], 1.0) == [0.0]
+    assert rescale([0.1, 0.3], 1.0) == pytest.approx([0.25, 0.75], rel=1e-15)
+    assert rescale([], 1.0) == []
+    assert rescale([0.0], 1.0) == [0.0]
 
 
 def test_any_number_may_be_drawn():

@@ -95,9 +95,14 @@ def test_the_first_replies_close_a_round_and_nobody_waits_for_the_others(go):
         w += mean(trained(0, w) - w, trained(1, w) - w)
         expected.append(w)
     assert models(reports) == pytest.approx(expected, rel=1e-12)
-    assert strategy.session.at_work() == [3]
-    accounts = dict(strategy.session.accounts.items())
-    assert [(accounts[c].tasks, accounts[c].late) for c in range(4)] == [(4, 0), (4, 0), (4, 4), (1, 1)]
+    assert strategy.session.busy_clients() == [3]
+    client_stats = dict(strategy.session.client_stats.items())
+    assert [(client_stats[c].tasks, client_stats[c].late) for c in range(4)] == [
+        (4, 0),
+        (4, 0),
+        (4, 4),
+        (1, 1),
+    ]
     # A reply that came too late has cost its way up, too.
     size = len(reports[0].arrays["w"].data)
     assert told(reports, "bytes-wasted") == [3 * size, 2 * size, 2 * size, 2 * size]
@@ -146,8 +151,8 @@ def test_who_is_gone_is_not_waited_for(go):
     reports, strategy = go([2], round_deadline=SOON, after=leave)
     assert strategy.asked == [[0, 1, 2], [0, 1], [0, 1], [0, 1]]
     assert told(reports, "dropped-updates") == [1, 0, 0, 0]
-    assert dict(strategy.session.accounts.items())[2].late == 1
-    assert strategy.session.at_work() == []
+    assert dict(strategy.session.client_stats.items())[2].late == 1
+    assert strategy.session.busy_clients() == []
 
 
 def test_who_is_at_work_is_not_asked_to_evaluate(go):

@@ -170,8 +170,8 @@ def test_who_is_certain_to_be_dropped_is_not_sent_anything(go):
     size = len(reports[0].arrays["w"].data)
     assert [report.metrics["bytes-down"] for report in reports] == [size * n for n in (3, 2, 3, 2, 3)]
     assert [report.metrics["bytes-wasted"] for report in reports] == [size, 0, size, 0, size]
-    accounts = dict(strategy.session.accounts.items())
-    assert (accounts[2].tasks, accounts[2].late, accounts[2].accepted) == (3, 3, 0)
+    client_stats = dict(strategy.session.client_stats.items())
+    assert (client_stats[2].tasks, client_stats[2].late, client_stats[2].accepted) == (3, 3, 0)
     spans = [(span.began, span.ended) for span in strategy.session.timeline.take() if span.outcome == "late"]
     assert spans == [(0.0, 5.0), (5.0, 10.0), (10.0, 15.0)]
 
@@ -181,7 +181,7 @@ class Repeatable(FedAvg):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.run_options.repeatable = True
+        self.run_options.deterministic_noise = True
 
 
 NEVER_LATE: list[dict[str, Any]] = [
@@ -214,7 +214,7 @@ def test_work_that_is_dropped_is_done_where_clients_keep_something(go):
     assert [report.metrics["participants"] for report in reports] == [2, 2]
     size = len(reports[0].arrays["w"].data)
     assert [report.metrics["bytes-up"] for report in reports] == [2 * size, 2 * size]
-    assert dict(strategy.session.accounts.items())[2].late == 1
+    assert dict(strategy.session.client_stats.items())[2].late == 1
 
 
 def test_nobody_trains_dropped_work_where_the_server_keeps_the_models(go):
@@ -228,7 +228,7 @@ def test_a_round_waits_for_those_alone_that_may_be_drawn(go, tmp_path):
     path.write_text("client,start,end,period\n0,0,10,10\n1,3.5,4.6,10\n2,6,8,10\n")
     options = {"participation": "fixed:1,2", "round_deadline": 1.0, "availability": f"trace:{path}"}
     _, _, strategy = go([[1.0]] * 3, rounds=80, **options)
-    shares = strategy.session.shares_of_clients()
+    shares = strategy.session.client_columns()
     assert "expected-share" not in shares
     assert shares["observed-share"] == pytest.approx([0.0, 1 / 3, 2 / 3], abs=0.03)
     go([[1.0]] * 3, kind=Mifa, rounds=6, **options)  # nobody is waited for in vain
@@ -241,7 +241,7 @@ def test_a_late_task_is_late_also_if_it_is_lost_afterwards(go, tmp_path):
     reports, _, strategy = go([[1.0], [1.0], [3.0]], rounds=4, **options)
     first = reports[0].metrics
     assert (first.get("lost-tasks", 0), first["failures"], first["late-updates"]) == (0, 0, 1)
-    account = dict(strategy.session.accounts.items())[2]
+    account = dict(strategy.session.client_stats.items())[2]
     assert (account.late, account.lost) == (1, 0)
     for name in ("lost-tasks", "failures"):
         assert sum(report.metrics.get(name, 0) for report in reports) == 0
@@ -256,7 +256,7 @@ def test_shares_are_observed_where_everybody_is_soon_away_for_good(go, tmp_path,
     options = {"round_deadline": 1.5, "availability": f"trace:{path}"}
     reports, _, strategy = go([[1.0], [1.0], [3.0]], rounds=9, **options)
     assert [report.time for report in reports] == [1.5, 2.5, 3.5, 5.0]  # then nobody is there
-    weights = [account.weight for _, account in sorted(strategy.session.accounts.items())]
+    weights = [account.weight for _, account in sorted(strategy.session.client_stats.items())]
     assert weights[0] == weights[1] > weights[2] == 0.0
     assert "their distance is 0.333" in caplog.text
 
@@ -268,7 +268,7 @@ def test_shares_of_rounds_that_close_early_are_observed_and_not_foretold(go, cap
     times = [[1.0], [2.0], [5.0], [1.5]]  # client 3 is in time in each round, and client 2 never
     with caplog.at_level(logging.WARNING):
         reports, _, strategy = go(times, round_deadline=3.0)
-    shares = strategy.session.shares_of_clients()
+    shares = strategy.session.client_columns()
     assert "expected-share" not in shares
     assert "weights-distance" not in reports[-1].metrics
     assert shares["observed-share"] == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])

@@ -53,7 +53,7 @@ def run(federation: Make, train_config: Make, values_of: Make) -> Make:
         for partition in range(CLIENTS):
             grid.node(partition).context.node_config.update(goes=partition < gone, **(node or {}))
         strategy = FedAvg(**{**NOISY, **options})
-        strategy.run_options.repeatable = repeatable
+        strategy.run_options.deterministic_noise = repeatable
         states: dict[int, Any] = {}
         strategy.run_options.observer = lambda progress: states.update(
             {progress.aggregation: strategy.state()}
@@ -152,9 +152,9 @@ def test_a_sum_that_was_opened_and_does_not_count_was_released_all_the_same(fede
     strategy = FedAvg(**NOISY)
     with pytest.raises(RunError, match="the masks don't cancel out"):
         strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=2)
-    assert [(each.accepted, each.opened) for _, each in strategy.session.accounts.items()] == [
+    assert [(each.accepted, each.opened) for _, each in strategy.session.client_stats.items()] == [
         (0, 2)
     ] * CLIENTS
     again = FedAvg(**NOISY)
     again.restore(strategy.state())
-    assert [each.opened for _, each in again.session.accounts.items()] == [2] * CLIENTS
+    assert [each.opened for _, each in again.session.client_stats.items()] == [2] * CLIENTS

@@ -21,9 +21,9 @@ UNIFORM = np.full(3, 1 / 3)
 TIED = np.array([3, 4, 5]) / 12
 
 
-def limit(importance: np.ndarray, *, normalize: bool) -> float:
+def limit(client_weights: np.ndarray, *, normalize: bool) -> float:
     """Where the model goes as μ → 0."""
-    weight = importance * A * (1 if normalize else E)
+    weight = client_weights * A * (1 if normalize else E)
     return float(weight @ C / weight.sum())
 
 
@@ -96,7 +96,7 @@ LIMITS = [case for case in product(REGISTRY, [False, True]) if case != ("fedcomp
 @pytest.mark.parametrize(("name", "normalize"), spread(LIMITS, 7))
 def test_every_strategy_goes_to_the_limit(final_model, name, normalize):
     tied = REGISTRY[name]().config.client_weights == "adjacency"
-    importance, more = (TIED, {}) if tied else (UNIFORM, {"client_weights": "uniform"})
+    client_weights, more = (TIED, {}) if tied else (UNIFORM, {"client_weights": "uniform"})
     more |= ALIKE.get(name, {})
     if hasattr(REGISTRY[name].Config(), "buffer_size") and "buffer_size" not in more:
         more["buffer_size"] = 2
@@ -104,7 +104,7 @@ def test_every_strategy_goes_to_the_limit(final_model, name, normalize):
         more["feddyn_alpha"] = 1.0
     # What they are made for: whatever the steps, the minimum is that of all.
     unbiased = normalize or name in ("fednova", "scaffold", "feddyn")
-    expected, other = (limit(importance, normalize=n) for n in (unbiased, not unbiased))
+    expected, other = (limit(client_weights, normalize=n) for n in (unbiased, not unbiased))
     lr, rounds = (0.05, 160) if REGISTRY[name].has_rounds else (0.03, 450)
     rounds = 1500 if name == "fedasync" else rounds  # a model is mixed in thirds
     found = final_model(name, lr=lr, normalize=normalize, rounds=rounds, **more)

@@ -55,7 +55,7 @@ def go(federation, model, train_config):
         )
         strategy.seconds = [b.time - a.time for a, b in pairwise(reports)]
         strategy.asked = [sorted(grid.asked(messages.TRAIN, number)) for number in range(1, rounds + 1)]
-        strategy.told = lambda name: [report.metrics.get(name, 0) for report in reports[1:]]
+        strategy.round_metrics = lambda name: [report.metrics.get(name, 0) for report in reports[1:]]
         return strategy, grid
 
     return run
@@ -73,9 +73,12 @@ def test_one_that_never_answers_costs_the_first_round_ten_times_the_usual_and_th
     assert strategy.asked == [FIVE, FOUR, FOUR, FOUR]
     assert strategy.seconds == pytest.approx([114.0, 21.0, 21.0, 21.0], abs=1.0)
     assert [grid.asked(messages.EVALUATE, n) for n in (1, 4)] == [FOUR, FOUR]
-    assert (strategy.told("late-updates"), strategy.told("failures")) == ([1, 0, 0, 0], [0] * 4)
-    assert strategy.told("participants") == [4] * 4
-    assert (strategy.session.accounts[4].late, strategy.session.at_work()) == (1, [4])
+    assert (strategy.round_metrics("late-updates"), strategy.round_metrics("failures")) == (
+        [1, 0, 0, 0],
+        [0] * 4,
+    )
+    assert strategy.round_metrics("participants") == [4] * 4
+    assert (strategy.session.client_stats[4].late, strategy.session.busy_clients()) == (1, [4])
     assert [line for line in caplog.messages if "left out" in line] == [
         f"round 1: left out client 4 (node {grid.node(4).node_id}): no reply within 104 s: "
         "a round waits 10 times as long as half of the clients took"
@@ -94,17 +97,17 @@ def test_one_that_never_answers_is_asked_again_after_the_timeout_and_costs_at_mo
 def test_one_that_is_always_slower_counts_in_every_round(go, times):
     strategy, _ = go(times * USUAL, rounds=6)
     assert strategy.asked == [FIVE] * 6
-    assert strategy.told("participants") == [5] * 6
-    assert strategy.told("late-updates") == [0] * 6
+    assert strategy.round_metrics("participants") == [5] * 6
+    assert strategy.round_metrics("late-updates") == [0] * 6
 
 
 def test_one_that_is_far_slower_counts_as_soon_as_a_late_reply_has_said_so(go):
     strategy, _ = go(30 * USUAL, rounds=25)
     back = strategy.asked.index(FIVE, 1)
     assert strategy.asked == [FIVE] + [FOUR] * (back - 1) + [FIVE] * (25 - back)
-    assert strategy.told("participants") == [4] * back + [5] * (25 - back)
-    assert sum(strategy.told("late-updates")) == 1
-    size = strategy.told("bytes-wasted")
+    assert strategy.round_metrics("participants") == [4] * back + [5] * (25 - back)
+    assert sum(strategy.round_metrics("late-updates")) == 1
+    size = strategy.round_metrics("bytes-wasted")
     assert size[0] > 0
     assert size[0] == size[back - 1]  # the request, and the reply that was dropped
 
@@ -115,7 +118,7 @@ def test_one_that_recovers_counts_again(go):
 
     strategy, _ = go(USUAL, rounds=16, timeout=60.0, after=recover)
     # Asked in round 2, it doesn't answer; the next time, it does.
-    assert strategy.told("participants")[:2] == [5, 4]
+    assert strategy.round_metrics("participants")[:2] == [5, 4]
     assert strategy.asked[2] == FOUR
 
 
@@ -125,7 +128,7 @@ def test_a_round_in_which_hardly_anybody_has_answered_waits_for_all(go):
             grid.node(index).delay = 50 * USUAL if number == 1 else USUAL
 
     strategy, _ = go(USUAL, after=slow)
-    assert strategy.told("participants") == [5] * 4
+    assert strategy.round_metrics("participants") == [5] * 4
     assert strategy.seconds == pytest.approx([10, 500, 10, 10], abs=2.0)
 
 
@@ -148,16 +151,16 @@ def test_a_client_without_which_no_round_can_be_drawn_is_asked_all_the_same(go, 
     strategy, _ = go(USUAL, rounds=4, timeout=100.0, participation=scheme, after=away)
     assert all(4 in asked for asked in strategy.asked)
     assert (
-        strategy.told("participants")[1]
-        < strategy.told("participants")[0]
-        == strategy.told("participants")[3]
+        strategy.round_metrics("participants")[1]
+        < strategy.round_metrics("participants")[0]
+        == strategy.round_metrics("participants")[3]
     )
 
 
 def test_without_safeguards_a_round_waits_until_the_timeout(go):
     strategy, _ = go(safeguards="off", rounds=2, timeout=500.0)
     assert strategy.seconds == pytest.approx([500.0, 500.0], abs=1.0)
-    assert strategy.told("failures") == [1, 1]
+    assert strategy.round_metrics("failures") == [1, 1]
 
 
 def test_what_clients_usually_take_is_kept_for_a_run_that_goes_on(go):

@@ -17,7 +17,7 @@ PRIVATE = {"client_weights": "uniform", "dp": "central", "dp_clipping_norm": 0.5
 
 def poisson(q: float, *, repeatable: bool = True, **options: Any) -> FedAvg:
     strategy = FedAvg(participation="poisson", fraction_train=q, **options)
-    strategy.run_options.repeatable = repeatable
+    strategy.run_options.deterministic_noise = repeatable
     return strategy
 
 

@@ -7,8 +7,8 @@ import pytest
 from flwr.app import ConfigRecord, Message
 
 from strategies import FedAvg
-from strategies.clients.accounts import ACCEPTED, Accounts, Timeline
 from strategies.clients.client_metrics import MetricsMean
+from strategies.clients.client_statistics import ACCEPTED, ClientStatistics, Timeline
 from strategies.clients.roster import Client
 from strategies.core.config import SynchronousConfig
 from strategies.core.requests import PendingReplies
@@ -32,8 +32,8 @@ class Alone:
         clients = [Client(grid.node(i).node_id, i, n, {}, described=True) for i, n in enumerate(SIZES)]
         self.config = config = SynchronousConfig(**options)
         self.run = begun(clients, config, 1.0)
-        self.accounts, self.pending = Accounts(), PendingReplies(self.run)
-        self.timeline = Timeline(self.accounts.took)
+        self.client_stats, self.pending = ClientStatistics(), PendingReplies(self.run)
+        self.timeline = Timeline(self.client_stats.add_task_time)
         self.requests = training_requests(self.run)
         able = FedAvg.capabilities
         self.selection = Selection(config, self.run, population(self.run), able)
@@ -53,9 +53,9 @@ class Alone:
         current.requests = [request.metadata for request in requests]
         replies = list(self.part.collect(current, self.grid, requests))
         seconds = self.part.duration(current)
-        self.run.clock.wait_until(self.run.pace.now() + seconds)
+        self.run.clock.wait_until(self.run.scheduler.now() + seconds)
         current.outcomes = dict.fromkeys((client.index for client in current.clients), ACCEPTED)
-        current.settle(self.accounts, self.timeline, self.run.pace.now())
+        current.record_outcomes(self.client_stats, self.timeline, self.run.scheduler.now())
         return current, replies, self.part.finish(current)
 
     def who(self, replies: Sequence[Message]) -> list[int]:
@@ -75,7 +75,7 @@ def test_waiting_for_all_takes_as_long_as_the_slowest(make):
     it = make()
     current, replies, told = it.round(1, P)
     assert (it.who(replies), current.weights, dict(told)) == ([0, 1, 2], P, {})
-    assert (it.run.pace.now(), it.part.at_work(), it.selection.number_to_draw()) == (1.0, [], None)
+    assert (it.run.scheduler.now(), it.part.busy_clients(), it.selection.number_to_draw()) == (1.0, [], None)
     assert it.part.free_clients(it.grid) is it.run.clients
 
 
@@ -88,14 +88,14 @@ def test_who_goes_away_before_its_end_is_not_asked(make):
 def test_at_a_deadline_those_that_are_in_time_share_the_weight(make):
     it = make(round_deadline=0.7)
     current, replies, told = it.round(1, P)
-    assert (it.who(replies), it.run.pace.now()) == ([0, 1], 0.7)
+    assert (it.who(replies), it.run.scheduler.now()) == ([0, 1], 0.7)
     assert current.weights == pytest.approx([1 / 3, 2 / 3])
     assert (told[messages.LATE_UPDATES], told[messages.DROPPED_UPDATES]) == (1, 1)
     assert it.grid.asked() == [0, 1]  # nobody works on what is dropped
-    assert it.accounts[2].late == 1
+    assert it.client_stats[2].late == 1
     # At work until 1 s: the others alone are free.
     assert [client.index for client in it.part.free_clients(it.grid)] == [0, 1]
-    assert it.part.at_work() == [2]
+    assert it.part.busy_clients() == [2]
     it.run.clock.wait_until(1.0)
     assert len(it.part.free_clients(it.grid)) == 3
 
@@ -106,7 +106,7 @@ def test_late_tasks_are_saved_and_restored(make):
     state = it.part.state()
     assert state == {"late-tasks": [[2, 1.0]]}
     again.part.restore(state)
-    assert again.part.at_work() == [2]
+    assert again.part.busy_clients() == [2]
     with pytest.raises(ValueError, match="the checkpoint is of an earlier version, which kept late work"):
         again.part.restore({"late-tasks": [[2, 1, 0.0, 1.0, 5 / 8, 0, 8]]})
 
@@ -121,7 +121,7 @@ def test_a_round_closes_with_as_many_valid_replies_as_it_needs(make, failing, in
         it.grid.spoil(failing, "nan")
     current, replies, _ = it.round(1, P)
     assert it.selection.number_to_draw() == 3
-    assert (it.who(replies), it.run.pace.now()) == (in_time, seconds)
+    assert (it.who(replies), it.run.scheduler.now()) == (in_time, seconds)
     assert current.weights == pytest.approx(weights)
 
 
@@ -135,4 +135,4 @@ def test_where_all_are_at_work_nobody_is_free(make):
     it = make(round_deadline=0.1)
     current, replies, told = it.round(1, P)
     assert (replies, current.clients, told[messages.LATE_UPDATES]) == ([], [], 3)
-    assert (it.part.free_clients(it.grid), it.part.at_work()) == ([], [0, 1, 2])
+    assert (it.part.free_clients(it.grid), it.part.busy_clients()) == ([], [0, 1, 2])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from strategies import FedAvg
-from strategies.clients.accounts import ACCEPTED, Accounts
 from strategies.clients.client_metrics import MetricsMean
+from strategies.clients.client_statistics import ACCEPTED, ClientStatistics
 from strategies.core.config import SynchronousConfig
 from strategies.flower import messages
 from strategies.rounds.round import Round
@@ -60,40 +60,42 @@ def test_one_that_is_drawn_twice_counts_for_two():
 
 
 def test_the_weight_of_work_that_does_not_count_is_credited_to_the_rest():
-    worth = {0: 0.125, 1: 0.25, 2: 0.625}
+    weight_by_client = {0: 0.125, 1: 0.25, 2: 0.625}
     outcomes = {0: ACCEPTED, 1: ACCEPTED, 2: messages.FAILED}
-    accounts = Accounts()
-    Round(1, np.zeros(1), THREE, None, MetricsMean(), worth=worth, outcomes=outcomes).credit(accounts)
-    assert accounts.column("weight", 3) == pytest.approx([1 / 3, 2 / 3, 0])
+    client_stats = ClientStatistics()
+    Round(
+        1, np.zeros(1), THREE, None, MetricsMean(), weight_by_client=weight_by_client, outcomes=outcomes
+    ).record_weights(client_stats)
+    assert client_stats.column("weight", 3) == pytest.approx([1 / 3, 2 / 3, 0])
 
 
-def pace(there: set[int], comes: dict[int, float], over: float = NEVER) -> Any:
+def scheduler(there: set[int], next_available: dict[int, float], over: float = NEVER) -> Any:
     now = [0.0]
     clock = SimpleNamespace(wait_until=lambda due: now.__setitem__(0, due))
     return SimpleNamespace(
         always=False,
         clock=clock,
         now=lambda: now[0],
-        there=lambda c: c.index in there or comes.get(c.index, NEVER) <= now[0],
-        comes=lambda c, at: at if c.index in there else comes.get(c.index, NEVER),
+        is_available=lambda c: c.index in there or next_available.get(c.index, NEVER) <= now[0],
+        next_available=lambda c, at: at if c.index in there else next_available.get(c.index, NEVER),
         over=lambda at: at > over,
     )
 
 
 def test_those_that_are_there_and_the_next_that_comes():
     anyone = lambda index: True  # noqa: E731
-    assert [c.index for c in present(pace({1}, {}), THREE, anyone, wait=True)] == [1]
-    waiting = pace(set(), {0: 9.0, 2: 4.0})
+    assert [c.index for c in present(scheduler({1}, {}), THREE, anyone, wait=True)] == [1]
+    waiting = scheduler(set(), {0: 9.0, 2: 4.0})
     assert present(waiting, THREE, anyone, wait=False) == []
     assert [c.index for c in present(waiting, THREE, anyone, wait=True)] == [2]
     assert waiting.now() == 4.0
-    wanted = pace(set(), {0: 9.0, 2: 4.0})
+    wanted = scheduler(set(), {0: 9.0, 2: 4.0})
     assert [c.index for c in present(wanted, THREE, lambda index: index == 0, wait=True)] == [0, 2]
 
 
 @pytest.mark.parametrize(
-    ("comes", "over", "said"), [({}, NEVER, "no client is there any more"), ({1: 5.0}, 3.0, "")]
+    ("next_available", "over", "said"), [({}, NEVER, "no client is there any more"), ({1: 5.0}, 3.0, "")]
 )
-def test_nobody_is_waited_for_for_ever(comes, over, said, caplog):
-    assert present(pace(set(), comes, over), THREE, lambda index: True, wait=True) == []
+def test_nobody_is_waited_for_for_ever(next_available, over, said, caplog):
+    assert present(scheduler(set(), next_available, over), THREE, lambda index: True, wait=True) == []
     assert said in caplog.text

@@ -291,7 +291,7 @@ def test_a_value_that_makes_no_sense_is_named_before_any_client_trains(federatio
             ],
         ),
         ({"time_budget": 1.5}, []),
-        ({"stopped": lambda: True}, []),
+        ({"should_stop": lambda: True}, []),
     ],
 )
 def test_a_run_that_leaves_the_initial_model_says_so(federation, model, train_config, options, said, caplog):

@@ -16,7 +16,9 @@ LOGGER = "flwr.strategies"
 
 def test_a_stop_between_rounds_keeps_the_last_model(federation, model, values_of, train_config):
     seen, grid = Recorder(), federation()
-    strategy = FedAvg(config(eval_every=100), observer=seen.observe, stopped=lambda: len(seen.progress) >= 3)
+    strategy = FedAvg(
+        config(eval_every=100), observer=seen.observe, should_stop=lambda: len(seen.progress) >= 3
+    )
     result = strategy.start(
         grid, model(1.0), num_rounds=50, train_config=train_config(), evaluate_fn=seen.evaluate
     )
@@ -33,7 +35,7 @@ def test_a_stop_in_mid_round_keeps_the_last_complete_round(federation, model, va
         if progress.aggregation == 1:
             grid.lose(2, "drop")  # so that round 2 has fast clients only when the stop comes
 
-    strategy = FedAvg(observer=observe, stopped=lambda: bool(grid.asked("train", 2)))
+    strategy = FedAvg(observer=observe, should_stop=lambda: bool(grid.asked("train", 2)))
     result = strategy.start(
         grid, model(1.0), num_rounds=50, timeout=60.0, train_config=train_config(), evaluate_fn=seen.evaluate
     )
@@ -46,7 +48,7 @@ def test_a_stop_in_mid_round_keeps_the_last_complete_round(federation, model, va
 
 def test_a_stop_before_the_first_round_returns_the_initial_model(federation, model, same_bytes):
     grid, initial = federation(), model(1.0)
-    result = FedAvg(stopped=lambda: True).start(grid, initial, num_rounds=3)
+    result = FedAvg(should_stop=lambda: True).start(grid, initial, num_rounds=3)
     assert same_bytes(result.arrays, initial)
     assert grid.requests() == []
 
@@ -95,24 +97,24 @@ def test_fixed_participation_with_nobody_there_is_an_error(federation, model):
         FedAvg(config(participation="fixed:7")).start(grid, model(1.0), num_rounds=1)
 
 
-@pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.parametrize("next_available", [True, False])
 def test_who_is_enough_may_still_come_in_flowers_simulation(
-    comes, federation, model, train_config, add_node, caplog
+    next_available, federation, model, train_config, add_node, caplog
 ):
     # Apps needn't say how many clients there will be. Of 3, 0.85 are all; of 4, they are 3.
     grid = federation(describes=False, node_ids=[1, 2, 3])
     grid.engine = "ray"
 
     def observe(progress: Progress) -> None:
-        if comes and progress.aggregation == 1:
+        if next_available and progress.aggregation == 1:
             add_node(grid, 0, 3, 4)
 
     options = {"participation": "uniform", "fraction_train": 0.85, "over_select": 0.3}
     strategy = FedAvg(client_weights="uniform", **options, observer=observe)
     text = "over_select = 0.3: all 3 clients are asked without it; fraction_train = 0.85 must be less"
-    with nullcontext() if comes else pytest.raises(RunError, match=text):
+    with nullcontext() if next_available else pytest.raises(RunError, match=text):
         strategy.start(grid, model(1.0), num_rounds=3, train_config=train_config())
-    assert strategy.session.aggregations == (3 if comes else 1)
+    assert strategy.session.aggregations == (3 if next_available else 1)
     assert caplog.text.count(f"{text}; more clients may come") == 1
     assert len(grid.asked("train", 1)) == 3
 

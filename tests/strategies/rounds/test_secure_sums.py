@@ -99,7 +99,7 @@ def test_a_hidden_draw_has_rounds_that_have_sums(federation: Make, model: Make, 
     def go(copies: int, fraction: float, secure: bool) -> list[float]:
         options = {**PRIVATE, "dp_clipping_norm": 0.5, "participation": "poisson", "fraction_train": fraction}
         strategy = FedAvg(**options, secure_sums=secure)
-        strategy.run_options.repeatable = True
+        strategy.run_options.deterministic_noise = True
         grid = federation(CENTRES * copies, SIZES * copies, mods=MODS)
         return values_of(strategy.start(grid, model(1.0), 2).arrays)
 
@@ -257,7 +257,7 @@ def test_a_device_that_only_masks_refuses_a_plain_round(run: Make, federation: M
         each
         for each in REGISTRY.values()
         if issubclass(each, SynchronousStrategy)
-        and (each.capabilities.reads_updates or not each.capabilities.streams)
+        and (each.capabilities.reads_updates or not each.capabilities.aggregates_on_arrival)
     ],
 )
 def test_a_method_that_needs_single_updates_is_refused(kind: type[FederatedStrategy]) -> None:
@@ -272,7 +272,10 @@ def test_a_method_that_needs_single_updates_is_refused(kind: type[FederatedStrat
         ({"secure_threshold": 6}, r"secure_threshold = 6: each of 6 clients in a sum has 5 neighbours"),
         ({"secure_neighbours": 6}, r"secure_neighbours = 6: 6 clients are in a sum"),
         ({"participation": "uniform", "fraction_train": 0.3}, "secure_sums: 2 clients in a sum"),
-        ({"witness": lambda index, model: None}, "a witness sees single models; allowed is none"),
+        (
+            {"on_client_model": lambda index, model: None},
+            "on_client_model sees single models; allowed is none",
+        ),
         ({"untrained": ("w",)}, r"the model has arrays that aren't trained \(w\)"),
     ],
 )

@@ -21,9 +21,9 @@ CLIENTS = [Client(100 + index, index, 10, MetricRecord()) for index in range(10)
 def drawn(share: float, server_round: int = 1, seed: int = 0) -> dict[int, float]:
     """Return the part of each straggler of a round of ten."""
     stragglers = Stragglers(FedAvgConfig(stragglers=share, seed=seed))
-    kept, weights = stragglers.among(CLIENTS, [0.1] * 10, server_round)
+    kept, weights = stragglers.without_stragglers(CLIENTS, [0.1] * 10, server_round)
     assert (list(kept), weights) == (CLIENTS, [0.1] * 10)  # all are asked, with their own weights
-    asked = {client.index: stragglers.asks(client) for client in CLIENTS}
+    asked = {client.index: stragglers.request_fields(client) for client in CLIENTS}
     return {index: fields[messages.PART] for index, fields in asked.items() if fields}
 
 
@@ -59,14 +59,17 @@ def test_dropped_stragglers_leave_their_weight_to_the_others(share, number, serv
     clients = [Client(index, index, None, MetricRecord()) for index in range(number)]
     weights = [float(index + 1) for index in range(number)]
     stragglers = Stragglers(FedAvgConfig(stragglers=share, drop_stragglers=True))
-    kept, given_weights = stragglers.among(clients, weights, server_round)
-    assert len(kept) == stragglers.counting(number) >= 1
-    assert all(stragglers.asks(client) == {} for client in clients)
+    kept, given_weights = stragglers.without_stragglers(clients, weights, server_round)
+    assert len(kept) == stragglers.num_active(number) >= 1
+    assert all(stragglers.request_fields(client) == {} for client in clients)
     assert given_weights is not None
     assert sum(given_weights) == pytest.approx(sum(weights))
     own = np.array([client.index + 1 for client in kept])
     assert np.array(given_weights) / own == pytest.approx(given_weights[0] / own[0])
-    assert stragglers.among(clients, None, server_round) == (kept, None)  # weights by the sizes in replies
+    assert stragglers.without_stragglers(clients, None, server_round) == (
+        kept,
+        None,
+    )  # weights by the sizes in replies
 
 
 def test_senseless_shares_are_refused():

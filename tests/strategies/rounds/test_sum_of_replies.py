@@ -98,15 +98,15 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
         result = strategy.start(grid, initial, num_rounds=ROUNDS, timeout=0.05)
     arrays = {name: array.data for name, array in result.arrays.items()}
     told = {number: dict(metrics) for number, metrics in result.train_metrics_clientapp.items()}
-    accounts = [
-        strategy.session.accounts.column(name, CLIENTS)
+    client_stats = [
+        strategy.session.client_stats.column(name, CLIENTS)
         for name in ("accepted", "refused", "clipped", "weight")
     ]
-    return arrays, told, accounts, strategy.session.safeguards.norms.state()
+    return arrays, told, client_stats, strategy.session.safeguards.norms.state()
 
 
 @pytest.mark.parametrize(
-    ("guards", "spoils"),
+    ("safeguards", "spoils"),
     [
         ("off", ("nobody",)),
         ("off", tuple(SPOILS)),
@@ -115,7 +115,7 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
         ("on", ("nobody", "longer", "other bytes")),
     ],
 )
-def test_the_model_has_the_same_bits_as_reply_by_reply(guards, spoils, monkeypatch):
+def test_the_model_has_the_same_bits_as_reply_by_reply(safeguards, spoils, monkeypatch):
     names, blocks, seen = (spoils * CLIENTS)[:CLIENTS], list[int](), list[int]()
     sum_block = WeightedSum.sum_block
 
@@ -124,8 +124,8 @@ def test_the_model_has_the_same_bits_as_reply_by_reply(guards, spoils, monkeypat
         sum_block(total, updates)
 
     monkeypatch.setattr(WeightedSum, "sum_block", counted)
-    expected = trained(names, safeguards=guards, witness=lambda index, _: seen.append(index))
+    expected = trained(names, safeguards=safeguards, on_client_model=lambda index, _: seen.append(index))
     assert seen
     assert not blocks
-    assert trained(names, safeguards=guards) == expected
+    assert trained(names, safeguards=safeguards) == expected
     assert max(blocks) == 2  # an eighth of the clients, rounded up

@@ -9,8 +9,8 @@ import pytest
 from flwr.app import ConfigRecord
 
 from strategies import messages
-from strategies.clients.accounts import ACCEPTED, Timeline
 from strategies.clients.client_metrics import MetricsMean
+from strategies.clients.client_statistics import ACCEPTED, Timeline
 from strategies.core.requests import PendingReplies
 from strategies.core.server_step import ServerStep
 from strategies.rounds.round import GONE, Round
@@ -35,7 +35,7 @@ class Engine(SummingGrid):
     )
 
     def __init__(self, pending: PendingReplies) -> None:
-        self.pending, self.at_work = pending, list[Any]()
+        self.pending, self.busy_clients = pending, list[Any]()
 
     def can_sum(self, request: SumRequest) -> bool:
         return True
@@ -43,7 +43,7 @@ class Engine(SummingGrid):
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
         self.request = request
         for block in self.blocks:
-            self.at_work.append(self.pending.at_work())
+            self.busy_clients.append(self.pending.busy_clients())
             yield block
 
 
@@ -53,13 +53,13 @@ def made(
     """Return a session in which an engine has been asked for a round, the round, and the engine."""
     clients = [client(index) for index in range(4)]
     run = begun(clients)
-    run.options.stopped = lambda: cancelled
+    run.options.should_stop = lambda: cancelled
     current = Round(7, run.model, clients, WEIGHTS, MetricsMean(), lost=set(lost))
     pending = PendingReplies(run)
     step = ServerStep(run, make_optimizer(optimizer, 1.0), 0.0, lambda: 1.0, stale=False)
     session = SimpleNamespace(
         run=run,
-        pace=run.pace,
+        scheduler=run.scheduler,
         server_step=step,
         optimizer=step.optimizer,
         pending=pending,
@@ -81,7 +81,7 @@ def test_the_request_has_all_tasks_and_the_methods_rule():
         request = summed.part._request
         assert dict(request.config) == {"lr": 0.5, messages.SERVER_ROUND: 7, messages.ALPHA: 0.1}
         assert (request.tasks.nodes, request.tasks.clients) == ([100, 101, 102, 103], [0, 1, 2, 3])
-        assert request.tasks.parts.tolist() == [1.0, 1.0, 0.5 if part else 1.0, 1.0]
+        assert request.tasks.fractions.tolist() == [1.0, 1.0, 0.5 if part else 1.0, 1.0]
         assert (request.bound, request.squares) == (1.2, optimizer == "fedexp")
         assert current.bytes_down == 4 * SIZE
 
@@ -97,18 +97,18 @@ def test_blocks_are_added_and_tasks_that_fail_or_are_lost_do_not_count():
     assert current.failures == {1: "out of memory", 3: GONE}
     assert (current.bounded, current.bytes_up, current.sizes) == ({0}, 2 * SIZE, {0: SIZE, 2: SIZE})
     assert current.metrics.result() == pytest.approx({"loss": (0.1 * 4 + 0.3 * 2) / 0.4})
-    assert current.worth == dict(enumerate(WEIGHTS))
-    assert (engine.at_work, session.pending.at_work()) == ([[0, 1, 2], [2]], [])
-    assert (session.run.last_reason, session.run.any_moved) == ("out of memory", True)
+    assert current.weight_by_client == dict(enumerate(WEIGHTS))
+    assert (engine.busy_clients, session.pending.busy_clients()) == ([[0, 1, 2], [2]], [])
+    assert (session.run.last_failure, session.run.any_nonzero_update) == ("out of memory", True)
 
 
 def test_a_round_that_is_cut_off_takes_no_more_blocks():
     session, current, engine = made(cancelled=True)
     assert session.part.run(current, engine) is None
-    assert (len(engine.at_work), session.pending.at_work()) == (1, [])
+    assert (len(engine.busy_clients), session.pending.busy_clients()) == (1, [])
 
 
 def test_nothing_is_asked_where_all_tasks_are_lost():
     session, current, engine = made(lost=range(4))
     assert session.part.run(current, engine).total.result(WEIGHTS) is None
-    assert not engine.at_work
+    assert not engine.busy_clients

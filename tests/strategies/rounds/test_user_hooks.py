@@ -41,7 +41,7 @@ def test_a_client_that_a_hook_does_not_ask_is_no_failure(
     assert values_of(result.arrays) == pytest.approx([5 / 3], rel=1e-15)
     metrics = result.train_metrics_clientapp[1]
     assert (metrics["participants"], metrics["failures"]) == (2, 0)
-    assert [strategy.session.accounts[index].tasks for index in range(3)] == [1, 1, 0]
+    assert [strategy.session.client_stats[index].tasks for index in range(3)] == [1, 1, 0]
     sent = [each for each in grid.requests() if each.metadata.message_type == messages.TRAIN]
     assert len(sent) == 2
     assert metrics["bytes-down"] == sum(map(messages.total_bytes, sent))
@@ -88,7 +88,7 @@ class OneMore(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "asked", "moved"),
+    ("kind", "options", "asked", "updated_model"),
     [
         (OwnDraw, {}, [1, 2], (2 * 0.5 - 5) / 7),
         (OwnDraw, {"client_weights": "uniform"}, [1, 2], (0.5 - 1) / 2),
@@ -97,14 +97,14 @@ class OneMore(FedAvg):
     ],
 )
 def test_all_clients_that_a_hook_asks_count(
-    federation, model, values_of, train_config, kind, options, asked, moved
+    federation, model, values_of, train_config, kind, options, asked, updated_model
 ):
     grid, strategy = federation(), kind(**options)
     result = strategy.start(grid, model(1.0), num_rounds=1, train_config=train_config())
-    assert values_of(result.arrays) == pytest.approx([1 + moved], rel=1e-7)
+    assert values_of(result.arrays) == pytest.approx([1 + updated_model], rel=1e-7)
     assert result.train_metrics_clientapp[1]["participants"] == 2
     assert sorted(grid.asked(messages.TRAIN)) == asked
-    assert [strategy.session.accounts[index].tasks for index in range(3)] == [
+    assert [strategy.session.client_stats[index].tasks for index in range(3)] == [
         int(i in asked) for i in range(3)
     ]
     assert sorted(grid.asked(messages.EVALUATE)) == [0, 1, 2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.clients.weights import among
+from strategies.clients.weights import restricted_weights
 from strategies.core.population import importances
 from strategies.rounds.participation import Draw, Participation
 
@@ -192,8 +192,8 @@ def test_importances_by_hand() -> None:
 
 def test_importances_among_some_sum_to_one() -> None:
     some = np.array([True, False, True])
-    assert among([0.125, 0.25, 0.625], some).tolist() == pytest.approx([1 / 6, 0, 5 / 6])
-    assert among([0.0, 1.0, 0.0], some).tolist() == [0, 0, 0]
+    assert restricted_weights([0.125, 0.25, 0.625], some).tolist() == pytest.approx([1 / 6, 0, 5 / 6])
+    assert restricted_weights([0.0, 1.0, 0.0], some).tolist() == [0, 0, 0]
 
 
 def test_importances_of_an_unknown_kind_name_key_value_and_what_is_allowed() -> None:

@@ -56,7 +56,7 @@ class Runs:
         for partition, number in enumerate(steps):
             grid.node(partition).context.node_config["local-steps"] = number
         strategy = kind(**options)
-        strategy.run_options.repeatable = True  # central noise by the seed
+        strategy.run_options.deterministic_noise = True  # central noise by the seed
         if states is not None:
             strategy.run_options.observer = lambda progress: states.update(
                 {progress.aggregation: strategy.state()}

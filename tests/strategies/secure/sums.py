@@ -29,25 +29,25 @@ class Sum:
         server = ServerSession(range(number), *terms, streams.generator(number, "test"), least)
         return cls(server, {i: ClientSession(i, terms.threshold) for i in range(number)}, gone or {})
 
-    def there(self, those: Collection[int], stage: int) -> list[int]:
+    def is_available(self, those: Collection[int], stage: int) -> list[int]:
         return [each for each in those if self.gone.get(each, 4) > stage]
 
     def until_masked(self, values: Sequence[Ring]) -> None:
-        for each in self.there(self.clients, 0):
+        for each in self.is_available(self.clients, 0):
             self.server.take_keys(each, self.clients[each].keys())
         keys = self.server.keys_for()
-        for each in self.there(keys, 1):
+        for each in self.is_available(keys, 1):
             self.server.take_shares(each, self.clients[each].share(keys[each]))
         sealed = self.server.shares_for()
-        for each in self.there(sealed, 2):
+        for each in self.is_available(sealed, 2):
             self.masked[each] = self.clients[each].mask(sealed[each], values[each])
             self.server.take_masked(each, self.masked[each])
 
     def total(self, values: Sequence[Ring], lies: Mapping[int, Collection[int]] | None = None) -> Ring:
         """Return the sum; ``lies``: of which clients a client gives a wrong share."""
         self.until_masked(values)
-        asks = self.server.asks()
-        for each in self.there(asks, 3):
+        asks = self.server.unmask_requests()
+        for each in self.is_available(asks, 3):
             shares = self.clients[each].reveal(*asks[each])
             for owner in (lies or {}).get(each, ()):
                 if owner in shares:

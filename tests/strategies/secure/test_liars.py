@@ -32,7 +32,7 @@ def test_a_liar_about_shares_is_found_and_the_sum_is_right(gone: dict[int, int])
 def test_a_share_under_another_number_is_a_lie() -> None:
     each = Sum.of(4)
     each.until_masked(VALUES)
-    for client, ask in each.server.asks().items():
+    for client, ask in each.server.unmask_requests().items():
         shares = each.clients[client].reveal(*ask)
         if client == 2:
             shares = {owner: b"\7" + share[1:] for owner, share in shares.items()}
@@ -55,7 +55,7 @@ def test_shares_that_a_client_dealt_wrong_end_the_sum_with_one_line() -> None:
         each.server.take_shares(client, dealt)
     for client, sealed in each.server.shares_for().items():
         each.server.take_masked(client, each.clients[client].mask(sealed, VALUES[client]))
-    for client, ask in each.server.asks().items():
+    for client, ask in each.server.unmask_requests().items():
         each.server.take_revealed(client, each.clients[client].reveal(*ask))
     total = each.server.total()  # of what was dealt, which isn't what masks the update: the weights show it
     assert (total != 6).all()
@@ -106,7 +106,7 @@ def test_a_client_whose_shares_cant_be_opened_is_named() -> None:
         each.server.take_shares(client, dealt)
     for client, sealed in each.server.shares_for().items():
         each.server.take_masked(client, each.clients[client].mask(sealed, VALUES[client]))
-    for client, ask in each.server.asks().items():
+    for client, ask in each.server.unmask_requests().items():
         each.server.take_revealed(client, each.clients[client].reveal(*ask))
     with pytest.raises(SecureSumError, match=r"^0 shares of client 1's secret came, .* or it dealt none$"):
         each.server.total()

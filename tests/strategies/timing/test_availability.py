@@ -42,11 +42,11 @@ def test_who_is_away_is_who_is_not_there(written, text):
     since, until = 11.3, 95.9
     times = np.linspace(since, until, 4999)[1:-1]
     for client in range(3):
-        gone = list(found.away(client, since, until))
+        gone = list(found.absences(client, since, until))
         assert all(since <= begins < ends <= until for begins, ends in gone)
         assert all(before[1] < after[0] for before, after in itertools.pairwise(gone))
         away = [any(begins <= time < ends for begins, ends in gone) for time in times]
-        assert away == [not found.there(client, time) for time in times]
+        assert away == [not found.is_available(client, time) for time in times]
 
 
 # ---- Stretches ----------------------------------------------------------------------------------------------------
@@ -62,14 +62,14 @@ def test_stretches_are_what_a_table_of_seconds_says(pairs, periodic, period):
     )
     table = [any(a <= second < b for a, b in stretches) for second in range(period)]
     table = table * 3 if periodic else table + [False] * 2 * period
-    for second, there in enumerate(table):
-        assert found.there(0, float(second)) == found.there(0, second + 0.5) == there
+    for second, available in enumerate(table):
+        assert found.is_available(0, float(second)) == found.is_available(0, second + 0.5) == available
     expected = [float(t) for t in range(1, len(table)) if table[t] != table[t - 1]]
     assert turns(found, 0, float(len(table) - 1) + 0.5) == expected
-    for second, there in enumerate(table[:period]):
+    for second, available in enumerate(table[:period]):
         comes = next((t for t in range(second, len(table)) if table[t]), math.inf)
-        assert found.comes(0, float(second)) == comes
-        if there:
+        assert found.next_available(0, float(second)) == comes
+        if available:
             gone = next((t for t in range(second, len(table)) if not table[t]), math.inf)
             assert found.leaves(0, second + 0.25) == gone
 
@@ -107,9 +107,9 @@ def test_a_csv_says_by_client_when_it_is_there_and_whether_that_comes_again(writ
     )
     assert turns(found, 0, 25.0) == [2, 4, 8, 10, 12, 14, 18, 20, 22, 24]
     assert turns(found, 1, 99.0) == [3, 7, 8]
-    assert found.comes(1, 8.0) == math.inf
+    assert found.next_available(1, 8.0) == math.inf
     assert turns(found, 2, 99.0) == []
-    assert found.there(2, 1e9)
+    assert found.is_available(2, 1e9)
     assert (found.horizon, found.repeats) == (10.0, False)
 
 
@@ -122,10 +122,10 @@ def test_fedscales_traces_are_periodic_and_taken_in_turn(written, write):
         3: {"duration": 5, "active": [0, 60], "inactive": [30, 90], "finish_time": 100, "model": "a phone"},
         1: {"duration": 5, "active": [10], "inactive": [200], "finish_time": 150, "model": "another"},
     }
-    there = make_availability(written(write(found)), 3, 0)
-    assert turns(there, 0, 200.0) == turns(there, 2, 200.0) == [30, 60, 90, 100, 130, 160, 190]
-    assert turns(there, 1, 320.0) == [10, 150, 160, 300, 310]  # over at the end of its trace
-    assert there.horizon == 150
+    available = make_availability(written(write(found)), 3, 0)
+    assert turns(available, 0, 200.0) == turns(available, 2, 200.0) == [30, 60, 90, 100, 130, 160, 190]
+    assert turns(available, 1, 320.0) == [10, 150, 160, 300, 310]  # over at the end of its trace
+    assert available.horizon == 150
 
 
 ROW = (
@@ -208,18 +208,20 @@ def test_diurnal_clients_are_there_once_a_period_for_their_share(share, client, 
     found = make_availability(f"diurnal:{share:.3f},1000,{spread:.3f}", 3, 1)
     share = float(f"{share:.3f}")
     times = turns(found, client, 10_000.0)
-    there = [b - a for a, b in itertools.pairwise(times) if found.there(client, a)]
-    assert len(there) >= 9
-    np.testing.assert_allclose(there, share * 1000, rtol=1e-6)
+    available = [b - a for a, b in itertools.pairwise(times) if found.is_available(client, a)]
+    assert len(available) >= 9
+    np.testing.assert_allclose(available, share * 1000, rtol=1e-6)
     # About as often before midnight as after it, where the draws are as narrow as 0: exactly.
     if spread < 5e-4:
-        middle = [(a + share * 500) % 1000 for a in times if found.there(client, a)]
+        middle = [(a + share * 500) % 1000 for a in times if found.is_available(client, a)]
         np.testing.assert_allclose(np.minimum(middle, np.subtract(1000, middle)), 0, atol=1e-6)
 
 
 def test_the_fleet_of_a_diurnal_law_comes_and_goes():
     found = make_availability("diurnal:0.25", 400, 0)  # a day, ± 3 hours
-    shares = [np.mean([found.there(client, hour * 3600.0) for client in range(400)]) for hour in range(24)]
+    shares = [
+        np.mean([found.is_available(client, hour * 3600.0) for client in range(400)]) for hour in range(24)
+    ]
     assert np.mean(shares) == pytest.approx(0.25, abs=0.01)
     assert shares[0] > 0.6  # within ± 3 h of their middle: P(|z| < 1) = 0.68
     assert max(shares[9:16]) < 0.05
@@ -227,19 +229,23 @@ def test_the_fleet_of_a_diurnal_law_comes_and_goes():
 
 def test_bernoulli_clients_are_there_in_so_many_slots_independently():
     found = make_availability("bernoulli:0.3,2", 3, 0)
-    slots = np.array([[found.there(client, 2.0 * slot + 0.5) for slot in range(4000)] for client in range(3)])
+    slots = np.array(
+        [[found.is_available(client, 2.0 * slot + 0.5) for slot in range(4000)] for client in range(3)]
+    )
     assert slots.mean(axis=1) == pytest.approx([0.3] * 3, abs=4 * (0.21 / 4000) ** 0.5)
     assert abs(np.corrcoef(slots[0, :-1], slots[0, 1:])[0, 1]) < 4 / 4000**0.5
     assert abs(np.corrcoef(slots[0], slots[1])[0, 1]) < 4 / 4000**0.5
-    assert all(found.there(1, 2.0 * slot) == found.there(1, 2.0 * slot + 1.99) for slot in range(50))
+    assert all(
+        found.is_available(1, 2.0 * slot) == found.is_available(1, 2.0 * slot + 1.99) for slot in range(50)
+    )
     expected = [2.0 * slot for slot in range(1, 600) if slots[2, slot] != slots[2, slot - 1]]
     assert turns(found, 2, 1199.0) == expected
     assert found.leaves(0, 0.0) == math.inf  # who began a task ends it
     assert turns(make_availability("bernoulli:1", 3, 0), 0, 99.0) == []
     for share in (0.002, 0.4, 0.998):  # some stay for longer than what is drawn at once
         found = make_availability(f"bernoulli:{share}", 3, 0)
-        there = [found.there(1, slot) for slot in range(6000)]
-        changes = [slot for slot in range(1, 6000) if there[slot] != there[slot - 1]]
+        available = [found.is_available(1, slot) for slot in range(6000)]
+        changes = [slot for slot in range(1, 6000) if available[slot] != available[slot - 1]]
         assert [turn for turn in turns(found, 1, 6000.0) if turn < 6000] == changes
 
 
@@ -255,12 +261,12 @@ def played(found: Availability, interval: float | None, time: float, end: float)
             left -= 1
             if not left:
                 done, waits = done + 1, interval is not None
-        there = found.there(0, now)
-        if left and not there:
+        available = found.is_available(0, now)
+        if left and not available:
             left = 0
         if waits and interval and tick % round(interval * step) == 0:
             waits = False
-        if there and not left and not waits:
+        if available and not left and not waits:
             left = round(time * step)
     return done
 
@@ -297,11 +303,11 @@ def test_a_cycle_of_drawn_tasks_is_the_mean_of_those_played():
 
 def mean_of_many(found: Availability, interval: float | None, time: float, tasks: int) -> float:
     """Return the mean seconds between beginnings of tasks that end whoever goes, one after the other."""
-    began = now = found.comes(0, 0.0)
+    began = now = found.next_available(0, 0.0)
     for _ in range(tasks):
         now += time
         now = now if interval is None else math.ceil(now / interval - 1e-9) * interval
-        now = found.comes(0, now)
+        now = found.next_available(0, now)
     return (now - began) / tasks
 
 
@@ -400,13 +406,13 @@ def test_the_mean_share_where_clients_have_periods_of_their_own(periods):
     mean = over_time(found, [0, 1, 2], [0.0, 0.0, 0.0], shares)
     expected = np.zeros(3)
     for first, third in itertools.product((True, False), repeat=2):
-        there = [place for place, is_there in enumerate((first, True, third)) if is_there]
+        available = [place for place, is_there in enumerate((first, True, third)) if is_there]
         if periods[0] == periods[2]:  # then the third is there only when the first is
             often = {(True, True): 1 / 3, (True, False): 1 / 6, (False, True): 0.0, (False, False): 0.5}[
                 first, third
             ]
         else:
             often = 0.5 * (1 / 3 if third else 2 / 3)
-        expected[there] += often * shares(there)
+        expected[available] += often * shares(available)
     assert mean == pytest.approx(expected, abs=0.005)
     assert mean.sum() == pytest.approx(1.0)

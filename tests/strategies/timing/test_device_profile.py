@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strategies import RunError
 from strategies.clients.roster import Client
 from strategies.timing.device_profile import DeviceProfile
-from strategies.timing.load import Load, Loads
+from strategies.timing.task_costs import TaskCost, TaskCosts
 from strategies.timing.time_scenario import TimeScenario
 
 
@@ -32,9 +32,9 @@ def written(tmp_path):
 
 def test_the_parts_of_a_task_by_hand(written):
     device = DeviceProfile(written("0,50,2e6,1e6,0.5"), 1).device(0)
-    load = Load(300, 1_000_000, 250_000)
-    assert device.parts(load) == (4.25, 6.0, 2.25)  # of the latency each way has half
-    assert sum(device.parts(load)) == device.seconds(load)
+    load = TaskCost(300, 1_000_000, 250_000)
+    assert device.timing(load) == (4.25, 6.0, 2.25)  # of the latency each way has half
+    assert sum(device.timing(load)) == device.seconds(load)
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,14 @@ def test_the_time_of_a_task_by_hand(written, header):
     # 300 examples at 50 a second: 6 s. 1,000,000 bytes are 8e6 bits: 4 s at 2 Mbit/s; 250,000 up at 1 Mbit/s: 2 s.
     rows = "1,100,4e6,1e6,0\n0,50,2e6,1e6,0.5\n7,1,1,1,1\n"
     scenario = TimeScenario(written(header + rows), 2)
-    assert scenario.task_time(0, 1, Load(300, 1_000_000, 250_000)) == pytest.approx(
+    assert scenario.task_time(0, 1, TaskCost(300, 1_000_000, 250_000)) == pytest.approx(
         6 + 4 + 2 + 0.5, rel=1e-12
     )
-    assert scenario.task_time(1, 9, Load(300, 1_000_000, 250_000)) == pytest.approx(3 + 2 + 2, rel=1e-12)
-    assert scenario.task_time(0, 1, Load(0, 0, 0)) == 0.5
+    assert scenario.task_time(1, 9, TaskCost(300, 1_000_000, 250_000)) == pytest.approx(3 + 2 + 2, rel=1e-12)
+    assert scenario.task_time(0, 1, TaskCost(0, 0, 0)) == 0.5
     assert scenario.slowness.tolist() == [1 / 50, 1 / 100]
     # One that joins later: the slowest speed, links and latency of those in the fleet.
-    assert scenario.task_time(2, 1, Load(300, 1_000_000, 250_000)) == pytest.approx(6 + 4 + 2 + 0.5)
+    assert scenario.task_time(2, 1, TaskCost(300, 1_000_000, 250_000)) == pytest.approx(6 + 4 + 2 + 0.5)
 
 
 def test_watts_may_be_said_of_some(written):
@@ -66,7 +66,7 @@ def test_watts_may_be_said_of_some(written):
 def test_time_grows_with_the_work_and_every_way(device, load):
     from strategies.timing.device_profile import Capacity
 
-    one, more = Capacity(*device), Load(*load)
+    one, more = Capacity(*device), TaskCost(*load)
     whole = one.seconds(more)
     parts = [load[0] / device[0], 8 * load[1] / device[1], 8 * load[2] / device[2], device[3]]
     assert whole == pytest.approx(sum(parts), rel=1e-12)
@@ -156,9 +156,9 @@ def test_fedscales_capacities_are_milliseconds_forward_and_kilobits(written, wri
     }
     scenario = TimeScenario(written(write(found)), 3)
     # 50 examples, three times 20 ms each: 3 s; 1,000,000 and 500,000 bytes at 2 Mbit/s: 4 s and 2 s.
-    assert scenario.task_time(0, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(3 + 4 + 2)
-    assert scenario.task_time(1, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(15 + 16 + 8)
-    assert scenario.task_time(2, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(3 + 4 + 2)  # in turn
+    assert scenario.task_time(0, 1, TaskCost(50, 1_000_000, 500_000)) == pytest.approx(3 + 4 + 2)
+    assert scenario.task_time(1, 1, TaskCost(50, 1_000_000, 500_000)) == pytest.approx(15 + 16 + 8)
+    assert scenario.task_time(2, 1, TaskCost(50, 1_000_000, 500_000)) == pytest.approx(3 + 4 + 2)  # in turn
 
 
 # ---- APPFL's -----------------------------------------------------------------------------------------------------
@@ -171,9 +171,9 @@ def test_appfls_profiles_are_times_slower_and_megabits(written):
     }
     scenario = TimeScenario(written(json.dumps(found).encode()), 3)
     # 50 examples at 100/2 a second: 1 s; 1,000,000 and 500,000 bytes at 8 Mbit/s: 1 s and 0.5 s.
-    assert scenario.task_time(0, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(1 + 1 + 0.5)
-    assert scenario.task_time(1, 1, Load(50, 3_000_000, 0)) == pytest.approx(0.25 + 0.08)
-    assert scenario.task_time(2, 1, Load(50, 1_000_000, 500_000)) == pytest.approx(1 + 1 + 0.5)  # in turn
+    assert scenario.task_time(0, 1, TaskCost(50, 1_000_000, 500_000)) == pytest.approx(1 + 1 + 0.5)
+    assert scenario.task_time(1, 1, TaskCost(50, 3_000_000, 0)) == pytest.approx(0.25 + 0.08)
+    assert scenario.task_time(2, 1, TaskCost(50, 1_000_000, 500_000)) == pytest.approx(1 + 1 + 0.5)  # in turn
 
 
 def test_an_appfl_profile_without_a_bandwidth_is_named(written):
@@ -263,27 +263,27 @@ def client(num_examples: float | None) -> Client:
 
 
 def test_a_task_weighs_its_examples_and_the_bytes_that_it_was_sent():
-    loads = Loads()
-    loads.model, loads.up = 100, 90
-    assert loads.of(client(30)) == (30, 100, 90)
-    loads.note(0, 150)
-    loads.note(1, 120)
-    assert loads.of_last(client(30)) == (30, 150, 90)
-    assert loads.of(client(30)) == (30, 150, 90)  # what goes beside the model, at most so far
-    again = Loads()
+    task_costs = TaskCosts()
+    task_costs.model, task_costs.up = 100, 90
+    assert task_costs.of(client(30)) == (30, 100, 90)
+    task_costs.record(0, 150)
+    task_costs.record(1, 120)
+    assert task_costs.of_last(client(30)) == (30, 150, 90)
+    assert task_costs.of(client(30)) == (30, 150, 90)  # what goes beside the model, at most so far
+    again = TaskCosts()
     again.model, again.up = 100, 90
-    again.restore(loads.state())
+    again.restore(task_costs.state())
     assert again.of(client(30)) == (30, 150, 90)
-    loads.work_of = lambda client: 7.5
-    assert loads.of(client(None)).work == 7.5
+    task_costs.work_of = lambda client: 7.5
+    assert task_costs.of(client(None)).work == 7.5
 
 
 def test_what_several_are_sent_is_noted_as_of_each():
-    at_once, each = Loads(), Loads()
+    at_once, each = TaskCosts(), TaskCosts()
     for clients, down, parts in (([0, 1, 2], 150, [1.0, 0.5, 1.0]), ([1, 2], 120, [1.0, 0.25])):
-        at_once.note_all(clients, down, parts)
+        at_once.record_all(clients, down, parts)
         for index, part in zip(clients, parts, strict=True):
-            each.note(index, down, part)
+            each.record(index, down, part)
     for index in range(3):
         one = Client(1, index, 30, MetricRecord())
         assert at_once.of_last(one) == each.of_last(one)
@@ -292,4 +292,4 @@ def test_what_several_are_sent_is_noted_as_of_each():
 
 def test_without_a_size_nobody_knows_the_work():
     with pytest.raises(RunError, match=r"client 0 doesn't say how many examples it has \(query.describe\)"):
-        Loads().of(client(None))
+        TaskCosts().of(client(None))

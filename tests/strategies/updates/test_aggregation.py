@@ -218,7 +218,7 @@ def noises(federation: Make, model: Callable[..., ArrayRecord], train_config: Ma
         client_weights="uniform", dp="central", dp_clipping_norm=0.5, dp_noise_multiplier=3.0, seed=1
     )
     strategy = FedAvg(config)
-    strategy.run_options.repeatable = run.get("repeatable", True)
+    strategy.run_options.deterministic_noise = run.get("repeatable", True)
     grid = federation()
     if run.get("spoil"):
         grid.spoil(1, "raise")

@@ -28,7 +28,7 @@ from strategies import (
 )
 from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
-from strategies.updates.buffers import Buffers, Untrained, untrained_positions
+from strategies.updates.buffers import BufferAverage, Buffers, untrained_positions
 from tests.selection import methods
 
 # What client i says of the two: its running variance and its number of batches.
@@ -205,7 +205,7 @@ def test_the_spectral_method_averages_them_too():
     st.floats(-3.0, 3.0),
 )
 def test_an_average_lies_between_what_goes_into_it(said, share, before):
-    apart, model = Untrained(buffers(np.array([1]))), np.array([7.0, before])
+    apart, model = BufferAverage(buffers(np.array([1]))), np.array([7.0, before])
     for index, (weight, value) in enumerate(said):
         apart.add(index, weight, np.array([value]))
     apart.put_into(model, share)

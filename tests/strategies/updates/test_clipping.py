@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import FedAvg, streams
-from strategies.updates.chain import Local
 from strategies.updates.clipping import AdaptiveClip
+from strategies.updates.pipeline import LocalModel
 from tests.strategies.parts import client
 
 
@@ -21,7 +21,7 @@ def clipped(clip: AdaptiveClip, *norms: float) -> list[float]:
     """Put updates of these norms through; return what is left of them."""
     left = []
     for norm in norms:
-        local = Local(client(0), np.array([norm, 0.0]), np.zeros(2), bounded=True)
+        local = LocalModel(client(0), np.array([norm, 0.0]), np.zeros(2), bounded=True)
         clip(local)
         assert not local.bounded
         left.append(float(local.model[0]))
@@ -91,7 +91,7 @@ def test_a_round_that_counts_for_nothing_leaves_no_count():
 
 def test_rounds_without_a_norm_have_the_adaptive_one_and_its_noise(federation, model, train_config):
     strategy = FedAvg(client_weights="uniform", dp="central", dp_noise_multiplier=30.0, seed=1)
-    strategy.run_options.repeatable = True
+    strategy.run_options.deterministic_noise = True
     result = strategy.start(federation(), model(*[1.0] * 20_000), num_rounds=1, train_config=train_config())
     noise = np.asarray(result.arrays["w"].numpy(), dtype=np.float64) - 1
     # z_Δ S / n = 30 · 1.1547 · .1 / 3 = 1.1547, with four standard errors

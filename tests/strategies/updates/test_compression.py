@@ -17,17 +17,17 @@ from strategies.flower import messages
 from strategies.flower.arrays import Layout, npy_header
 from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.internals import message_to_bytes
-from strategies.flower.packing import is_packed, reads_packed
-from strategies.updates.chain import Check
+from strategies.flower.packing import is_packed, unpack_arrays
 from strategies.updates.compression import (
     COMPRESSED,
+    compress_updates,
     compressed,
-    compresses,
     compressing,
     is_compressed,
     size_of,
 )
 from strategies.updates.compression_residual import RESIDUALS, RESIDUALS_OF
+from strategies.updates.pipeline import Check
 from tests.strategies.methods.test_registry import content, initial_model, small_config
 
 Make = Callable[..., Any]
@@ -194,7 +194,7 @@ def run(federation, train_config):
     """Run a strategy on six clients that can compress."""
 
     def start(
-        name: str, *, mods: Any = (compresses,), arrays: Any = None, grid: Any = None, **options: Any
+        name: str, *, mods: Any = (compress_updates,), arrays: Any = None, grid: Any = None, **options: Any
     ) -> Any:
         grid = grid or federation([0.0, 1.0, -2.0, 3.0, 0.5, 2.0], [1, 2, 3, 4, 5, 6], mods=mods)
         strategy = REGISTRY[name](small_config(name, **options))
@@ -238,13 +238,13 @@ def test_what_is_counted_is_what_the_replies_hold(name, compression, run, monkey
 @pytest.mark.parametrize("compression", NAMES)
 def test_packed_models_and_compressed_updates_go_together(compression, federation):
     results = []
-    for mods in ((compresses,), (reads_packed, compresses)):
+    for mods in ((compress_updates,), (unpack_arrays, compress_updates)):
         grid = federation([0.0, 1.0, -2.0], [1, 2, 3], num_partitions=3, mods=mods)
         grid.engine = DEPLOYMENT
         strategy = FedAvg(compression=compression, clock=VirtualClock(), fraction_evaluate=0.0)
         results.append(strategy.start(grid, initial_model(), num_rounds=3, timeout=10.0))
         packed = [is_packed(messages.arrays_of(request) or ArrayRecord()) for request in grid.requests()]
-        assert packed == [reads_packed in mods] * len(packed)
+        assert packed == [unpack_arrays in mods] * len(packed)
     one, other = results
     assert content(one.arrays) == content(other.arrays)
     assert one.train_metrics_clientapp == other.train_metrics_clientapp
@@ -254,8 +254,10 @@ def test_what_comes_after_sees_models_like_any_others(federation):
     # Rules and bounds look at what the codes mean: one client is far off, and the median doesn't follow it.
     seen: list[Any] = []
     options: dict[str, Any] = {"aggregation_rule": "median", "client_weights": "uniform", "faulty_clients": 1}
-    grid = federation([1.0, 1.0, 1e6], [1, 1, 1], mods=(compresses,))
-    strategy = FedAvg(compression="int8", witness=lambda _, model: seen.append(model.copy()), **options)
+    grid = federation([1.0, 1.0, 1e6], [1, 1, 1], mods=(compress_updates,))
+    strategy = FedAvg(
+        compression="int8", on_client_model=lambda _, model: seen.append(model.copy()), **options
+    )
     result = strategy.start(grid, model_of(w=np.zeros(3)), num_rounds=1, timeout=10.0)
     assert [model.shape for model in seen] == [(3,)] * 3
     assert result.arrays["w"].numpy() == pytest.approx([0.5] * 3, rel=1e-2)
@@ -264,21 +266,21 @@ def test_what_comes_after_sees_models_like_any_others(federation):
 @pytest.mark.parametrize("compression", [*NAMES, "none"])
 def test_central_privacy_bounds_what_the_codes_mean(compression, federation):
     # Coarse codes make updates longer; the server's clipping is what its noise rests on.
-    grid = federation([3.0, 2.0, -1.0], [1, 1, 1], mods=(compresses,))
+    grid = federation([3.0, 2.0, -1.0], [1, 1, 1], mods=(compress_updates,))
     lengths: list[float] = []
 
     def measure(_: int, model: Any) -> None:
         lengths.append(float(np.linalg.norm(model - strategy.session.model)))
 
     private = {"dp": "central", "dp_clipping_norm": 0.25, "dp_noise_multiplier": 1e-6}
-    strategy = FedAvg(compression=compression, client_weights="uniform", witness=measure, **private)
+    strategy = FedAvg(compression=compression, client_weights="uniform", on_client_model=measure, **private)
     strategy.start(grid, model_of(w=np.linspace(0, 1, 9)), num_rounds=3, timeout=10.0)
     assert len(lengths) == 9
     assert max(lengths) == pytest.approx(0.25, abs=1e-9)
 
 
 def test_the_record_of_arrays_may_have_any_name(federation):
-    grid = federation(mods=(compresses,))
+    grid = federation(mods=(compress_updates,))
     plain = grid.app
 
     def renamed(message: Message, context: Context) -> Message:
@@ -292,7 +294,7 @@ def test_the_record_of_arrays_may_have_any_name(federation):
             reply.content["weights"] = reply.content.pop("arrays")
             return reply
 
-        return compresses(message, context, app)
+        return compress_updates(message, context, app)
 
     bare = federation().app
     grid.app = renamed
@@ -313,8 +315,8 @@ def test_flowers_clipping_comes_before_it(federation, train_config):
     def measure(_: int, model: Any) -> None:
         lengths.append(float(np.linalg.norm(model - strategy.session.model)))
 
-    grid = federation(mods=(compresses, fixedclipping_mod))
-    strategy = FedAvg(compression="fp16", witness=measure, fraction_evaluate=0.0)
+    grid = federation(mods=(compress_updates, fixedclipping_mod))
+    strategy = FedAvg(compression="fp16", on_client_model=measure, fraction_evaluate=0.0)
     config = ConfigRecord({**train_config(), "clipping_norm": 0.125})
     strategy.start(grid, model_of(w=np.linspace(0, 1, 9)), num_rounds=1, train_config=config)
     assert lengths == pytest.approx([0.125] * 3, rel=1e-3)
@@ -389,7 +391,7 @@ LIES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_an_update_that_lies_is_left_out_in_one_line(lie, name, federation, run, caplog):
     change, reason = LIES[lie]
-    grid = federation(mods=(answering(change), compresses), node_ids=[10, 20, 30])
+    grid = federation(mods=(answering(change), compress_updates), node_ids=[10, 20, 30])
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
         result, _ = run(name, grid=grid, compression="int8")
     lines = [line for line in warnings_of(caplog) if "client 1 (node 20)" in line]
@@ -400,7 +402,7 @@ def test_an_update_that_lies_is_left_out_in_one_line(lie, name, federation, run,
 
 
 def test_another_code_than_asked_for_is_left_out(federation, run, caplog):
-    grid = federation(mods=(answering(lambda array: array.data, "fp16\x1b[2J"), compresses))
+    grid = federation(mods=(answering(lambda array: array.data, "fp16\x1b[2J"), compress_updates))
     run("fedavg", grid=grid, compression="int8")
     lines = [line for line in warnings_of(caplog) if "left out client 1" in line]
     assert len(lines) == 3
@@ -428,7 +430,7 @@ def test_a_compressed_update_that_nobody_asked_for_is_left_out(federation, run, 
 def test_a_bad_model_is_left_out_for_the_reason_that_it_has_without(fault, reason, federation, run, caplog):
     said = []
     for options in ({"compression": "int8"}, {}):
-        grid = federation(mods=(compresses,), node_ids=[10, 20, 30])
+        grid = federation(mods=(compress_updates,), node_ids=[10, 20, 30])
         grid.spoil(1, fault)
         run("fedavg", grid=grid, **options)
         said.append([line for line in warnings_of(caplog) if "left out" in line])
@@ -445,7 +447,7 @@ def test_a_code_that_a_client_does_not_know_is_said_in_its_reply(federation, run
             message.content["config"][messages.COMPRESSION] = "sketch:7"
         return call_next(message, context)
 
-    run("fedavg", grid=federation(mods=(of_tomorrow, compresses)), compression="int8")
+    run("fedavg", grid=federation(mods=(of_tomorrow, compress_updates)), compression="int8")
     lines = [line for line in warnings_of(caplog) if "left out client 1" in line]
     assert len(lines) == 3
     assert all("compression = 'sketch:7': allowed are none, fp16, int8" in line for line in lines)
@@ -468,13 +470,13 @@ def test_a_loop_around_the_strategy_is_refused(federation, train_config):
         RunError, match=r"compression = 'int8': a wrapper around the strategy.* can't read compressed"
     ):
         wrapper.start(
-            federation(mods=(compresses,)), initial_model(), num_rounds=1, train_config=train_config()
+            federation(mods=(compress_updates,)), initial_model(), num_rounds=1, train_config=train_config()
         )
 
 
 def test_clients_of_ray_do_not_evaluate_while_they_keep_what_is_left_out(federation):
     # Flower's simulation keeps the state that a client's last message returned, and evaluates beside the training.
-    grid = federation(mods=(compresses,))
+    grid = federation(mods=(compress_updates,))
     grid.engine = "ray"
     with pytest.raises(
         RunError, match=r"compression = 'int8': a client on Ray that evaluates while it trains loses"
@@ -482,7 +484,7 @@ def test_clients_of_ray_do_not_evaluate_while_they_keep_what_is_left_out(federat
         REGISTRY["fedbuff"](compression="int8").start(grid, initial_model(), num_rounds=1)
     assert grid.requests() == []
     for options in ({"compression": "qsgd:4"}, {"compression": "int8", "fraction_evaluate": 0.0}):
-        grid = federation(mods=(compresses,))
+        grid = federation(mods=(compress_updates,))
         grid.engine = "ray"
         result = REGISTRY["fedbuff"](buffer_size=2, **options).start(grid, initial_model(), num_rounds=1)
         assert content(result.arrays) != content(initial_model())

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import AsyncFedAvg, AsynchronousStrategy, FedAvg, FedBuff, FedFix, RunError
-from strategies.clients.member import Member
+from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
 from strategies.clock import VirtualClock, WallClock
-from strategies.events.tasks import TaskLedger
+from strategies.events.tasks import TaskTable
 from strategies.flower import messages
 from strategies.testing import MemoryGrid
-from strategies.updates.safeguards import Bounds, Safeguards, capped_sizes, drawn_in
+from strategies.updates.safeguards import Bounds, Safeguards, capped_sizes, clip_to_mean
 
 LOGGER = "flwr.strategies"
 
@@ -198,8 +198,10 @@ def observed(aggregations: int, **members: tuple[int, int]) -> list[float]:
     strategy.session.run.aggregations = aggregations
     for index, (contributions, since) in enumerate(members.values()):
         client = Client(index + 1, index, 1, MetricRecord())
-        strategy.session.ledger.members[index] = Member(client, contributions=contributions, since=since)
-    return strategy.periods(np.ones(len(members))).tolist()
+        strategy.session.task_table.members[index] = ClientState(
+            client, contributions=contributions, since=since
+        )
+    return strategy.contribution_periods(np.ones(len(members))).tolist()
 
 
 def test_a_newcomers_period_counts_from_when_it_came():
@@ -222,7 +224,7 @@ def test_a_newcomers_first_contribution_counts_for_what_it_was_there(there, befo
 
 
 def test_what_came_while_a_client_was_dropped_is_not_held_against_it():
-    member = Member(Client(1, 0, 1, MetricRecord()), contributions=5, since=0)
+    member = ClientState(Client(1, 0, 1, MetricRecord()), contributions=5, since=0)
     member.drop(10)
     member.count_again(60)
     assert (member.since, member.misses, member.dropped) == (50, 0, False)
@@ -249,15 +251,15 @@ def test_a_newcomer_to_a_buffered_run_weighs_no_more_than_those_like_it(
         FedBuff.Config(buffer_size=2, arrival_weight_bound=0.0, client_weights="uniform"),
         clock=WallClock(),
         observer=observe,
-        stopped=lambda: 3 in ledger().members and ledger().members[3].contributions > 9,
+        should_stop=lambda: 3 in task_table().members and task_table().members[3].contributions > 9,
     )
 
-    def ledger() -> TaskLedger:
-        return strategy.session.ledger
+    def task_table() -> TaskTable:
+        return strategy.session.task_table
 
     strategy.start(grid, model(1.0), num_rounds=100_000, timeout=30.0, train_config=train_config(1, 0.1))
     there = [weights for weights in shares.values() if len(weights) == 4 and weights[3]]
-    assert strategy.session.ledger.members[3].contributions > 9
+    assert strategy.session.task_table.members[3].contributions > 9
     # The others' are near p P = ¼ · 4/2; 53 periods from before it came would have made the newcomer's 13.
     assert max(weights[3] for weights in there) < 3.0
 
@@ -274,7 +276,7 @@ def test_a_slow_clients_contribution_has_a_ceiling(bound, federation, go, caplog
     assert weights == pytest.approx(np.minimum(unbounded, bound), rel=1e-12)
     # What is minimised is said: q ∝ d / P, with P = τ Σ 1/τ.
     q = weights / (tau * (1 / tau).sum())
-    assert strategy.session.contribution_weights.distance() == pytest.approx(
+    assert strategy.session.contribution_weights.total_variation() == pytest.approx(
         0.5 * np.abs(q / q.sum() - 1 / 3).sum(), rel=1e-9
     )
     assert [r.getMessage() for r in caplog.records if "is slow" in r.getMessage()] == [
@@ -291,7 +293,7 @@ def test_the_ceiling_holds_for_weights_of_ones_own(federation, go):
 
     values, strategy = go(Heavy, federation(), 1, norm_ratio_bound=0.0)
     assert values[1] == 1 + 2.0 * 1.0  # client 0's update of 1, twice
-    assert strategy.session.ledger.members[0].weight == 2.0
+    assert strategy.session.task_table.members[0].weight == 2.0
 
 
 # Norms --------------------------------------------------------------------------------------------
@@ -310,21 +312,23 @@ def test_f_liars_of_more_than_twice_as_many(federation, go):
     # their updates of 5·10^5 count as 0.75, so that twice the size times that is 1.5 times the median norm.
     grid = federation(centres=(3.0, 3.0, 3.0, 1e6 + 1, 1e6 + 1), sizes=(1, 1, 1, 10**12, 10**12))
     values, strategy = go(FedAvg, grid)
-    assert list(strategy.session.importance().values()) == pytest.approx([1 / 7] * 3 + [2 / 7] * 2)
+    assert list(strategy.session.client_weights().values()) == pytest.approx([1 / 7] * 3 + [2 / 7] * 2)
     assert values[1] == pytest.approx(1 + (3 * 1 + 2 * 2 * 0.75) / 7, rel=1e-12)
 
 
 def test_what_a_method_keeps_of_a_client_is_near_the_others_by_hand():
     clients = [Client(index + 1, index, 1, MetricRecord()) for index in range(3)]
-    guards = Safeguards("on", Bounds(size_ratio=2.0, memory_ratio=1.5), lambda: False)
-    assert guards.furthest(clients, [1.0, 2.0, 40.0]) == [3.0, 3.0, 3.0]
-    assert guards.furthest(clients, [1.0, 2.0, 40.0], 1.0) == [2.0, 2.0, 2.0]
-    guards.sizes(clients, [1, 1, 10**12])  # counts as 2, and so half as far
-    assert guards.furthest(clients, [1.0, 2.0, 40.0]) == [3.0, 3.0, 1.5]
-    assert guards.furthest(clients[:2], [1.0, 40.0]) == [np.inf] * 2  # either may be the liar
-    assert Safeguards("off", guards.bounds, lambda: True).furthest(clients, [1.0, 2.0, 40.0]) == [np.inf] * 3
-    assert drawn_in(np.array([4.0, 0.0]), np.array([1.0, 0.0]), 1.5).tolist() == [2.5, 0.0]
-    assert drawn_in(np.array([2.0, 0.0]), np.array([1.0, 0.0]), 1.5).tolist() == [2.0, 0.0]
+    safeguards = Safeguards("on", Bounds(size_ratio=2.0, memory_ratio=1.5), lambda: False)
+    assert safeguards.furthest(clients, [1.0, 2.0, 40.0]) == [3.0, 3.0, 3.0]
+    assert safeguards.furthest(clients, [1.0, 2.0, 40.0], 1.0) == [2.0, 2.0, 2.0]
+    safeguards.sizes(clients, [1, 1, 10**12])  # counts as 2, and so half as far
+    assert safeguards.furthest(clients, [1.0, 2.0, 40.0]) == [3.0, 3.0, 1.5]
+    assert safeguards.furthest(clients[:2], [1.0, 40.0]) == [np.inf] * 2  # either may be the liar
+    assert (
+        Safeguards("off", safeguards.bounds, lambda: True).furthest(clients, [1.0, 2.0, 40.0]) == [np.inf] * 3
+    )
+    assert clip_to_mean(np.array([4.0, 0.0]), np.array([1.0, 0.0]), 1.5).tolist() == [2.5, 0.0]
+    assert clip_to_mean(np.array([2.0, 0.0]), np.array([1.0, 0.0]), 1.5).tolist() == [2.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
@@ -334,7 +338,7 @@ def test_in_runs_without_rounds_too_from_the_first_arrival_on(kind, federation, 
     more = {"buffer_size": 5} if kind is FedBuff else {}
     values, strategy = go(kind, grid, 5, time_scenario="F0", client_weights="uniform", **more)
     assert max(map(abs, values)) < 100
-    assert strategy.session.ledger.members[0].contributions >= 1
+    assert strategy.session.task_table.members[0].contributions >= 1
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff, FedFix])
@@ -349,7 +353,7 @@ def test_two_liars_of_ten_that_answer_first_are_bounded_from_their_first_update_
     }[kind]
     values, strategy = go(kind, grid, 1, time_scenario="F0", **more)
     assert values[1] == pytest.approx(1 + first, rel=1e-9)
-    assert strategy.session.ledger.members[0].contributions == 1
+    assert strategy.session.task_table.members[0].contributions == 1
 
 
 def test_a_bound_of_ones_own_comes_in_place_of_it(federation, go):
@@ -402,9 +406,9 @@ def test_whoever_answers_long_before_the_others_waits_for_a_while_only(begins, f
         AsyncFedAvg, federation([3.0] * 4, [1] * 4), 60, time_scenario="F99", lr=0.01, server_lr=0.1, **there
     )
     assert len(values) == 61
-    assert [member.contributions for member in strategy.session.ledger.members.values()] == [58, 1, 1, 0]
-    assert strategy.session.pace.now() == pytest.approx(begins + 0.11 + 57 * 0.01)
-    assert not strategy.session.ledger.held
+    assert [member.contributions for member in strategy.session.task_table.members.values()] == [58, 1, 1, 0]
+    assert strategy.session.scheduler.now() == pytest.approx(begins + 0.11 + 57 * 0.01)
+    assert not strategy.session.task_table.held_replies
 
 
 def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation, go):
@@ -422,7 +426,7 @@ def test_a_buffer_is_filled_by_those_that_were_held_back_too(federation, go):
             safeguards="off",
         )[0]
     )
-    assert strategy.session.pace.now() == 5.0
+    assert strategy.session.scheduler.now() == 5.0
 
 
 def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation, go):
@@ -430,15 +434,15 @@ def test_of_what_was_held_back_no_more_counts_than_was_asked_for(federation, go)
     values, strategy = go(AsyncFedAvg, federation(), 1, time_scenario="F0", aggregation_weights="identical")
     assert values == [1.0, 2.0]  # client 0's update of 1
     assert strategy.session.aggregations == 1
-    assert [member.contributions for member in strategy.session.ledger.members.values()] == [1, 0, 0]
+    assert [member.contributions for member in strategy.session.task_table.members.values()] == [1, 0, 0]
 
 
 def test_work_that_is_held_back_when_the_others_have_gone_for_good_counts(federation, go, tmp_path):
     (tmp_path / "there.csv").write_text("0,0,99\n1,0,0.5\n2,0,0.5\n")
     there = {"availability": f"trace:{tmp_path / 'there.csv'}", "time_scenario": "F0"}
     _, strategy = go(AsyncFedAvg, federation(), 5, lr=0.1, **there)
-    assert [member.contributions for member in strategy.session.ledger.members.values()] == [5, 0, 0]
-    assert strategy.session.pace.now() == 11 + 4
+    assert [member.contributions for member in strategy.session.task_table.members.values()] == [5, 0, 0]
+    assert strategy.session.scheduler.now() == 11 + 4
 
 
 @pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff])
@@ -453,7 +457,7 @@ def test_a_run_goes_on_in_the_midst_of_what_was_held_back(kind, seconds, federat
     for done, state in enumerate(states):
         rest, again = go(kind, grid(), 9, state=state, **options)
         assert rest == whole[done + 1 :]
-        assert again.session.pace.now() == strategy.session.pace.now()
+        assert again.session.scheduler.now() == strategy.session.scheduler.now()
     assert [len(state["tasks-under-way"]) for state in states[1:-1]] == [4] * 8
 
 
@@ -470,7 +474,7 @@ def test_an_honest_client_with_many_examples_is_shortened_and_reports_say_how_mu
     told = strategy.session.run.result.train_metrics_clientapp
     distance, shares = (
         told[5].get("weights-distance", 0.0),
-        strategy.session.shares_of_clients()["expected-share"],
+        strategy.session.client_columns()["expected-share"],
     )
     parts = [1.0] * 4 + [1.5 if size == 2 else 1.0]
     assert shares == pytest.approx([part / sum(parts) for part in parts], rel=1e-4)
@@ -504,7 +508,9 @@ def test_under_central_privacy_one_client_moves_the_model_by_no_more_than_the_no
     near, none, far = moved_to(0.02), moved_to(0.0), moved_to(1.0)
     for value in (near, far):  # the sensitivity S/n is to a client's update in place of none
         assert abs(value - none) <= (1 + 1e-6) / 21
-    assert {account.clipped for strategy in told for _, account in strategy.session.accounts.items()} == {0}
+    assert {account.clipped for strategy in told for _, account in strategy.session.client_stats.items()} == {
+        0
+    }
 
 
 def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(federation, model, train_config):
@@ -521,12 +527,12 @@ def test_under_central_privacy_nobody_is_told_how_many_updates_were_too_long(fed
 
 
 def test_sizes_of_clients_outside_a_round_tell_what_is_usual():
-    guards, clients = (
+    safeguards, clients = (
         FedAvg(FedAvg.Config(safeguards="on")).session.safeguards,
         [Client(i + 1, i, 10.0, MetricRecord()) for i in range(20)],
     )
     liar = replace(clients[3], num_examples=10.0**12)
     drawn = [clients[0], liar]
-    assert guards.sizes(drawn, [10.0, 10.0**12], clients) == [10.0, 20.0]
+    assert safeguards.sizes(drawn, [10.0, 10.0**12], clients) == [10.0, 20.0]
     unknown = [replace(client, num_examples=None) for client in clients]
-    assert guards.sizes(drawn, [10.0, 30.0], unknown) == [10.0, 30.0]  # twice the median of both is 40
+    assert safeguards.sizes(drawn, [10.0, 30.0], unknown) == [10.0, 30.0]  # twice the median of both is 40

@@ -68,7 +68,7 @@ def test_in_a_simulation_the_formula_is_the_papers(tied, federation, model, trai
         strategy = FedAvg(FedAvg.Config(client_weights="adjacency", safeguards=safeguards))
         grid = federation(sizes=(1, 1, 1), directions=tied)
         strategy.start(grid, model(1.0), num_rounds=1, timeout=5.0, train_config=train_config())
-        return list(strategy.session.importance().values())
+        return list(strategy.session.client_weights().values())
 
     assert importances("off") == importances("auto") == pytest.approx([3 / 12, 4 / 12, 5 / 12])
     # The median pair's misalignment is 1/4: A = ln 2 · (1, 2, 2) for the pairs 01, 02, 12.

@@ -15,7 +15,7 @@ from strategies import AsyncFedAvg, FedAMP, FedAvg, FedBuff, FedFix, FedNova, me
 from strategies.flower.arrays import Layout
 from strategies.testing import MemoryGrid
 from strategies.updates.buffers import UNTRAINED, Buffers, UsualBuffers
-from strategies.updates.chain import Bound, Local
+from strategies.updates.pipeline import Bound, LocalModel
 from tests.strategies.parts import client, safeguards
 
 Spoil = Callable[[dict[str, Any], RecordDict], None]
@@ -166,7 +166,7 @@ def test_all_of_a_round_are_compared_and_between_rounds_the_last_of_32_clients()
     changes = [(i, np.array([0.0 if i < 25 else 100.0])) for i in range(41)]
     usual.bound(buffers, changes)  # 25 of 41 say 0; of the last 32 it would be half
     assert {float(change[0]) for _, change in changes} == {0.0}
-    usual.see(9, np.zeros(1))  # the first of those that are known, which is the latest now
+    usual.observe(9, np.zeros(1))  # the first of those that are known, which is the latest now
     usual.bound(buffers, [(50, np.zeros(1))])
     assert usual.state()["buffers-of"] == [*range(11, 41), 9, 50]
 
@@ -211,11 +211,11 @@ def test_the_norm_bound_is_for_running_statistics_as_well():
 def test_a_jump_of_the_statistics_alone_is_shortened_and_marked():
     layout = Layout.of(record(model()))
     base = layout.to_vector(record(model()))
-    local = Local(client(0), base.copy(), base, untrained=np.array([3.0, 5.0, 7.0]))
+    local = LocalModel(client(0), base.copy(), base, buffer_values=np.array([3.0, 5.0, 7.0]))
     Bound(1.25, Buffers.of(layout, UNTRAINED))(local)
     # Mean and variance jump by (3, 4), of which a quarter remains; the counter stays as it is.
-    assert local.untrained is not None
-    assert (local.bounded, local.untrained.tolist()) == (True, [0.75, 2.0, 7.0])
+    assert local.buffer_values is not None
+    assert (local.bounded, local.buffer_values.tolist()) == (True, [0.75, 2.0, 7.0])
     assert local.model.tolist() == base.tolist()
 
 
@@ -223,12 +223,12 @@ def test_updates_wait_until_enough_are_known_of_norms_and_of_buffers():
     one, none = (Buffers(np.arange(n), np.zeros(n, bool), np.zeros(n, bool)) for n in (1, 0))
     guards = safeguards("on", norm_ratio=2.0)
     for index in range(2):
-        guards.see(Local(client(index), np.ones(2), np.zeros(2)))
-    assert [guards.must_wait(clients, none) for clients in (2, 3)] == [False, True]
-    guards.see(Local(client(2), np.ones(2), np.zeros(2)))
-    assert [guards.must_wait(3, buffers) for buffers in (none, one)] == [False, True]
+        guards.observe(LocalModel(client(index), np.ones(2), np.zeros(2)))
+    assert [guards.needs_more_norms(clients, none) for clients in (2, 3)] == [False, True]
+    guards.observe(LocalModel(client(2), np.ones(2), np.zeros(2)))
+    assert [guards.needs_more_norms(3, buffers) for buffers in (none, one)] == [False, True]
     # Three are known: enough for one liar of five or seven, not for two of ten.
-    assert [guards.must_wait(clients, none) for clients in (5, 7, 8, 10, 1000)] == [
+    assert [guards.needs_more_norms(clients, none) for clients in (5, 7, 8, 10, 1000)] == [
         False,
         False,
         True,
@@ -236,9 +236,9 @@ def test_updates_wait_until_enough_are_known_of_norms_and_of_buffers():
         True,
     ]
     for index in (3, 4):
-        guards.see(Local(client(index), np.ones(2), np.zeros(2)))
-    assert not guards.must_wait(1000, none)
-    assert not safeguards("off", norm_ratio=2.0).must_wait(3, one)
+        guards.observe(LocalModel(client(index), np.ones(2), np.zeros(2)))
+    assert not guards.needs_more_norms(1000, none)
+    assert not safeguards("off", norm_ratio=2.0).needs_more_norms(3, one)
 
 
 # Records that nobody asked for ---------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_a_records_bytes_are_those_that_flower_counts_where_it_can():
 
 def test_a_method_declares_what_its_clients_add():
     class Adds(FedAvg):
-        replies_beside = 3 << 20
+        extra_reply_bytes = 3 << 20
 
     def spoil(arrays: dict[str, Any], content: RecordDict) -> None:
         content["more"] = record({"zeros": np.zeros(2 << 20, np.uint8)})

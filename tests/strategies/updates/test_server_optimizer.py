@@ -67,9 +67,9 @@ def test_yogis_second_moment_goes_both_ways_and_stays_where_it_is_reached():
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3).map(np.array), min_size=2, max_size=6))
-def test_sgd_with_rate_one_adds_the_updates_bit_for_bit(vectors):
-    optimizer, model, expected = make_optimizer("sgd", 1.0), vectors[0], vectors[0]
-    for update in vectors[1:]:
+def test_sgd_with_rate_one_adds_the_updates_bit_for_bit(client_vectors):
+    optimizer, model, expected = make_optimizer("sgd", 1.0), client_vectors[0], client_vectors[0]
+    for update in client_vectors[1:]:
         model, expected = optimizer.step(model, update), expected + update
     assert model.tobytes() == expected.tobytes()
 
@@ -156,7 +156,7 @@ def test_it_acts_on_the_sum_with_its_noise(federation, model, values_of, train_c
         strategy = FedAvg(
             FedAvg.Config(client_weights="uniform", dp="central", dp_clipping_norm=9.0, seed=1, **options)
         )
-        strategy.run_options.repeatable = True
+        strategy.run_options.deterministic_noise = True
         result = strategy.start(federation(), model(1.0), num_rounds=1, train_config=train_config())
         return values_of(result.arrays)[0] - 1.0
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from strategies import FedAvg, FedBuff, streams
 from strategies.core.conflicts import ConflictError
-from strategies.updates.chain import Noise
+from strategies.updates.pipeline import Noise
 from strategies.updates.tree_noise import TreeNoise
 
 Make = Callable[..., Any]
@@ -57,8 +57,8 @@ def test_a_node_has_the_noise_of_its_largest_weight():
     np.testing.assert_allclose(found[3], node(4, 2.0), rtol=0, atol=1e-12)
 
 
-@given(restart=st.integers(0, 9), stopped=st.integers(1, 20), missed=st.sets(st.integers(2, 20)))
-def test_it_goes_on_from_a_checkpoint_also_past_rounds_without_a_model(restart, stopped, missed):
+@given(restart=st.integers(0, 9), should_stop=st.integers(1, 20), missed=st.sets(st.integers(2, 20)))
+def test_it_goes_on_from_a_checkpoint_also_past_rounds_without_a_model(restart, should_stop, missed):
     def model(stop: int) -> np.ndarray:
         tree, total = TreeNoise(restart, rng_of), np.zeros(SIZE)
         for number in [number for number in range(1, 22) if number not in missed]:
@@ -68,12 +68,12 @@ def test_it_goes_on_from_a_checkpoint_also_past_rounds_without_a_model(restart, 
             tree(total, Noise(1.0, 1.0), 1.0, number)
         return total
 
-    np.testing.assert_array_equal(model(stopped), model(99))
+    np.testing.assert_array_equal(model(should_stop), model(99))
 
 
 def trained(grid: Any, model: Make, config: Any, rounds: int = 5, **options: Any) -> np.ndarray:
     strategy = FedAvg(seed=3, **options)
-    strategy.run_options.repeatable = True
+    strategy.run_options.deterministic_noise = True
     result = strategy.start(grid, model(1.0), num_rounds=rounds, train_config=config)
     return np.asarray(result.arrays["w"].numpy())
 

@@ -1,8 +1,8 @@
 """Per-client statistics and task records, under any strategy: the outcome of each task, its start and its end.
 
 A dispatched task ends with one of ``OUTCOMES``. An update whose norm exceeded the bound, and that was shortened, also
-counts as ``clipped``. Metrics and reports are made from ``Accounts``, the statistics of the clients; task records
-come from ``Timeline``, which keeps the span of each ended task until the report collects it.
+counts as ``clipped``. Metrics and reports are made from ``ClientStatistics``, the statistics of the clients; task
+records come from ``Timeline``, which keeps the span of each ended task until the report collects it.
 """
 
 from collections import defaultdict, deque
@@ -22,7 +22,7 @@ OUTCOMES = (ACCEPTED, messages.LATE, messages.FAILED, messages.REFUSED, messages
 
 
 @dataclass
-class Account:
+class ClientRecord:
     """The statistics of one client: number of tasks by outcome, bytes, weight and seconds."""
 
     tasks: int = 0
@@ -39,14 +39,14 @@ class Account:
     wasted: float = 0.0  # duration of its tasks that were not accepted
     opened: int = 0  # secure sums with its update that could be opened, whatever became of them
 
-    def note(self, outcome: str, *, clipped: bool = False, num_bytes: int = 0) -> None:
+    def record(self, outcome: str, *, clipped: bool = False, num_bytes: int = 0) -> None:
         """Count the outcome of a task, one of ``OUTCOMES``, and the bytes of its reply."""
         setattr(self, outcome, getattr(self, outcome) + 1)
         self.clipped += clipped
         self.bytes += num_bytes
 
 
-class Accounts:
+class ClientStatistics:
     """The statistics of all clients, by client index; an entry is created when its client is first named."""
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class Accounts:
 
     def reset(self) -> None:
         """Forget all statistics: a new run begins."""
-        self._accounts: defaultdict[int, Account] = defaultdict(Account)
+        self._client_stats: defaultdict[int, ClientRecord] = defaultdict(ClientRecord)
         self._seconds = self._wasted = 0.0
 
-    def took(self, index: int, seconds: float, outcome: str) -> None:
+    def add_task_time(self, index: int, seconds: float, outcome: str) -> None:
         """Add the duration of a client's task, in seconds of the run's clock, and its outcome."""
-        account, wasted = self._accounts[index], 0.0 if outcome == ACCEPTED else seconds
+        account, wasted = self._client_stats[index], 0.0 if outcome == ACCEPTED else seconds
         account.seconds += seconds
         account.wasted += wasted
         self._seconds += seconds
@@ -67,24 +67,24 @@ class Accounts:
 
     def costs(self) -> dict[str, float]:
         """Return the duration of all tasks and of the wasted ones, in seconds; {} before any client has an entry."""
-        if not self._accounts:
+        if not self._client_stats:
             return {}
         return {messages.DEVICE_SECONDS: self._seconds, messages.WASTED_SECONDS: self._wasted}
 
-    def __getitem__(self, index: int) -> Account:
-        return self._accounts[index]
+    def __getitem__(self, index: int) -> ClientRecord:
+        return self._client_stats[index]
 
-    def items(self) -> list[tuple[int, Account]]:
+    def items(self) -> list[tuple[int, ClientRecord]]:
         """Return the pairs of client index and statistics, by index; safe to call from another thread."""
-        return sorted(self._accounts.copy().items())
+        return sorted(self._client_stats.copy().items())
 
     def columns(self, least: int = 0) -> dict[str, list[float]]:
         """Return every count as a list by client index, with at least ``least`` entries; 0 for unknown clients."""
         size = max(least, self.size)
-        accounts = [self._accounts.get(index, Account()) for index in range(size)]
+        client_stats = [self._client_stats.get(index, ClientRecord()) for index in range(size)]
         columns = {
-            field.name: [float(getattr(account, field.name)) for account in accounts]
-            for field in fields(Account)
+            field.name: [float(getattr(account, field.name)) for account in client_stats]
+            for field in fields(ClientRecord)
             if field.name not in ("weight", "seconds", "wasted", "opened")
         }
         # The asynchronous strategies call the number of accepted updates "participation".
@@ -93,12 +93,12 @@ class Accounts:
     @property
     def size(self) -> int:
         """One more than the largest client index that has an entry."""
-        return max(self._accounts.copy(), default=-1) + 1
+        return max(self._client_stats.copy(), default=-1) + 1
 
     def column(self, name: str, size: int) -> list[float]:
         """Return one count as a list by client index, with ``size`` entries."""
         values = [0.0] * size
-        for index, account in self._accounts.copy().items():
+        for index, account in self._client_stats.copy().items():
             if index < size:
                 values[index] = float(getattr(account, name))
         return values
@@ -106,21 +106,21 @@ class Accounts:
     def state(self) -> dict[str, Any]:
         """Return the statistics as an array, one row for each client that has an entry."""
         rows = [(index, *vars(account).values()) for index, account in self.items()]
-        accounts = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(fields(Account)))
-        return {"accounts": accounts, "account-totals": [self._seconds, self._wasted]}
+        client_stats = np.array(rows, dtype=np.float64).reshape(-1, 1 + len(fields(ClientRecord)))
+        return {"accounts": client_stats, "account-totals": [self._seconds, self._wasted]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the statistics from ``state``; an old state may have no statistics."""
         kept = state.get("accounts", ())
-        kinds = [type(value) for value in vars(Account()).values()]
+        kinds = [type(value) for value in vars(ClientRecord()).values()]
         if isinstance(kept, np.ndarray):
             restored = {
-                int(index): Account(*(kind(value) for kind, value in zip(kinds, values, strict=False)))
+                int(index): ClientRecord(*(kind(value) for kind, value in zip(kinds, values, strict=False)))
                 for index, *values in kept.tolist()
             }
         else:  # a state that an earlier version saved
-            restored = {int(index): Account(**account) for index, account in kept}
-        self._accounts = defaultdict(Account, restored)
+            restored = {int(index): ClientRecord(**account) for index, account in kept}
+        self._client_stats = defaultdict(ClientRecord, restored)
         # The totals are saved too: summing the clients' seconds in another order would change the last bit.
         self._seconds, self._wasted = state.get("account-totals", (0.0, 0.0))
 
@@ -134,7 +134,7 @@ UNDER_WAY, LOST = "under way", messages.LOST
 _ROUNDING = 1e-6  # seconds
 
 
-class Parts(NamedTuple):
+class TaskTiming(NamedTuple):
     """Seconds that a task spends on the download of the model, on training, and on the upload of the reply."""
 
     receiving: float
@@ -145,9 +145,9 @@ class Parts(NamedTuple):
 class TaskSpan(NamedTuple):
     """A task of a client: its start and end by the run's clock and by the machine's clock, and its outcome.
 
-    ``outcome`` is one of ``strategies.clients.accounts.OUTCOMES``, ``UNDER_WAY`` or ``LOST``. Of the seconds by the
-    run's clock, the download of the model took ``receiving`` and the upload of the reply took ``sending``; the client
-    trained for the rest. None means that the three parts are unknown.
+    ``outcome`` is one of ``strategies.clients.client_statistics.OUTCOMES``, ``UNDER_WAY`` or ``LOST``. Of the seconds
+    by the run's clock, the download of the model took ``receiving`` and the upload of the reply took ``sending``; the
+    client trained for the rest. None means that the three parts are unknown.
     """
 
     client: int
@@ -163,10 +163,12 @@ class TaskSpan(NamedTuple):
 class _Open:
     """A running task; ``ended`` is known when the reply arrives, or from the start in virtual time."""
 
-    __slots__ = ("began", "ended", "parts", "wall_began", "wall_ended")
+    __slots__ = ("began", "ended", "timing", "wall_began", "wall_ended")
 
-    def __init__(self, began: float, ended: float | None, wall_began: float, parts: Parts | None) -> None:
-        self.began, self.ended, self.parts = began, ended, parts
+    def __init__(
+        self, began: float, ended: float | None, wall_began: float, timing: TaskTiming | None
+    ) -> None:
+        self.began, self.ended, self.timing = began, ended, timing
         self.wall_began = wall_began
         self.wall_ended: float | None = None
 
@@ -193,9 +195,9 @@ class Timeline:
         The wall clock; a test may replace it before the run begins.
     """
 
-    def __init__(self, took: Callable[[int, float, str], None] | None = None) -> None:
+    def __init__(self, add_task_time: Callable[[int, float, str], None] | None = None) -> None:
         self.watch: Clock = WallClock()
-        self._took = took
+        self._add_task_time = add_task_time
         self._open: dict[int, _Open] = {}
         self._ended: deque[TaskSpan] = deque(maxlen=MOST)
 
@@ -204,7 +206,9 @@ class Timeline:
         self._open.clear()
         self._ended.clear()
 
-    def begin(self, client: int, began: float, ends: float | None = None, parts: Parts | None = None) -> None:
+    def begin(
+        self, client: int, began: float, ends: float | None = None, timing: TaskTiming | None = None
+    ) -> None:
         """Record that a task was dispatched to a client at time ``began`` of the run's clock.
 
         ``ends`` is the time when the task will end, and ``parts`` its download, training and upload seconds; both are
@@ -212,14 +216,14 @@ class Timeline:
         """
         if client in self._open:
             self.end(client, began, LOST)
-        self._open[client] = _Open(began, ends, self.watch.now(), parts)
+        self._open[client] = _Open(began, ends, self.watch.now(), timing)
 
     def begin_all(
         self,
         clients: Sequence[int],
         began: float,
         ends: Iterable[float | None],
-        parts: Iterable[Parts | None],
+        timings: Iterable[TaskTiming | None],
     ) -> None:
         """Record that one task each was dispatched to several clients at the same time."""
         for client in [each for each in clients if each in self._open]:
@@ -227,13 +231,13 @@ class Timeline:
         wall = self.watch.now()
         self._open.update(
             (client, _Open(began, end, wall, each))
-            for client, end, each in zip(clients, ends, parts, strict=False)
+            for client, end, each in zip(clients, ends, timings, strict=False)
         )
 
-    def parts(self, client: int) -> Parts | None:
+    def timing(self, client: int) -> TaskTiming | None:
         """Return the download, training and upload seconds of a client's running task, None if they are unknown."""
         task = self._open.get(client)
-        return None if task is None else task.parts
+        return None if task is None else task.timing
 
     def arrived(self, client: int, now: float) -> None:
         """Record that a client's reply arrived, or is no longer awaited; ``end`` records the outcome later."""
@@ -258,8 +262,8 @@ class Timeline:
                 continue
             ended, wall_ended = task.arrive(now, wall)
             self._ended.append(_span(client, task, ended, wall_ended, outcome))
-            if self._took is not None:
-                self._took(client, ended - task.began, outcome)
+            if self._add_task_time is not None:
+                self._add_task_time(client, ended - task.began, outcome)
 
     def take(self) -> list[TaskSpan]:
         """Return the tasks that ended since the last call, in the order of their ends, and forget them."""
@@ -277,13 +281,13 @@ class Timeline:
 
 
 def _span(client: int, task: _Open, ended: float, wall_ended: float, outcome: str) -> TaskSpan:
-    ways = (None, None) if task.parts is None else _on_the_way(task.parts, ended - task.began)
+    ways = (None, None) if task.timing is None else _on_the_way(task.timing, ended - task.began)
     return TaskSpan(client, task.began, ended, task.wall_began, wall_ended, outcome, *ways)
 
 
-def _on_the_way(parts: Parts, seconds: float) -> tuple[float, float]:
+def _on_the_way(timing: TaskTiming, seconds: float) -> tuple[float, float]:
     """Return the seconds of download and of upload of a task that took ``seconds`` and may have been cut off."""
-    rest = seconds - parts.receiving - parts.working
+    rest = seconds - timing.receiving - timing.working
     # A tolerance, so that the same task has the same parts at any time of the clock, whatever the rounding.
-    whole = rest > parts.sending - _ROUNDING
-    return min(parts.receiving, seconds), parts.sending if whole else max(rest, 0.0)
+    whole = rest > timing.sending - _ROUNDING
+    return min(timing.receiving, seconds), timing.sending if whole else max(rest, 0.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strategies import AsyncFedAvg, FedAvg, FedBuff
-from strategies.clients.accounts import OUTCOMES, Account, Accounts
+from strategies.clients.client_statistics import OUTCOMES, ClientRecord, ClientStatistics
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
@@ -40,16 +40,16 @@ def faults(grid: Any) -> None:
 
 def test_every_outcome_has_a_count():
     for outcome in OUTCOMES:
-        account = Account()
-        account.note(outcome, clipped=True)
-        assert vars(account) == {**vars(Account()), outcome: 1, "clipped": 1}
+        account = ClientRecord()
+        account.record(outcome, clipped=True)
+        assert vars(account) == {**vars(ClientRecord()), outcome: 1, "clipped": 1}
 
 
 def test_columns_are_by_index_with_zeros_between():
-    accounts = Accounts()
-    accounts[2].tasks += 4
-    accounts[2].note("accepted")
-    columns = accounts.columns(least=4)
+    client_stats = ClientStatistics()
+    client_stats[2].tasks += 4
+    client_stats[2].record("accepted")
+    columns = client_stats.columns(least=4)
     assert set(columns) == {
         "participation",
         "tasks",
@@ -63,7 +63,7 @@ def test_columns_are_by_index_with_zeros_between():
     }
     assert columns["tasks"] == [0, 0, 4, 0]
     assert columns["participation"] == [0, 0, 1, 0]
-    assert Accounts().columns()["tasks"] == []
+    assert ClientStatistics().columns()["tasks"] == []
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_columns_are_by_index_with_zeros_between():
 )
 def test_failed_and_refused_are_told_apart(kind, options, faulty, start):
     strategy, told = start(kind, rounds=4, spoil=faults, **options)
-    accounts = {index: vars(account) for index, account in strategy.session.accounts.items()}
-    assert accounts[0].pop("bytes") == told[-1].clients["bytes"][0] > 0
-    accounts[0].pop("weight")
+    client_stats = {index: vars(account) for index, account in strategy.session.client_stats.items()}
+    assert client_stats[0].pop("bytes") == told[-1].clients["bytes"][0] > 0
+    client_stats[0].pop("weight")
     # Task times are (.2, .6, 1) in F80, and all 1 in F0; what failed or was refused took its time for nothing.
     times = (1.0, 1.0, 1.0) if options else (0.2, 0.6, 1.0)
-    took = [(account.pop("seconds"), account.pop("wasted")) for account in accounts.values()]
+    took = [(account.pop("seconds"), account.pop("wasted")) for account in client_stats.values()]
     assert np.array(took) == pytest.approx(
         np.array([[4 * times[0], 0], [faulty * times[1]] * 2, [faulty * times[2]] * 2])
     )
@@ -91,10 +91,12 @@ def test_failed_and_refused_are_told_apart(kind, options, faulty, start):
     assert last["wasted-seconds"] == [wasted for _, wasted in took]
     assert told[-1].metrics["device-seconds"] == pytest.approx(sum(last["device-seconds"]))
     assert told[-1].metrics["wasted-seconds"] == pytest.approx(sum(last["wasted-seconds"]))
-    nothing = {name: value for name, value in vars(Account()).items() if name not in ("seconds", "wasted")}
-    assert {**accounts[0], "tasks": 0, "bytes": 0, "weight": 0.0} == {**nothing, "accepted": 4}
-    assert accounts[1] == {**nothing, "tasks": faulty, "failed": faulty}
-    assert accounts[2] == {**nothing, "tasks": faulty, "refused": faulty}
+    nothing = {
+        name: value for name, value in vars(ClientRecord()).items() if name not in ("seconds", "wasted")
+    }
+    assert {**client_stats[0], "tasks": 0, "bytes": 0, "weight": 0.0} == {**nothing, "accepted": 4}
+    assert client_stats[1] == {**nothing, "tasks": faulty, "failed": faulty}
+    assert client_stats[2] == {**nothing, "tasks": faulty, "refused": faulty}
     assert (last["participation"], last["failed"], last["refused"]) == (
         [4, 0, 0],
         [0, faulty, 0],
@@ -109,7 +111,7 @@ def test_a_synchronous_round_counts_who_was_asked_and_who_was_late(start):
     assert told[-1].clients["participation"] == [3, 0, 3]
     assert told[-1].clients["late"] == [0, 3, 0]
     assert [progress.clients["tasks"] for progress in told[1:]] == [[n] * 3 for n in (1, 2, 3)]
-    assert strategy.session.at_work() == []
+    assert strategy.session.busy_clients() == []
 
 
 def test_what_was_shortened_is_counted_by_client(start):
@@ -125,7 +127,7 @@ def test_work_that_is_too_old_is_no_failure(start):
             return contribution.client.index != 1
 
     strategy, told = start(Choosy, rounds=6, time_scenario="F0")
-    account = dict(strategy.session.accounts.items())[1]
+    account = dict(strategy.session.client_stats.items())[1]
     assert account.discarded > 0
     assert account.accepted == account.failed == account.late == account.refused == 0
     assert told[-1].clients["discarded"] == [0, account.discarded, 0]
@@ -138,7 +140,7 @@ def test_in_a_simulation_no_outcomes_are_told(kind, federation, model, train_con
     strategy.start(federation(), model(1.0), num_rounds=2, timeout=5.0, train_config=train_config(1, 0.1))
     assert all("tasks" not in progress.clients for progress in told)
     assert (
-        sum(account.accepted for _, account in strategy.session.accounts.items()) > 0
+        sum(account.accepted for _, account in strategy.session.client_stats.items()) > 0
     )  # it counts all the same
 
 
@@ -156,16 +158,16 @@ def test_a_resumed_run_counts_on(kind, federation, model, train_config):
         return strategy
 
     go(2)
-    kept = Accounts()
+    kept = ClientStatistics()
     kept.restore(states[-1])
     before = sum(account.accepted for _, account in kept.items())
     again = go(5, states[-1])
-    assert sum(account.accepted for _, account in again.session.accounts.items()) > before > 0
+    assert sum(account.accepted for _, account in again.session.client_stats.items()) > before > 0
     # Seconds are real here, and go on, too.
-    assert again.session.accounts.costs()["device-seconds"] > kept.costs()["device-seconds"] > 0
+    assert again.session.client_stats.costs()["device-seconds"] > kept.costs()["device-seconds"] > 0
     # A new run begins with none.
-    accounts = [go(2).session.accounts for _ in range(2)]
-    counts = [{**each.columns(), "weight": each.column("weight", each.size)} for each in accounts]
+    client_stats = [go(2).session.client_stats for _ in range(2)]
+    counts = [{**each.columns(), "weight": each.column("weight", each.size)} for each in client_stats]
     assert counts[0] == counts[1]
 
 
@@ -175,15 +177,15 @@ def test_a_round_that_is_cut_off_leaves_no_trace(federation, model, train_config
     grid.lose(2)
     asked = 0
 
-    def stopped() -> bool:
+    def should_stop() -> bool:
         nonlocal asked
         asked += len(grid.requests()) == 6  # all of the second round are asked, one doesn't answer
         return asked > 3
 
-    strategy = FedAvg(stopped=stopped)
+    strategy = FedAvg(should_stop=should_stop)
     strategy.start(grid, model(1.0), num_rounds=5, timeout=0.05, train_config=train_config(1, 0.1))
     assert strategy.session.aggregations == 1
-    assert [account.tasks for _, account in strategy.session.accounts.items()] == [1, 1, 1]
+    assert [account.tasks for _, account in strategy.session.client_stats.items()] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
@@ -193,11 +195,11 @@ def test_who_is_at_work_is_known_while_the_run_waits(kind, federation, model, tr
     grid.lose(1)
     seen: set[tuple[int, ...]] = set()
 
-    def stopped() -> bool:
-        seen.add(tuple(sorted(strategy.session.at_work())))
+    def should_stop() -> bool:
+        seen.add(tuple(sorted(strategy.session.busy_clients())))
         return False
 
-    strategy = kind(clock=WallClock(), stopped=stopped)
+    strategy = kind(clock=WallClock(), should_stop=should_stop)
     strategy.start(grid, model(1.0), num_rounds=2, timeout=0.1, train_config=train_config(1, 0.1))
     assert (1,) in seen or (0, 1, 2) in seen
     assert any(1 in working for working in seen)
@@ -206,10 +208,10 @@ def test_who_is_at_work_is_known_while_the_run_waits(kind, federation, model, tr
 
 def test_accounts_of_an_earlier_version_had_fewer_columns():
     # index, tasks, accepted, late, failed, refused, discarded, clipped, bytes, weight
-    kept = Accounts()
+    kept = ClientStatistics()
     kept.restore({"accounts": np.array([[2.0, 7, 4, 1, 1, 1, 0, 2, 136, 0.75]])})
     assert vars(kept[2]) == {
-        **vars(Account()),
+        **vars(ClientRecord()),
         "tasks": 7,
         "accepted": 4,
         "late": 1,

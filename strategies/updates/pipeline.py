@@ -1,18 +1,18 @@
 """The chain of operations from a client's reply to the next global model, synchronous or asynchronous.
 
-    check → bound → clip → witness → sum or robust rule → noise → server optimizer
+    check → bound → clip → on_client_model → sum or robust rule → noise → server optimizer
 
-Up to the witness, the chain processes each reply separately, as its local model w_i and the model w̄ that the client
-was sent; the sum or robust rule makes one update Δ of all replies. A local model stays in the bytes of its reply
-until a link reads it whole; if only the sum reads it, ``WeightedSum.sum_block`` sums such replies together. The links
-are small objects, composed by ``chain``::
+Up to on_client_model, the pipeline processes each reply separately, as its local model w_i and the model w̄ that the
+client was sent; the sum or robust rule makes one update Δ of all replies. A local model stays in the bytes of its
+reply until a link reads it whole; if only the sum reads it, ``WeightedSum.sum_block`` sums such replies together. The
+links are small objects, composed by ``pipeline``::
 
-    receive = chain(Bound(S), Tell(witness))
-    local = check(client, reply, base)        # raises an ArraysMismatchError for an invalid reply
+    receive = pipeline(Bound(S), ModelCallback(on_client_model))
+    local = check(client, reply, base)           # raises an ArraysMismatchError for an invalid reply
     receive(local)
-    gathered.add(d_i, local.update())         # a WeightedSum or a RobustRule of strategies/updates/aggregation.py
+    gathered.add(d_i, local.update())            # a WeightedSum or a RobustRule of strategies/updates/aggregation.py
     update = noise(gathered.result(...), ...)
-    model = optimizer.step(model, update)     # strategies/updates/server_optimizer.py
+    model = optimizer.step(model, update)        # strategies/updates/server_optimizer.py
 """
 
 import math
@@ -46,7 +46,7 @@ from strategies.updates.compression import Compression, is_compressed
 
 
 @dataclass
-class Local:
+class LocalModel:
     """A local model w_i (D,) in the chain, and the model (D,) that its client was sent.
 
     Attributes
@@ -57,7 +57,7 @@ class Local:
         Whether the norm of the update exceeded the bound.
     untrained : Vector, optional
         The buffers (B,) of the reply; ``read`` has those that were sent.
-    counted_from : Vector, or 0
+    counter_origin : Vector, or 0
         (B,): the counters as they were sent, 0 for other buffers.
     """
 
@@ -65,8 +65,8 @@ class Local:
     read: Vector | ModelView
     base: NDArray[Any]
     bounded: bool = False
-    untrained: Vector | None = None
-    counted_from: Vector | float = 0.0
+    buffer_values: Vector | None = None
+    counter_origin: Vector | float = 0.0
     # ‖Δ_i‖² of a model that is in its reply, over its first ``_measured`` values.
     _square: float = 0.0
     _measured: int = 0
@@ -131,21 +131,21 @@ class Local:
         return self.read
 
 
-Link = Callable[[Local], None]
+UpdateTransform = Callable[[LocalModel], None]
 
 
-def chain(*links: Link | None) -> Link:
+def pipeline(*transforms: UpdateTransform | None) -> UpdateTransform:
     """Return a link that applies several links in order; None is skipped."""
-    there = [link for link in links if link is not None]
+    there = [transform for transform in transforms if transform is not None]
 
-    def through(local: Local) -> None:
-        for link in there:
-            link(local)
+    def through(local: LocalModel) -> None:
+        for transform in there:
+            transform(local)
 
     return through
 
 
-class UnweighedError(ArraysMismatchError):
+class MissingWeightError(ArraysMismatchError):
     """A reply has no weight: neither the reply nor the client's description holds the number of examples."""
 
 
@@ -159,7 +159,7 @@ class Check:
         Layout of the model.
     arrays_key, weight_key : str
         Names of the record of arrays, and of the metric that holds a client's weight.
-    must_weigh : bool
+    requires_num_examples : bool
         Whether a reply without a weight is refused, unless the client has reported its weight before.
     most_bytes : callable
         Returns the most bytes that a reply may have.
@@ -179,7 +179,7 @@ class Check:
     layout: Layout
     arrays_key: str = messages.ARRAYS
     weight_key: str = messages.NUM_EXAMPLES
-    must_weigh: bool = False
+    requires_num_examples: bool = False
     most_bytes: Callable[[], float] = lambda: inf
     buffers: Buffers | None = None
     compression: Compression | None = None
@@ -187,7 +187,7 @@ class Check:
     more: Callable[[Client, float], None] | None = None
     measures: bool = False
 
-    def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> Local:
+    def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> LocalModel:
         """Return the local model of a valid reply, or of a task that was done without messages.
 
         Raises
@@ -199,7 +199,7 @@ class Check:
         self.check_values(local)
         return local
 
-    def read(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> Local:
+    def read(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> LocalModel:
         """Return the local model of a reply that is valid but for the values, which ``check_values`` checks.
 
         Raises
@@ -211,15 +211,15 @@ class Check:
             return _done(client, reply, base)
         arrays = self._arrays_of(client, reply)
         if is_compressed(arrays):
-            local = Local(client, self._decompressed(arrays, base), base)
+            local = LocalModel(client, self._decompressed(arrays, base), base)
         else:
-            local = Local(client, ModelView(self.layout, self.layout.flat(arrays)), base)
+            local = LocalModel(client, ModelView(self.layout, self.layout.flat(arrays)), base)
         if self.buffers is not None:
-            local.untrained = self.buffers.take_out(local.read, base)
-            local.counted_from = self.buffers.counted_from(base)
+            local.buffer_values = self.buffers.take_out(local.read, base)
+            local.counter_origin = self.buffers.counter_origin(base)
         return local
 
-    def check_values(self, local: Local, base_norm: float | None = None) -> None:
+    def check_values(self, local: LocalModel, base_norm: float | None = None) -> None:
         """Check the values of a model that ``read`` returned; ``base_norm``: ‖w̄‖, if it is known.
 
         Raises
@@ -230,15 +230,15 @@ class Check:
         if isinstance(model := local.read, ModelView):
             if not self._upper_bound(local, model, base_norm) <= SURELY_VALID:
                 exact = model.to_vector()
-                if self.buffers is not None and local.untrained is not None:
-                    exact[self.buffers.positions] = local.untrained
+                if self.buffers is not None and local.buffer_values is not None:
+                    exact[self.buffers.positions] = local.buffer_values
                 check_values(exact)
             if self.compression is not None:
                 self.whole()
         if self.buffers is not None:
-            self.buffers.check(local.untrained)
+            self.buffers.check(local.buffer_values)
 
-    def _upper_bound(self, local: Local, model: ModelView, base_norm: float | None) -> float:
+    def _upper_bound(self, local: LocalModel, model: ModelView, base_norm: float | None) -> float:
         """Return an upper bound of ‖w_i‖², but for rounding; ‖w_i‖ ≤ ‖w̄‖ + ‖Δ_i‖ if ‖Δ_i‖ is known or of use."""
         with np.errstate(over="ignore", invalid="ignore"):
             if self.measures or local.is_measured:
@@ -247,7 +247,7 @@ class Check:
                 square = norm * norm  # infinity, where ** raises an OverflowError
             else:
                 square = model.square()
-            return square if local.untrained is None else sum_of_squares(local.untrained, square)
+            return square if local.buffer_values is None else sum_of_squares(local.buffer_values, square)
 
     def _arrays_of(self, client: Client, reply: Message | None) -> ArrayRecord:
         """Return the arrays of a reply that is valid but for what is in them."""
@@ -280,8 +280,8 @@ class Check:
             said = messages.weight_of(messages.metrics_of(reply), self.weight_key)
         except ValueError as error:
             raise ArraysMismatchError(str(error)) from None
-        if said is None and client.num_examples is None and self.must_weigh:
-            raise UnweighedError(
+        if said is None and client.num_examples is None and self.requires_num_examples:
+            raise MissingWeightError(
                 f"its reply has no metric {self.weight_key!r}, which says how much it counts (weighted_by_key)"
             )
         if said is not None and client.described and said > (client.num_examples or 0):
@@ -299,11 +299,11 @@ def fault_of(reply: Message | Work | None) -> str:
     return messages.fault_of(reply)
 
 
-def _done(client: Client, work: Work, base: NDArray[Any]) -> Local:
+def _done(client: Client, work: Work, base: NDArray[Any]) -> LocalModel:
     if work.reason:
         raise ArraysMismatchError(work.reason)
     check_values(work.model)
-    return Local(client, work.model, base)
+    return LocalModel(client, work.model, base)
 
 
 @dataclass(frozen=True)
@@ -316,11 +316,11 @@ class Bound:
     norm: float
     buffers: Buffers | None = None
 
-    def __call__(self, local: Local) -> None:
+    def __call__(self, local: LocalModel) -> None:
         """Change the model and the buffers in place."""
         local.bounded = clip_update(local.model, local.base, self.norm)
-        if self.buffers is not None and local.untrained is not None:
-            local.bounded |= self.buffers.shorten(local.untrained, local.base, self.norm)
+        if self.buffers is not None and local.buffer_values is not None:
+            local.bounded |= self.buffers.shorten(local.buffer_values, local.base, self.norm)
 
 
 @dataclass(frozen=True)
@@ -329,19 +329,19 @@ class Clip:
 
     norm: float
 
-    def __call__(self, local: Local) -> None:
+    def __call__(self, local: LocalModel) -> None:
         """Change the model in place, and remove the mark of an earlier bound, which would leak the norm."""
         clip_update(local.model, local.base, self.norm)
         local.bounded = False
 
 
 @dataclass(frozen=True)
-class Tell:
+class ModelCallback:
     """Passes the model to a listener, which must not change it."""
 
     listener: Callable[[Client, Vector], None]
 
-    def __call__(self, local: Local) -> None:
+    def __call__(self, local: LocalModel) -> None:
         """Call the listener with the client and its model (D,)."""
         self.listener(local.client, local.model)
 
@@ -388,7 +388,7 @@ class Contribution:
         Size of all arrays of the reply.
     untrained : Vector, optional
         The buffers (B,) (strategies/updates/buffers.py); in ``update`` their values are 0.
-    counted_from : Vector, or 0
+    counter_origin : Vector, or 0
         The counters among the buffers as they were sent, and 0 for the other buffers, (B,).
     """
 
@@ -400,8 +400,8 @@ class Contribution:
     metrics: MetricRecord
     records: Mapping[str, messages.RecordType]
     num_bytes: int
-    untrained: Vector | None = None
-    counted_from: Vector | float = 0.0
+    buffer_values: Vector | None = None
+    counter_origin: Vector | float = 0.0
 
     @property
     def model(self) -> Vector:
@@ -410,7 +410,12 @@ class Contribution:
 
     @classmethod
     def of(
-        cls, local: Local, reply: Message | Work, version: int, staleness: int, key: str = messages.ARRAYS
+        cls,
+        local: LocalModel,
+        reply: Message | Work,
+        version: int,
+        staleness: int,
+        key: str = messages.ARRAYS,
     ) -> "Contribution":
         """Return the contribution of a local model that has been through the chain."""
         update, base, when = local.update(), local.base, (version, staleness)
@@ -422,10 +427,10 @@ class Contribution:
             base,
             *when,
             messages.metrics_of(reply),
-            messages.beside_the_model(reply, key),
+            messages.extra_records_of(reply, key),
             messages.total_bytes(reply),
-            local.untrained,
-            local.counted_from,
+            local.buffer_values,
+            local.counter_origin,
         )
 
     @property

@@ -53,11 +53,11 @@ class _Known:
     rests_until: int = 0
 
     @property
-    def usual(self) -> float:
+    def typical(self) -> float:
         return max(self.seconds / self.answers, self.latest) if self.answers else 0.0
 
 
-class Patience:
+class ReplyTimeouts:
     """The usual times of clients for one kind of request, and how long a round waits for each."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Patience:
         known.misses += 1
         known.rests_until = number + 2 ** min(known.misses - 1, 30)
 
-    def rests(self, client: int, number: int) -> bool:
+    def is_backing_off(self, client: int, number: int) -> bool:
         """Return True if a client isn't to be asked in round ``number``, because it missed several in a row."""
         return client in self._known and number < self._known[client].rests_until
 
@@ -98,11 +98,11 @@ class Patience:
     @staticmethod
     def _limit(known: _Known, half: float) -> Limit:
         wait = USUAL if known.answers or known.misses else FIRST
-        usual = max(half, known.usual)
-        whose = "it usually takes" if known.usual > half else "half of the clients took"
-        least = f", and at least {wait.least:g} s" if wait.least >= wait.times * usual else ""
+        typical = max(half, known.typical)
+        whose = "it usually takes" if known.typical > half else "half of the clients took"
+        least = f", and at least {wait.least:g} s" if wait.least >= wait.times * typical else ""
         return Limit(
-            max(wait.times * usual, wait.least),
+            max(wait.times * typical, wait.least),
             f"a round waits {wait.times:g} times as long as {whose}{least}",
         )
 
@@ -114,11 +114,11 @@ class Patience:
         return {name: np.array(rows, dtype=np.float64)} if rows else {}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any], name: str) -> "Patience":
+    def restored(cls, state: Mapping[str, Any], name: str) -> "ReplyTimeouts":
         """Return the usual times of a state."""
-        patience = cls()
+        reply_timeouts = cls()
         for client, seconds, answers, latest, misses, rests_until in np.array(state.get(name, ())).tolist():
-            patience._known[int(client)] = _Known(
+            reply_timeouts._known[int(client)] = _Known(
                 seconds, int(answers), latest, int(misses), int(rests_until)
             )
-        return patience
+        return reply_timeouts
