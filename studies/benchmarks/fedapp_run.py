@@ -19,7 +19,7 @@ def run(job: Job, engine: str, workers: int = 0) -> Log:
     class Times(Observer):
         """Told of every aggregation, evaluated or not, when all that belongs to it is done."""
 
-        def note(self, entry: Entry) -> None:
+        def record(self, entry: Entry) -> None:
             log.mark()
 
     with TemporaryDirectory() as folder:

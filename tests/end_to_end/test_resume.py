@@ -36,7 +36,7 @@ import os, signal, sys, run_simulation
 from fedapp.server import Observer
 
 class Kills(Observer):
-    def note(self, entry):
+    def record(self, entry):
         if entry.progress.aggregation >= int(sys.argv[1]):
             os.kill(os.getpid(), signal.SIGKILL)
 
