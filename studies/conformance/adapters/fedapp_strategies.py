@@ -222,7 +222,7 @@ def listing(kind: Any, rounds: Sequence[Sequence[int]]) -> type:
     class Listed(kind):  # type: ignore[misc]
         def select(self, clients: Sequence[Any], rng: Any) -> tuple[Sequence[Any], Sequence[float]]:
             chosen = [client for client in clients if client.index in rounds[self.session.aggregations]]
-            p = np.array([self.session.importance()[client.index] for client in chosen])
+            p = np.array([self.session.client_weights()[client.index] for client in chosen])
             return chosen, (p / p.sum()).tolist()
 
     return Listed
