@@ -1,7 +1,7 @@
 """Where data are, and the one error type for everything that a user can get wrong about data."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 PREFIX = "hf:"
@@ -60,3 +60,12 @@ def require_choice(key: str, value: str, allowed: Iterable[str]) -> None:
     names = tuple(allowed)
     if value not in names:
         raise DataError(f"{key} = {value!r}: unknown; allowed: {', '.join(names)}")
+
+
+_NAMED = 8  # most names that a message lists
+
+
+def brief(names: Sequence[str]) -> str:
+    """Return names in quotes with commas between them: the first eight, and the number of all if there are more."""
+    listed = ", ".join(repr(name) for name in names[:_NAMED])
+    return listed if len(names) <= _NAMED else f"{listed}, … ({len(names)})"

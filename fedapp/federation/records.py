@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, MessageType
 from torch import Tensor, nn
 
 from fedapp.data import Dataset
-from fedapp.data.dataset import Schema
 from fedapp.data.moments import Moments
+from fedapp.data.schema import Schema
 from fedapp.names import Part
 from fedapp.training.state import names_of
 from strategies.flower.arrays import pack, unpack

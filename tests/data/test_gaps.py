@@ -11,8 +11,9 @@ import pytest
 import fedapp
 from fedapp.config import ConfigError
 from fedapp.data import DataError, load_dataset
-from fedapp.data.dataset import DataColumns, Dataset, Schema
+from fedapp.data.dataset import DataColumns, Dataset
 from fedapp.data.moments import Sums
+from fedapp.data.schema import Schema
 from fedapp.data.standardize import sums_of
 
 FRAME = pd.DataFrame(

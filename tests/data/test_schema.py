@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.data import DataError, Dataset
-from fedapp.data.dataset import Schema
+from fedapp.data.schema import Schema
 
 
 def dataset(labels: list[int], **more: object) -> Dataset:

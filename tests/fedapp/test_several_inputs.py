@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import fedapp
 from fedapp.data import DataError, load_dataset
-from fedapp.data.dataset import Schema
+from fedapp.data.schema import Schema
 from fedapp.names import Part
 from fedapp.training.parts import apart
 from tests import own_models
