@@ -32,14 +32,7 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
         If the arrays don't fit together.
     """
     arrays, several = joined(arrays, problem)
-    for key in ("x_train", "y_train"):
-        if key not in arrays:
-            found = ", ".join(sorted(arrays)) or "none"
-            raise problem(f"has no array {key}; x_train and y_train are needed (found: {found})")
-    if ("x_test" in arrays) != ("y_test" in arrays):
-        missing = "y_test" if "x_test" in arrays else "x_test"
-        raise problem(f"has no array {missing}; x_test and y_test are allowed only together")
-    parts = [part for part in ("train", "test") if f"x_{part}" in arrays]
+    parts = _parts_of(arrays, problem)
     inputs = [_as_inputs(f"x_{part}", arrays[f"x_{part}"], problem) for part in parts]
     labels = {f"y_{part}": arrays[f"y_{part}"] for part in parts}
     for part, x in zip(parts, inputs, strict=True):
@@ -49,14 +42,31 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
         labels, classes = _ranked(labels, problem)
     found_targets = read_targets(labels, targets, problem)
     groups = [_groups(arrays, part, len(x), problem) for part, x in zip(parts, inputs, strict=True)]
+    _check_alike(inputs, groups, problem)
+    columns = zip(inputs, found_targets, _numbered(groups), strict=True)
+    return [Split(*each, classes, several) for each in columns]
+
+
+def _parts_of(arrays: Mapping[str, Any], problem: Problem) -> list[str]:
+    """Return the parts that there are, train and maybe test; DataError if one lacks its inputs or targets."""
+    for key in ("x_train", "y_train"):
+        if key not in arrays:
+            found = ", ".join(sorted(arrays)) or "none"
+            raise problem(f"has no array {key}; x_train and y_train are needed (found: {found})")
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        missing = "y_test" if "x_test" in arrays else "x_test"
+        raise problem(f"has no array {missing}; x_test and y_test are allowed only together")
+    return ["train", "test"] if "x_test" in arrays else ["train"]
+
+
+def _check_alike(inputs: list[Array], groups: list[Array | None], problem: Problem) -> None:
+    """Refuse test rows of another shape or type than the training rows, and natural ids of one of them alone."""
     first, last = inputs[0], inputs[-1]
     if first.shape[1:] != last.shape[1:] or first.dtype != last.dtype:
         described = [f"rows of shape {x.shape[1:]} and type {x.dtype}" for x in (first, last)]
         raise problem(f"x_train has {described[0]}, x_test {described[1]}; they must match")
     if len({ids is None for ids in groups}) > 1:
         raise problem("natural ids are given for only one of train and test; give both or neither")
-    columns = zip(inputs, found_targets, _numbered(groups), strict=True)
-    return [Split(*each, classes, several) for each in columns]
 
 
 def array_data(splits: list[Split], problem: Problem) -> RawData:

@@ -7,7 +7,7 @@ import logging
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -120,39 +120,73 @@ def _inputs(
     return found.astype(np.float32), [f"{name}{INDICATES}{value}" for value in values]
 
 
-def columns_of(
-    names: list[str], columns: DataColumns, problem: Problem
-) -> tuple[list[str], list[str], tuple[str, ...]]:
-    """Return the columns of inputs and of labels, and remarks on them; DataError if one asked for isn't there."""
+class ChosenColumns(NamedTuple):
+    """Names of the columns of inputs and of labels, and remarks on how they were chosen."""
+
+    inputs: list[str]
+    labels: list[str]
+    remarks: tuple[str, ...] = ()
+
+
+def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> ChosenColumns:
+    """Choose the columns of inputs and of labels among those that there are.
+
+    Raises
+    ------
+    DataError
+        If a column that is asked for isn't there, is there twice, or is to be two things.
+    """
     labels = _listed(columns.label, names)
     group = [columns.group] if columns.group else []
-    left = [name for name in names if name not in (*labels, *group)]
-    numbers = [] if columns.inputs else [name for name in left if _ROW_NUMBERS.fullmatch(name)]
-    inputs = _listed(columns.inputs, names) or [name for name in left if name not in numbers]
+    inputs = _listed(columns.inputs, names)
+    numbers: list[str] = []
+    if not inputs:
+        left = [name for name in names if name not in (*labels, *group)]
+        numbers = [name for name in left if _ROW_NUMBERS.fullmatch(name)]
+        inputs = [name for name in left if name not in numbers]
+    _check_present(
+        names, columns, {"label-column": labels, "group-column": group, "input-column": inputs}, problem
+    )
+    _check_disjoint(columns, inputs, labels, group, problem)
+    if not numbers:
+        return ChosenColumns(inputs, labels)
+    shown = ", ".join(name or "without a name" for name in numbers)
+    said = f"the column {shown} is taken for row numbers and is no input; input-column says what is"
+    return ChosenColumns(inputs, labels, (said,))
+
+
+def _check_present(
+    names: list[str], columns: DataColumns, wanted: dict[str, list[str]], problem: Problem
+) -> None:
+    """Refuse columns of keys, ``wanted``, that aren't among the names, or names that are there twice."""
     shown = [name if name.isprintable() else repr(name) for name in names[:8]]
     found = ", ".join(shown) + (f", … ({len(names)})" if len(names) > 8 else "")
-    for key, wanted in (("label-column", labels), ("group-column", group), ("input-column", inputs)):
-        if missing := [name for name in wanted if name not in names]:
-            which = "" if missing == ["label"] and columns == DataColumns() else f"; {key} names it"
+    for key, listed in wanted.items():
+        if missing := [name for name in listed if name not in names]:
+            by_default = missing == ["label"] and columns == DataColumns()
+            which = "" if by_default else f"; {key} names it"
             raise problem(f"needs a column {missing[0]!r} and others, each name once (found: {found}){which}")
-    if not labels or not inputs or len(set(names)) < len(names):
+    if not wanted["label-column"] or not wanted["input-column"] or len(set(names)) < len(names):
         raise problem(f"needs a column {columns.label!r} and others, each name once (found: {found})")
+
+
+def _check_disjoint(
+    columns: DataColumns, inputs: list[str], labels: list[str], group: list[str], problem: Problem
+) -> None:
+    """Refuse a column that is named twice, by one key or by two."""
     for key, text, listed in (
         ("label-column", columns.label, labels),
         ("input-column", columns.inputs, inputs),
     ):
         if len(set(listed)) < len(listed):
             raise problem(f"needs each column once; {key} = {text!r} names one twice")
-    if both := [name for name in inputs if name in (*labels, *group)] or [
-        name for name in labels if name in group
-    ]:
+    other = {*labels, *group}
+    both = [name for name in inputs if name in other] or [name for name in labels if name in group]
+    if both:
         raise problem(
             f"column {both[0]!r} is to be two things; input-column = {columns.inputs!r}, label-column = "
             f"{columns.label!r} and group-column = {columns.group!r} must differ"
         )
-    shown_numbers = ", ".join(name or "without a name" for name in numbers)
-    said = f"the column {shown_numbers} is taken for row numbers and is no input; input-column says what is"
-    return inputs, labels, (said,) if numbers else ()
 
 
 def _listed(text: str, names: list[str]) -> list[str]:
