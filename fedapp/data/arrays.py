@@ -8,6 +8,7 @@ import numpy as np
 from fedapp.data.dataset import Array, IntArray, Kind, RawData, Split, Targets
 from fedapp.data.parts import check_whole, joined
 from fedapp.data.targets import Problem, number_of_classes, read_targets
+from fedapp.sorting import natural_key
 
 NAMES = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "writer_train", "writer_test")
 
@@ -43,8 +44,9 @@ def array_splits(arrays: Mapping[str, Any], targets: Targets | None, problem: Pr
     found_targets = read_targets(labels, targets, problem)
     groups = [_groups(arrays, part, len(x), problem) for part, x in zip(parts, inputs, strict=True)]
     _check_alike(inputs, groups, problem)
-    columns = zip(inputs, found_targets, _numbered(groups), strict=True)
-    return [Split(*each, classes, several) for each in columns]
+    ids, names = _numbered(groups)
+    columns = zip(inputs, found_targets, ids, strict=True)
+    return [Split(*each, classes, several, names) for each in columns]
 
 
 def _parts_of(arrays: Mapping[str, Any], problem: Problem) -> list[str]:
@@ -100,7 +102,8 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
     scale = 1 / 255 if blocks[0].dtype == np.uint8 else 1.0
     classes = splits[0].classes
     count = len(classes) or number_of_classes(y, problem)
-    return RawData(blocks, y, groups, num_train, count, kind, scale, classes, (), parts, tuple(remarks))
+    names = splits[0].group_names
+    return RawData(blocks, y, groups, num_train, count, kind, scale, classes, (), parts, tuple(remarks), names)
 
 
 def join_rows(splits: list[Split]) -> tuple[Array, IntArray | None, int]:
@@ -152,13 +155,18 @@ def _ranked(labels: Mapping[str, Array], problem: Problem) -> tuple[dict[str, Ar
         if empty := int((values == "").sum()):
             raise problem(f"{name} has {empty} empty names; all must be filled")
     classes, ranks = ranked(list(labels.values()))
-    return dict(zip(labels, ranks, strict=True)), tuple(classes.tolist())
+    return dict(zip(labels, ranks, strict=True)), classes
 
 
-def ranked(parts: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Return the values of all parts, each once and sorted, and in place of each part its ranks among them."""
-    values, ranks = np.unique(np.concatenate(parts), return_inverse=True)
-    return values, np.split(ranks, np.cumsum([len(part) for part in parts])[:-1])
+def ranked(parts: Sequence[Array]) -> tuple[tuple[str, ...], list[Array]]:
+    """Return the texts of all parts, each once, sorted as people do; and each part as ranks among them."""
+    texts, places = np.unique(np.concatenate(parts), return_inverse=True)
+    names: list[str] = texts.tolist()
+    order = sorted(range(len(names)), key=lambda place: natural_key(names[place]))
+    ranks = np.empty(len(names), np.int64)
+    ranks[order] = np.arange(len(names))
+    found = ranks[places]
+    return tuple(names[place] for place in order), np.split(found, np.cumsum([len(part) for part in parts])[:-1])
 
 
 def _groups(arrays: Mapping[str, Any], part: str, num_rows: int, problem: Problem) -> Array | None:
@@ -174,12 +182,13 @@ def _groups(arrays: Mapping[str, Any], part: str, num_rows: int, problem: Proble
     return ids
 
 
-def _numbered(groups: list[Array | None]) -> list[Array | None]:
-    """Replace names by their rank; numbers stay."""
+def _numbered(groups: list[Array | None]) -> tuple[list[Array | None], tuple[str, ...]]:
+    """Replace names by their rank, and return the names; numbers stay, without names."""
     ids = [part for part in groups if part is not None]
     if not ids or all(part.dtype.kind in "iu" for part in ids):
-        return groups
-    return [*ranked([part.astype(str) for part in ids])[1]]
+        return groups, ()
+    names, ranks = ranked([part.astype(str) for part in ids])
+    return [*ranks], names
 
 
 def _check_length(key: str, values: Array, inputs: str, num_rows: int, problem: Problem) -> None:

@@ -64,7 +64,8 @@ class Split(NamedTuple):
     """Rows as a reader finds them: inputs (N, …), labels (N,) or targets (N, …), natural ids (N,) or None.
 
     `classes` has the names of the labels, () where labels are numbers; `parts` describes the inputs of a row, ()
-    where a row has one input. Both are the same for the training and the test split.
+    where a row has one input; `group_names` has the names of the natural clients, () where their ids are numbers. All
+    are the same for the training and the test split.
     """
 
     x: Array
@@ -72,7 +73,11 @@ class Split(NamedTuple):
     groups: Array | None = None
     classes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    group_names: tuple[str, ...] = ()
 
+
+Encoded = tuple[tuple[str, tuple[str, ...]], ...]
+"""Columns of texts that became columns of 0 and 1, each with its texts in the order of those columns."""
 
 Missing = Literal["refuse", "drop", "mean"]
 """How rows of a table that have an empty cell are treated."""
@@ -125,6 +130,8 @@ class RawData:
     columns: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     remarks: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
+    encoded: Encoded = ()
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value: compare and hash by identity
@@ -167,9 +174,13 @@ class Dataset:
         Name, type and shape of each input of a row; () where a row has one input.
     remarks : tuple of str
         Assumptions that the reader of the data made, a line each.
+    group_names : tuple of str
+        Names of the natural clients, by their number in `groups`; () where their ids are numbers, or there are none.
+    encoded : tuple of (str, tuple of str)
+        Columns of texts that became columns of 0 and 1, each with its texts in the order of those columns.
     digest : str
-        Digest of the arrays and of all attributes above but name, mean, std and moments; "" where the dataset isn't
-        from the cache.
+        Digest of the arrays and of all attributes above but name, mean, std, moments, group_names and encoded; ""
+        where the dataset isn't from the cache.
     """
 
     name: str
@@ -188,6 +199,8 @@ class Dataset:
     moments: Moments | None = None
     parts: tuple[Part, ...] = ()
     remarks: tuple[str, ...] = ()
+    group_names: tuple[str, ...] = ()
+    encoded: Encoded = ()
     digest: str = ""
 
     @property

@@ -1,11 +1,12 @@
 """Datasets from the Hugging Face hub, through `flwr_datasets.FederatedDataset`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedapp.data.arrays import ranked
 from fedapp.data.dataset import RawData, Split
 from fedapp.data.errors import DataError, one_line
 from fedapp.data.readers import image_data
@@ -84,8 +85,9 @@ def hub_data(name: str, source: HubSource) -> RawData:
         splits = [read(split, source) for split in found]
     except (KeyError, TypeError, ValueError) as error:
         raise problem(f"has other columns than {columns} ({one_line(error)})") from error
-    splits = _number_groups(splits)
-    return samples_data(splits) if read is _text_split else image_data(name, splits, problem)
+    splits, names = _number_groups(splits)
+    raw = samples_data(splits) if read is _text_split else image_data(name, splits, problem)
+    return replace(raw, group_names=names)
 
 
 def _columns(source: HubSource) -> list[str]:
@@ -121,11 +123,10 @@ def _text_split(split: "HFDataset", source: HubSource) -> Split:
     return Split(x, y, groups if source.group else None)
 
 
-def _number_groups(splits: list[Split]) -> list[Split]:
-    """Replace natural ids of any type by their rank 0, 1, … over all splits."""
-    ids = [split.groups.tolist() for split in splits if split.groups is not None]
+def _number_groups(splits: list[Split]) -> tuple[list[Split], tuple[str, ...]]:
+    """Replace natural ids of any type by their rank 0, 1, … over all splits, and return their names."""
+    ids = [split.groups.astype(str) for split in splits if split.groups is not None]
     if not ids:
-        return splits
-    _, numbers = np.unique([natural_id for part in ids for natural_id in part], return_inverse=True)
-    ends = np.cumsum([len(part) for part in ids])[:-1]
-    return [split._replace(groups=part) for split, part in zip(splits, np.split(numbers, ends), strict=True)]
+        return splits, ()
+    names, numbers = ranked(ids)
+    return [split._replace(groups=part) for split, part in zip(splits, numbers, strict=True)], names

@@ -94,15 +94,19 @@ def hugging_face_data(
     inputs, labels, remarks = columns_of(names, _chosen(features, columns), problem)
     x = [_inputs(split, inputs, problem) for split in splits]
     y, classes = _labels(splits, labels, targets, problem)
-    groups = _group_ids(splits, columns.group, problem) if columns.group else [None] * len(splits)
+    groups, group_names = (
+        _group_ids(splits, columns.group, problem) if columns.group else ([None] * len(splits), ())
+    )
     if len({block.shape[1:] for block in x}) > 1 or len({block.dtype for block in x}) > 1:
         raise problem("has inputs of another shape or type in test than in train; they must match")
-    rows = [Split(*parts, classes) for parts in zip(x, y, groups, strict=True)]
+    rows = [Split(*parts, classes, (), group_names) for parts in zip(x, y, groups, strict=True)]
     named = tuple(inputs) if len(inputs) > 1 else ()
     if x[0].dtype == np.uint8 and x[0].ndim == 4:
         all_y, ids, num_train = join_rows(rows)
         count = len(classes) or number_of_classes(all_y, problem)
-        return RawData(x, all_y, ids, num_train, count, "image", 1 / 255, classes, named, (), remarks)
+        return RawData(
+            x, all_y, ids, num_train, count, "image", 1 / 255, classes, named, (), remarks, group_names
+        )
     raw = array_data(rows, problem)
     return replace(raw, columns=named, remarks=(*remarks, *raw.remarks))
 
@@ -244,7 +248,7 @@ def _labels(
         if getattr(feature, "dtype", "") in ("string", "large_string"):
             texts = [_texts(split, names[0], problem, blank=True) for split in splits]
             classes, y = ranked(texts)
-            return [part.astype(np.int64) for part in y], tuple(classes.tolist())
+            return list(y), classes
     found = {}
     for part, split in zip(parts, splits, strict=False):
         columns = [_column(split, name, problem) for name in names]
@@ -277,8 +281,16 @@ def _texts(split: "HFDataset", name: str, problem: Problem, *, blank: bool = Fal
     return np.asarray(values, dtype=str)
 
 
-def _group_ids(splits: "list[HFDataset]", name: str, problem: Problem) -> list[Array | None]:
-    ids = [_texts(split, name, problem) for split in splits]
-    if not getattr(splits[0].features[name], "dtype", "").startswith(("int", "uint")):
-        ids = ranked(ids)[1]
-    return [part.astype(np.int64) for part in ids]
+def _group_ids(
+    splits: "list[HFDataset]", name: str, problem: Problem
+) -> tuple[list[Array | None], tuple[str, ...]]:
+    """Return the natural ids of each split, and their names: () where they are numbers."""
+    ids, names = [_texts(split, name, problem) for split in splits], ()
+    feature = splits[0].features[name]
+    if type(feature).__name__ == "ClassLabel":
+        ids = [np.array(feature.names)[part.astype(np.int64)] for part in ids]
+    if type(feature).__name__ == "ClassLabel" or not getattr(feature, "dtype", "").startswith(
+        ("int", "uint")
+    ):
+        names, ids = ranked(ids)
+    return [part.astype(np.int64) for part in ids], names

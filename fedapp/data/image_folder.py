@@ -16,6 +16,7 @@ from fedapp.data.errors import DataError, path_error
 from fedapp.data.pictures import picture_pixels
 from fedapp.data.tables import read_table, table_groups
 from fedapp.data.targets import number_of_classes
+from fedapp.sorting import naturally_sorted
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 
@@ -47,7 +48,7 @@ def image_folder_data(root: Path, group_column: str) -> RawData:
     parts = _parts_of(root)
     names, numbered = _classes_of(parts)
     labels = {name: int(name) if numbered else place for place, name in enumerate(names)}
-    groups = _groups_of(root, group_column) if group_column else None
+    groups, group_names = _groups_of(root, group_column) if group_column else (None, ())
     splits: list[Split] = []
     for part in parts:
         files = {file: labels[name] for name in _class_names(part) for file in _images(part / name)}
@@ -58,7 +59,7 @@ def image_folder_data(root: Path, group_column: str) -> RawData:
     classes = () if numbered else tuple(names)
     count = len(names) if classes else number_of_classes(y, partial(path_error, root))
     blocks: list[Array] = [split.x for split in splits]
-    return RawData(blocks, y, ids, num_train, count, "image", 1 / 255, classes)
+    return RawData(blocks, y, ids, num_train, count, "image", 1 / 255, classes, group_names=group_names)
 
 
 def _parts_of(root: Path) -> list[Path]:
@@ -95,8 +96,8 @@ def _pixels_of(files: list[Path], shape: tuple[int, ...] | None) -> Array:
     return x
 
 
-def _groups_of(root: Path, group_column: str) -> dict[str, int]:
-    """Return the natural id of every image that a folder's table names, by its path."""
+def _groups_of(root: Path, group_column: str) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return the natural id of every image that a folder's table names, by its path, and the ids' names."""
     file = root / METADATA
     if not file.is_file():
         raise path_error(root, f"has no {METADATA}, for the column {group_column!r} that group-column names")
@@ -107,8 +108,8 @@ def _groups_of(root: Path, group_column: str) -> dict[str, int]:
             file,
             f"needs the columns {FILE_NAME!r} and {group_column!r}, has no {missing[0]!r} (found: {found})",
         )
-    ids = table_groups(file, group_column, table.column(group_column))
-    return dict(zip(map(str, table.column(FILE_NAME).to_pylist()), ids.tolist(), strict=True))
+    ids, names = table_groups(file, group_column, table.column(group_column))
+    return dict(zip(map(str, table.column(FILE_NAME).to_pylist()), ids.tolist(), strict=True)), names
 
 
 def _ids_of(root: Path, files: list[Path], groups: dict[str, int]) -> Array:
@@ -127,7 +128,9 @@ def _twins(names: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _class_names(folder: Path) -> list[str]:
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    names = naturally_sorted(
+        entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "."
+    )
     if not names:
         raise path_error(folder, "has no folders, one for each class with its images; at least one is needed")
     return names

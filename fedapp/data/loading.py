@@ -56,7 +56,7 @@ FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 
 # Raise the number when a reader of a user's own files changes what it makes of a file: it is in the cache keys of
 # such files alone, which are then read again.
-_OWN_READERS = {"readers": 6}
+_OWN_READERS = {"readers": 7}
 
 _SYNTHETIC_CLIENTS = 20  # Dhasade et al., §3.1
 _RAW_FOLDERS = {"mnist": "MNIST/raw", "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -400,6 +400,8 @@ def _open(name: str, folder: Path) -> Dataset | None:
         facts = {key: meta[key] for key in ("num_train", "num_classes", "kind", "scale", "targets", "digest")}
         facts |= {key: tuple(meta[key]) for key in ("classes", "columns", "remarks")}
         facts["parts"] = tuple(map(Part.read, meta["parts"]))
+        facts["group_names"] = tuple(meta["group_names"])
+        facts["encoded"] = tuple((name, tuple(texts)) for name, texts in meta["encoded"])
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
     published = PUBLISHED.get(name)
@@ -456,4 +458,6 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
         if name != "x":  # x was written through its memory map
             np.save(folder / f"{name}.npy", array)
     meta["digest"] = digest.hexdigest()[:16]
+    # Not in the digest: what a run computes doesn't depend on these names.
+    meta |= {"group_names": raw.group_names, "encoded": raw.encoded}
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

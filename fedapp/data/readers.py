@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def synthetic_files_data(folder: Path) -> RawData:
                 path, f"has points of shape {x.shape}; finite (N, 2) with labels 0 and 1 are needed"
             )
         splits.append(Split(x, y.astype(np.int64), groups))
-    return _points(splits)
+    return replace(_points(splits), group_names=tuple(numbers))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -181,11 +182,14 @@ def image_data(name: str, splits: list[Split], problem: Callable[[str], DataErro
             found = f"labels {split.y.min()} to {split.y.max()}"
             raise problem(f"has {found}, but {name} has 0 to {facts.num_classes - 1}")
     y, groups, num_train = join_rows(splits)
-    return RawData(blocks, y, groups, num_train, facts.num_classes, "image", 1 / 255)
+    names = splits[0].group_names
+    return RawData(blocks, y, groups, num_train, facts.num_classes, "image", 1 / 255, group_names=names)
 
 
 def _selected(split: Split, rows: Array) -> Split:
-    return Split(split.x[rows], split.y[rows], None if split.groups is None else split.groups[rows])
+    return split._replace(
+        x=split.x[rows], y=split.y[rows], groups=None if split.groups is None else split.groups[rows]
+    )
 
 
 def _points(splits: list[Split]) -> RawData:

@@ -1,7 +1,8 @@
 """Next-character prediction on Shakespeare's roles: 80 characters in, the next one out."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,13 +78,15 @@ def shakespeare_data(files: Files) -> RawData:
     """
     first = files.train[0]
     if first.suffix == ".txt":
-        return roles_data(first, read_plays(first).values())
+        return roles_data(
+            first, {f"{role} ({play})": text for (play, role), text in read_plays(first).items()}
+        )
     content = read_json(first)
     if "user_data" in content:
         return _leaf_data(files)
     if not all(isinstance(text, str) for text in content.values()):
         raise path_error(first, "is neither roles {name: text} nor LEAF's users and user_data")
-    return roles_data(first, content.values())
+    return roles_data(first, content)
 
 
 def read_plays(path: Path) -> dict[tuple[str, str], str]:
@@ -114,24 +117,24 @@ def read_plays(path: Path) -> dict[tuple[str, str], str]:
     return {role: "\n".join(spoken) for role, spoken in speeches.items()}
 
 
-def roles_data(path: Path, texts: Iterable[str]) -> RawData:
+def roles_data(path: Path, texts: Mapping[str, str]) -> RawData:
     """Cut each role's text into one window per position; `groups` numbers the roles that are long enough.
 
     As LEAF does, line ends become spaces and several spaces become one. Roles that then have fewer than 81
     characters are dropped. There are no test rows; windows drawn at random to test on overlap training ones,
     so an accuracy to report needs LEAF's own test samples, or the natural partitioner and unseen clients.
     """
-    encoded = [encode(re.sub("  +", " ", text.replace("\n", " "))) for text in texts]
-    encoded = [tokens for tokens in encoded if len(tokens) > SEQUENCE_LENGTH]
+    tokens_of = {name: encode(re.sub("  +", " ", text.replace("\n", " "))) for name, text in texts.items()}
+    encoded = {name: tokens for name, tokens in tokens_of.items() if len(tokens) > SEQUENCE_LENGTH}
     if not encoded:
         raise path_error(
             path, f"has no role with more than {SEQUENCE_LENGTH} characters; at least one is needed"
         )
     # Views, not copies: a play's windows are 80 times its text.
-    blocks = [sliding_window_view(tokens[:-1], SEQUENCE_LENGTH) for tokens in encoded]
-    y = np.concatenate([tokens[SEQUENCE_LENGTH:] for tokens in encoded]).astype(np.int64)
+    blocks = [sliding_window_view(tokens[:-1], SEQUENCE_LENGTH) for tokens in encoded.values()]
+    y = np.concatenate([tokens[SEQUENCE_LENGTH:] for tokens in encoded.values()]).astype(np.int64)
     groups = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
-    return RawData(blocks, y, groups, len(y), len(VOCABULARY), "text", 1.0)
+    return RawData(blocks, y, groups, len(y), len(VOCABULARY), "text", 1.0, group_names=tuple(encoded))
 
 
 def encode_samples(sequences: list[str], targets: list[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -155,7 +158,8 @@ def samples_data(splits: list[Split]) -> RawData:
 
 def _leaf_data(files: Files) -> RawData:
     numbers: dict[str, int] = {}
-    return samples_data([_leaf_split(paths, numbers) for paths in files if paths])
+    raw = samples_data([_leaf_split(paths, numbers) for paths in files if paths])
+    return replace(raw, group_names=tuple(numbers))
 
 
 def _leaf_split(paths: list[Path], numbers: dict[str, int]) -> Split:

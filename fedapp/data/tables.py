@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedapp.data.arrays import ranked
 from fedapp.data.dataset import INDICATES, Array, DataColumns, IntArray, Missing, RawData, Targets
 from fedapp.data.errors import path_error
 from fedapp.data.targets import Problem, number_of_classes, read_targets
+from fedapp.sorting import natural_key
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,7 +42,7 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
         If the file can't be read, has none of these columns, cells that are empty, or inputs that aren't finite
         numbers.
     """
-    table, owners = _table_of_clients(path) if path.is_dir() else (read_table(path), None)
+    table, owners, group_names = _table_of_clients(path) if path.is_dir() else (read_table(path), None, ())
     problem = partial(path_error, path)
     inputs, labels, remarks = columns_of(table.column_names, columns, problem)
     if table.num_rows == 0:
@@ -57,24 +59,31 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
         )
         table, owners = table.take(kept), None if owners is None else owners[kept]
     found = [_inputs(path, name, table.column(name), columns) for name in inputs]
-    x = np.column_stack([values for values, _ in found])
+    x = np.column_stack([values for values, _, _ in found])
     y, classes = _labels(path, [(name, table.column(name)) for name in labels], targets)
-    groups = table_groups(path, columns.group, table.column(columns.group)) if columns.group else owners
+    groups = owners
+    if columns.group:
+        groups, group_names = table_groups(path, columns.group, table.column(columns.group))
     count = len(classes) if classes else number_of_classes(y, problem)
-    named = tuple(name for _, names in found for name in names)
-    return RawData([x], y, groups, len(y), count, "vector", 1.0, classes, named, (), remarks)
+    named = tuple(name for _, names, _ in found for name in names)
+    encoded = tuple(
+        (name, texts) for name, (_, _, texts) in zip(inputs, found, strict=True) if texts is not None
+    )
+    return RawData(
+        [x], y, groups, len(y), count, "vector", 1.0, classes, named, (), remarks, group_names, encoded
+    )
 
 
 def tables_in(folder: Path) -> list[Path]:
     """Return the tables that lie in a folder, sorted, one for each client; beside folders, such as classes', none."""
-    files = sorted(folder.iterdir())
+    files = sorted(folder.iterdir(), key=lambda file: natural_key(file.name))
     if any(file.is_dir() and file.name[0] != "." for file in files):
         return []
     return [file for file in files if file.suffix.lower() in TABLES]
 
 
-def _table_of_clients(folder: Path) -> tuple["pyarrow.Table", IntArray]:
-    """Return the rows of all tables in a folder, and which of the tables each row is from, (N,)."""
+def _table_of_clients(folder: Path) -> tuple["pyarrow.Table", IntArray, tuple[str, ...]]:
+    """Return the rows of all tables in a folder, the table that each row is from, (N,), and the tables' names."""
     import pyarrow
 
     files = tables_in(folder)
@@ -90,7 +99,9 @@ def _table_of_clients(folder: Path) -> tuple["pyarrow.Table", IntArray]:
         raise path_error(
             folder, "has tables with a column of texts in one and of numbers in another; they must match"
         ) from None
-    return joined, np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    stems = [file.stem for file in files]
+    names = stems if len(set(stems)) == len(stems) else [file.name for file in files]
+    return joined, np.repeat(np.arange(len(tables)), [table.num_rows for table in tables]), tuple(names)
 
 
 def _is_empty(column: "pyarrow.ChunkedArray") -> Array:
@@ -103,21 +114,22 @@ def _is_empty(column: "pyarrow.ChunkedArray") -> Array:
 
 def _inputs(
     path: Path, name: str, column: "pyarrow.ChunkedArray", columns: DataColumns
-) -> tuple[Array, list[str]]:
-    """Return a column of inputs as M columns of numbers (N, M), and the names of these columns."""
+) -> tuple[Array, list[str], tuple[str, ...] | None]:
+    """Return a column of inputs as M columns of numbers (N, M), their names, and a column of texts' texts."""
     if not columns.encode or (texts := _names(column)) is None:
-        return _numbers(path, name, column, missing=columns.missing)[:, np.newaxis], [name]
+        return _numbers(path, name, column, missing=columns.missing)[:, np.newaxis], [name], None
     empty = _is_empty(column)
     if columns.missing == "refuse":
         _check_filled(path, name, int(empty.sum()))
-    values = np.unique(texts[~empty])
+    values, (ranks,) = ranked([texts[~empty]])
     if len(values) > MOST_TEXTS:
         raise path_error(
             path, f"column {name!r} has {len(values)} different texts; encode allows {MOST_TEXTS}"
         )
     # An empty cell's text may be "None", which another cell can hold in earnest.
-    found = (texts[:, np.newaxis] == values) & ~empty[:, np.newaxis]
-    return found.astype(np.float32), [f"{name}{INDICATES}{value}" for value in values]
+    found = np.zeros((len(texts), len(values)), np.float32)
+    found[np.flatnonzero(~empty), ranks] = 1
+    return found, [f"{name}{INDICATES}{value}" for value in values], values
 
 
 class ChosenColumns(NamedTuple):
@@ -232,18 +244,19 @@ def _check_readable(path: Path) -> None:
             raise path_error(path, "is UTF-16; UTF-8 is needed")
 
 
-def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> IntArray:
-    """Return natural ids (N,): numbers as they are, names by their rank."""
+def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> tuple[IntArray, tuple[str, ...]]:
+    """Return natural ids (N,), numbers as they are, names by their rank; and the names, () of numbers."""
     from pyarrow import types
 
     _check_filled(path, name, column.null_count)
     if types.is_integer(column.type):
-        return np.asarray(column.to_numpy().astype(np.int64))
+        return np.asarray(column.to_numpy().astype(np.int64)), ()
     names = _names(column)
     if names is None:
         raise path_error(path, f"column {name!r} has type {column.type}; whole numbers or names are needed")
     _check_filled(path, name, int((np.char.strip(names) == "").sum()))
-    return np.unique(names, return_inverse=True)[1].astype(np.int64)
+    found, (ranks,) = ranked([names])
+    return ranks, found
 
 
 def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray", missing: Missing = "refuse") -> Array:
@@ -279,8 +292,8 @@ def _labels(
     (name, column), single = found[0], len(found) == 1
     if single and targets != "numbers" and (names := _names(column)) is not None:
         _check_filled(path, name, int((names == "").sum()))  # a blank may be a character to foretell
-        classes, y = np.unique(names, return_inverse=True)
-        return y.astype(np.int64), tuple(classes.tolist())
+        classes, (y,) = ranked([names])
+        return y, classes
     for label, values in found:
         if not _holds_numbers(values):
             needed = "whole numbers or names" if single and targets != "numbers" else "numbers"

@@ -118,6 +118,8 @@ class Roster:
         The registered nodes; by default none is known.
     participation : str
         The participation scheme, which may address registered nodes: then no other one becomes a client.
+    names_of_simulation : callable
+        Returns the names of a simulation's clients, by index.
 
     Attributes
     ----------
@@ -139,10 +141,12 @@ class Roster:
         min_nodes: int = 0,
         record: NodeRecord | None = None,
         participation: str = "full",
+        names_of_simulation: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self.weight_key = weight_key
         self.record = record or NOBODY
         self.participation = participation
+        self.names_of_simulation = names_of_simulation
         by_tag_or_name = ":" in participation
         self._addressed = addressed_nodes(participation, self.record, min_clients) if by_tag_or_name else None
         self.config_key = config_key
@@ -424,7 +428,7 @@ class Roster:
             shown = self._name(index, node_id, name)
             client = Client(node_id, index, size, metrics, shown, described=num_examples is not None)
             self._add(client)
-            if client.name:
+            if client.name and self.devices:
                 log.info("client %s takes part", client.display_name, extra=client.fields)
 
     def _refuse_conflicting_nodes(self, described: Sequence[_Described]) -> set[int]:
@@ -466,7 +470,12 @@ class Roster:
         return refused
 
     def _name(self, index: int, node_id: int, claim: str) -> str:
-        """Return the name to display: that of the record, or the one it reports, unless it is another client's."""
+        """Return the name to display: that of the record, or the one it reports, unless it is another client's.
+
+        In a simulation it is the name that the simulation knows.
+        """
+        if not self.devices and (known := self.names_of_simulation().get(index)):
+            return known
         if (node := self.record.nodes.get(node_id)) is not None:
             self._owners[node.name] = index
             return node.name
@@ -484,8 +493,9 @@ class Roster:
 
     @property
     def names(self) -> dict[int, str]:
-        """The names of the devices, by client index; a client that changed its name has the last one."""
-        return {index: name for name, index in list(self._owners.items())}
+        """The names of the clients, by client index; a device that changed its name has the last one."""
+        known = {} if self.devices else self.names_of_simulation()
+        return {**{index: name for name, index in list(self._owners.items())}, **known}
 
     def _refuse(self, node_id: int, reason: str) -> None:
         """Note and log why a node can't take part."""

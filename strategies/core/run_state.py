@@ -112,6 +112,8 @@ class RunOptions:
         Further parts with ``state`` and ``restore``, whose states are saved in checkpoints.
     repeatable : bool
         Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
+    client_names : mapping of int to str
+        Names of clients by index, where a simulation knows them, such as the natural ids in the data; for display.
     """
 
     clock: Clock | None = None
@@ -123,6 +125,7 @@ class RunOptions:
     evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
     stateful_components: list[Any] = field(default_factory=list)
     deterministic_noise: bool = False
+    client_names: Mapping[int, str] = field(default_factory=dict)
 
 
 class RunState:
@@ -230,6 +233,10 @@ class RunState:
     def should_stop(self) -> bool:
         """Return True if the run is to end with the last complete aggregation."""
         return self.options.should_stop()
+
+    def client_names(self) -> Mapping[int, str]:
+        """Return the names of a simulation's clients, by index."""
+        return self.options.client_names
 
     def attach_grid(self, grid: Grid) -> None:
         """Note the grid of a run, and begin with a clock that suits the grid, unless a clock was given."""

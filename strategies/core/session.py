@@ -118,6 +118,7 @@ class Session:
             flower.min_available_nodes,
             NodeRecord(config.registered_nodes) if config.registered_nodes else None,
             config.participation,
+            run.client_names,
         )
         by_graph = config.client_weights == "adjacency"
         memory = config.updates_memory() if by_graph else None

@@ -154,7 +154,7 @@ def test_hub_colour_images_through_load_dataset(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("hf_cache")
-@pytest.mark.parametrize(("ids", "numbers"), [(["f9", "f10", "f9"], [1, 0, 1]), ([9, 10, 9], [0, 1, 0])])
+@pytest.mark.parametrize(("ids", "numbers"), [(["f9", "f10", "f9"], [0, 1, 0]), ([10, 9, 10], [1, 0, 1])])
 def test_hub_writers(tmp_path, images, ids, numbers):
     columns = {"image": images["x_train"][:3], "writer_id": ids, "hsf_id": [0] * 3, "character": [3, 61, 5]}
     write_hub(tmp_path / "f", "train", columns, "image")

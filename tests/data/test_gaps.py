@@ -50,8 +50,8 @@ def test_texts_become_columns_as_pandas_makes_them(path):
 def test_an_empty_cell_is_no_text_that_says_none(path):
     frame = pd.DataFrame({"c": ["None", None, "a"], "label": [0, 1, 0]})
     data = loaded(path, frame, encode=True, missing="mean")
-    assert data.columns == ("c=None", "c=a")
-    assert data.x.tolist() == [[1, 0], [0, 0], [0, 1]]
+    assert data.columns == ("c=a", "c=None")
+    assert data.x.tolist() == [[0, 1], [0, 0], [1, 0]]
 
 
 def test_rows_with_an_empty_cell_are_dropped(path):

@@ -178,9 +178,9 @@ def test_grey_images_in_folders_named_by_number(tmp_path):
     (tmp_path / "7" / "notes.txt").write_text("not an image")
     (tmp_path / ".hidden").mkdir()
     data = load_dataset("files", str(tmp_path))
-    # In the order of the folders' names, then the files': 10/c, 7/a, 7/b.
-    assert data.x.tolist() == [[(pixels + add).tolist()] for add in (2, 1, 0)]
-    assert data.y.tolist() == [10, 7, 7]
+    # In the order of the folders' numbers, then the files' names: 7/a, 7/b, 10/c.
+    assert data.x.tolist() == [[(pixels + add).tolist()] for add in (1, 0, 2)]
+    assert data.y.tolist() == [7, 7, 10]
     assert (data.num_train, data.num_classes, data.kind, data.scale) == (3, 11, "image", 1 / 255)
     assert (data.classes, data.x.dtype) == ((), np.uint8)
 
