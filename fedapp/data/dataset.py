@@ -245,6 +245,13 @@ class Dataset:
         return strata.astype(np.int64)
 
     @property
+    def names_of_strata(self) -> tuple[str, ...]:
+        """Names of the strata: of classes, or of natural clients; () where they have none."""
+        if self.has_classes:
+            return self.classes if self.targets == "classes" else ()
+        return self.group_names
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(map(int, self.x.shape[1:]))

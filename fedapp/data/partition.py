@@ -107,6 +107,19 @@ class Partition:
         return _partition([train for train, _ in sides], [test for _, test in sides])
 
 
+def names_of_clients(dataset: Dataset, partition: Partition, partitioner: str) -> tuple[str, ...]:
+    """Return the natural ids of the clients by index, (C,); () unless clients are natural and have ids of their own.
+
+    Ids that are the clients' indices, as those of generated data, aren't names.
+    """
+    if partitioner != "natural" or dataset.groups is None:
+        return ()
+    ids = np.asarray(dataset.groups)[partition.client_indices[partition.client_offsets[:-1]]]
+    if not dataset.group_names:
+        return () if np.array_equal(ids, np.arange(len(ids))) else tuple(map(str, ids.tolist()))
+    return tuple(dataset.group_names[each] for each in ids.tolist())
+
+
 def own_split(rows: IntArray, fraction: float, seed: int, client: int) -> tuple[IntArray, IntArray]:
     """Return a client's training and test rows, ascending: a random share of its rows to test on.
 

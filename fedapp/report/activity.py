@@ -1,6 +1,6 @@
 """What each client did when: receiving the model, working, sending the update, waiting, or away."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.client_tables import read_away, read_tasks
+from fedapp.report.client_tables import names_of_clients, read_away, read_tasks
 
 RECEIVING, WORKING, SENDING, AWAY, WAITING = "receiving", "working", "sending", "away", "waiting"
 STATES = (RECEIVING, WORKING, SENDING, AWAY, WAITING)
@@ -39,6 +39,8 @@ class Activity:
         Number of tasks before the first that is on record.
     config : dict
         The run's config.
+    names : dict of int to str
+        Names of clients, by index.
     """
 
     clients: Array
@@ -56,6 +58,7 @@ class Activity:
     absences: bool
     first: int
     config: dict[str, Any]
+    names: dict[int, str] = field(default_factory=dict)
 
     def mean_task(self) -> Array:
         """Return each client's mean task time (C,), infinite for one without a task."""
@@ -170,6 +173,7 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
         absences=not wall and (away is not None or config.get("availability", "always") == "always"),
         first=first,
         config=config,
+        names=names_of_clients(run_dir),
     )
 
 

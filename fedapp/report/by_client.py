@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from fedapp.report.client_tables import last_clients
-from fedapp.report.figures import STEPS, new_figure, save, style_axes
+from fedapp.report.client_tables import last_clients, names_of_clients
+from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
 from fedapp.report.files import LOSS
 from fedapp.report.overlay import COLORS, MOST
 from fedapp.report.recorded import RecordedRun, metrics_of
@@ -18,6 +18,7 @@ from strategies.flower.higher_is_better import PERSONAL, less_is_better
 FIGURE = "clients.png"
 
 _DOTS = 40  # up to this number of clients, each is a dot
+_NAMED = 15  # up to this number of clients, their names are below the dots
 _LONGEST = 40  # characters of a line's name
 
 
@@ -66,6 +67,8 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
     axes.set(xlabel="clients, from the worst to the best", ylabel=metric, xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
+    if len(runs) == 1:
+        _name_places(axes, next(iter(runs.values())).path, metric)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return save(figure, path)
 
@@ -80,6 +83,20 @@ def _draw_sorted(
     label = f"{label}\nmean {ordered.mean():.3g}, worst tenth {worst:.3g}"
     marker = "o" if len(ordered) <= _DOTS else ""
     axes.plot(places, ordered, "--" if own else "-", color=color, lw=1.4, marker=marker, ms=3.5, label=label)
+
+
+def _name_places(axes: Axes, run_dir: Path, metric: str) -> None:
+    """Name the clients of one run below their dots, if only the global model is drawn and there are few clients."""
+    values, names = np.array(last_clients(run_dir).get(metric, []), np.float64), names_of_clients(run_dir)
+    there = np.flatnonzero(np.isfinite(values))
+    lines = axes.get_lines()
+    if not names or len(lines) != 1 or not 0 < len(there) <= _NAMED:
+        return
+    ordered = there[
+        np.argsort(-values[there] if less_is_better(metric) else values[there], kind="stable")
+    ].tolist()
+    named = [shortened(names.get(client, str(client))) for client in ordered]
+    axes.set_xticks(np.asarray(lines[0].get_xdata()), named, rotation=30, ha="right")
 
 
 def _label(name: str, whose: str) -> str:

@@ -12,9 +12,11 @@ parquet files are made of the growing ones now and then, and for good when the r
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -246,6 +248,22 @@ def by_evaluation(run_dir: Path) -> dict[int, dict[str, list[Any]]]:
         found[int(table["aggregation"][start].as_py())] = _told(table.slice(start, end - start))
         start = end
     return found
+
+
+def names_of_clients(run_dir: Path) -> dict[int, str]:
+    """Return the names of a run's clients by index: natural ids, or the last names of devices."""
+    named: dict[int, str] = {}
+    if (path := run_dir / "partition.npz").is_file():
+        with suppress(OSError, ValueError, BadZipFile), np.load(path) as stored:
+            if "client_names" in stored:
+                named = dict(enumerate(stored["client_names"].tolist()))
+    told = read_clients(run_dir).select(["client", "name"])
+    if not len(told):  # a run of an earlier version
+        return named | {
+            place: name for place, name in enumerate(last_clients(run_dir).get("name", ())) if name
+        }
+    told = told.filter(pc.is_valid(told["name"]))
+    return named | dict(zip(told["client"].to_pylist(), told["name"].to_pylist(), strict=True))
 
 
 def last_clients(run_dir: Path) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -35,7 +36,8 @@ _STRATA = {
     "natural client": "natural client",
     "all rows": "all rows",
 }
-_NAMED_BARS = 15  # most names that have room below their bars
+_NAMED_BARS = 15  # most names that have room below their bars, aslant
+_NAMED_CLASSES = 26  # most names that have room beside a heat map
 _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
 STEPS = [1, 2, 2.5, 5, 10]
 
@@ -113,18 +115,31 @@ def draw_partition(run_dir: Path, labels: Array, num_classes: int, *, strata: st
         What a class is (`Dataset.strata_are`): a key of ``_STRATA``.
     """
     with np.load(run_dir / "partition.npz") as stored:
-        counts = _class_counts(stored["client_indices"], stored["client_offsets"], labels, num_classes)
-    sizes = counts.sum(axis=1)
+        counts = class_counts(stored["client_indices"], stored["client_offsets"], labels, num_classes)
+        classes = stored["class_names"].tolist() if "class_names" in stored else []
+        named = stored["client_names"].tolist() if "client_names" in stored else []
+    clients = named or _names(run_dir, len(counts))
     source = _from_config(run_dir, "dataset", "partitioner")
+    return draw_division(run_dir / "partition.png", counts, source, clients, classes, strata=strata)
+
+
+def draw_division(
+    path: Path, counts: Array, source: str, clients: Sequence[str], classes: Sequence[str], *, strata: str
+) -> Path:
+    """Draw the samples of each class on each client, ``counts`` (clients, classes), 1200 pixels wide.
+
+    ``clients`` and ``classes`` are names, empty where there are none; the title begins with ``source``.
+    """
+    sizes = counts.sum(axis=1)
     title = f"{source}: " * bool(source) + f"{len(sizes):,} clients, {sizes.sum():,} samples"
     spread = f"samples per client: median {np.median(sizes):,.9g}, min {sizes.min():,}, max {sizes.max():,}"
-    as_bars = len(counts) <= _BAR_CLIENTS and num_classes <= len(_CLASSES)
+    as_bars = len(counts) <= _BAR_CLIENTS and counts.shape[1] <= len(_CLASSES)
     figure = new_figure(4.4 if as_bars else 5.6, f"{title}\n{spread}")
     if as_bars:
-        _stacked_bars(figure, counts, _names(run_dir, len(counts)), strata=strata)
+        _stacked_bars(figure, counts, clients, classes, strata=strata)
     else:
-        _heat_map(figure, counts, strata=strata)
-    return save(figure, run_dir / "partition.png")
+        _heat_map(figure, counts, clients, classes, strata=strata)
+    return save(figure, path)
 
 
 def _curves(axes: Axes, x: Array, series: Mapping[str, Array]) -> None:
@@ -168,18 +183,35 @@ def _names(run_dir: Path, clients: int) -> list[str]:
     return list(names) if len(names) == clients and all(names) else []
 
 
-def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, strata: str) -> None:
+def shortened(name: str, most: int = 20) -> str:
+    """Return a name as a figure shows it: its beginning, without characters that no font has or mathtext reads."""
+    text = "".join(each if each.isprintable() else "?" for each in name).replace("$", r"\$")
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def name_ticks(axis: Axis, names: Sequence[str], *, upright: bool = False) -> None:
+    """Name whole numbers from 0 on an axis, as many as have room: below bars up to 60, aslant up to 15."""
+    if not names or len(names) > _BAR_CLIENTS:
+        return
+    many = len(names) > _NAMED_BARS
+    turned: dict[str, Any] = {"rotation": 90, "fontsize": 7} if many else {"rotation": 30, "ha": "right"}
+    axis.set_ticks(range(len(names)), [shortened(name) for name in names], **({} if upright else turned))
+
+
+def _stacked_bars(
+    figure: Figure, counts: Array, clients: Sequence[str], classes: Sequence[str], *, strata: str
+) -> None:
     axes = figure.subplots()
     style_axes(axes)
     axes.grid(False, axis="x")
     bottoms = np.cumsum(counts, axis=1) - counts
     for label, color in enumerate(_CLASSES[: counts.shape[1]]):
-        style: dict[str, Any] = {"color": color, "label": str(label), "ec": "white", "lw": 0.4}
+        name = shortened(classes[label]) if classes else str(label)
+        style: dict[str, Any] = {"color": color, "label": name, "ec": "white", "lw": 0.4}
         axes.bar(range(len(counts)), counts[:, label], 0.8, bottoms[:, label], **style)
     axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, len(counts) - 0.3))
     axes.xaxis.set_major_locator(MaxNLocator(25, integer=True, steps=[1, 2, 5, 10]))
-    if names and len(names) <= _NAMED_BARS:
-        axes.set_xticks(range(len(names)), [name[:20] for name in names], rotation=30, ha="right")
+    name_ticks(axes.xaxis, clients)
     axes.legend(
         title=_STRATA[strata].replace(" of ", " of\n").replace(", ", ",\n"),
         reverse=True,
@@ -189,7 +221,9 @@ def _stacked_bars(figure: Figure, counts: Array, names: list[str], *, strata: st
     )
 
 
-def _heat_map(figure: Figure, counts: Array, *, strata: str) -> None:
+def _heat_map(
+    figure: Figure, counts: Array, clients: Sequence[str], classes: Sequence[str], *, strata: str
+) -> None:
     top, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
     # Every k-th client rather than a mean over k, which would make skewed clients look alike.
     every = -(-len(counts) // _HEAT_CLIENTS)
@@ -205,6 +239,9 @@ def _heat_map(figure: Figure, counts: Array, *, strata: str) -> None:
     heat.set(ylabel=_STRATA[strata])
     heat.xaxis.set_major_locator(MaxNLocator(10, integer=True, steps=STEPS))
     heat.yaxis.set_major_locator(MaxNLocator(10, integer=True, steps=STEPS))
+    name_ticks(heat.xaxis, clients)
+    if len(classes) <= _NAMED_CLASSES:
+        name_ticks(heat.yaxis, classes, upright=True)
     bar = figure.colorbar(image, ax=heat, pad=0.02, ticks=MaxNLocator(5, integer=True), label="samples")
     bar.ax.tick_params(labelsize=9, colors=INK)
     bar.outline.set_visible(False)
@@ -221,7 +258,7 @@ def _binned_sizes(axes: Axes, sizes: Array, every: int, edges: Array) -> None:
         axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
 
 
-def _class_counts(indices: Array, offsets: Array, labels: Array, num_classes: int) -> Array:
+def class_counts(indices: Array, offsets: Array, labels: Array, num_classes: int) -> Array:
     """Samples of each class on each client, shape (clients, classes)."""
     own = np.asarray(labels)[indices].astype(np.int64)
     if own.ndim != 1 or np.any((own < 0) | (own >= num_classes)):

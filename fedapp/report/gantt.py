@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, Activity, read_activity
-from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
+from fedapp.report.figures import INK, STEPS, new_figure, save, shortened, style_axes
 
 Array = NDArray[Any]
 
@@ -157,7 +157,8 @@ def _draw_rows(axes: Axes, activity: Activity) -> None:
     axes.grid(False)
     axes.set(ylabel="client", ylim=(number - 0.4, -0.6))
     step = -(-number // 30)
-    axes.set_yticks(range(0, number, step), [str(index) for index in activity.clients[::step]])
+    named = [activity.names.get(index, str(index)) for index in activity.clients[::step].tolist()]
+    axes.set_yticks(range(0, number, step), [shortened(name) for name in named])
 
 
 def _boxes(place: Array, began: Array, ended: Array) -> Array:

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from fedapp.report.client_tables import last_clients
 from fedapp.report.differences import descriptions, differing
-from fedapp.report.files import AUTO, LOSS
+from fedapp.report.files import AUTO, LOSS, metrics_among, read_config
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
-from fedapp.report.table import devices_table
+from fedapp.report.table import clients_table, devices_table, rows_of_clients
 
 _OWN_COLUMN = ("strategy", "dataset")
 
@@ -105,6 +105,10 @@ def _row(run: RecordedRun, name: str, differs_in: str, metrics: Sequence[str]) -
     ]
 
 
-def devices_of(run: Path) -> Table | None:
-    """Return a table of a run's devices; None without devices, as in a simulation."""
-    return devices_table(last_clients(run))
+def client_tables_of(run: Path) -> list[Table]:
+    """Return the tables of a run's clients that have names, and of its devices, if it has any."""
+    clients, config = last_clients(run), read_config(run)
+    scores = metrics_among(clients, config.get("metrics", AUTO))
+    rows = rows_of_clients(str(config.get("test-on", "")))
+    tables = clients_table(clients, scores, rows), devices_table(clients)
+    return [table for table in tables if table is not None]

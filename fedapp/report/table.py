@@ -17,6 +17,7 @@ Record = Mapping[str, object]
 _SPACED_ROWS = 7  # besides the best evaluation
 _HEADERS = {"aggregation": "aggre-\ngation"}  # as wide as a round
 _SCORES = 2  # most metrics beside the loss that have room
+_MOST_CLIENTS = 30  # most clients that the table of named clients lists
 _WIDTH = 60  # title and caption wrap at the table's width, which would otherwise be that of its columns
 
 
@@ -80,6 +81,39 @@ def devices_table(clients: Mapping[str, Sequence[Any]]) -> Table | None:
         cells = [_cell(column[index], 0) if index < len(column) else "-" for column in counts]
         table.add_row(str(index), Text(names[index] if index < len(names) else ""), *cells)
     return table
+
+
+def clients_table(clients: Mapping[str, Sequence[Any]], metrics: Sequence[str], rows: str) -> Table | None:
+    """Return a table of the metrics of each client that has a name, from an evaluation's columns.
+
+    None if no client has a name, there are more than 30 clients, or none of the metrics is among the columns.
+
+    Parameters
+    ----------
+    clients
+        Columns by client index, ``name`` among them.
+    metrics
+        The metrics to show, in their order.
+    rows
+        Says on which rows the clients are evaluated.
+    """
+    names, there = clients.get("name", []), [metric for metric in metrics if metric in clients]
+    if not any(names) or len(names) > _MOST_CLIENTS or not there:
+        return None
+    table = Table(title=f"each client, on {rows}", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("client", overflow="fold")
+    for metric in there:
+        table.add_column(metric, justify="right", no_wrap=True)
+    for index, name in enumerate(names):
+        cells = (clients[metric] for metric in there)
+        numbers = [_cell(column[index], 4) if index < len(column) else "-" for column in cells]
+        table.add_row(Text(name or str(index)), *numbers)
+    return table
+
+
+def rows_of_clients(test_on: str) -> str:
+    """Say on which rows of its own a client is evaluated, by the value of the key ``test-on``."""
+    return "its test rows" if test_on == "own" else "its training rows"
 
 
 def add_values(table: Table, header: str, values: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ from fedapp.config.run_keys import ROUNDS
 from fedapp.config.strategy_keys import is_of_the_library
 from fedapp.data import Dataset, Partition
 from fedapp.data.extremes import extreme_rows
-from fedapp.data.partition import BY_CLASS, OWN
+from fedapp.data.partition import BY_CLASS, OWN, names_of_clients
 from fedapp.data.remarks import remarks
 from fedapp.data.tables import tables_in
 from fedapp.data.targets import check_counted
@@ -110,6 +110,11 @@ class Experiment:
     def initial_arrays(self) -> ArrayRecord:
         """Return the arrays of the initial model that travel."""
         return federation.initial_arrays(self.model, self.travelling)
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """The natural ids of a simulation's clients, by index; () where clients have none."""
+        return names_of_clients(self.dataset, self.partition, self.config.partitioner)
 
     @cached_property
     def scored_model(self) -> nn.Module:

@@ -76,8 +76,14 @@ class Journal(Observer):
     def begin(self) -> None:
         """Write what is known before the first round."""
         self.directory.write_config(self.experiment.num_clients)
-        dataset = self.experiment.dataset
-        self.directory.write_partition(self.experiment.partition, dataset.strata, dataset.num_strata)
+        dataset, clients = self.experiment.dataset, self.strategy.run_options.client_names
+        self.directory.write_partition(
+            self.experiment.partition,
+            dataset.strata,
+            dataset.num_strata,
+            list(clients.values()),
+            dataset.names_of_strata,
+        )
         if self.experiment.config.resume and self.directory.checkpoint is None:
             self.directory.cut_metrics(0)
             self._clients.cut(0)

@@ -14,7 +14,7 @@ from fedapp.report import read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, metrics_among
 from fedapp.report.live_bar import LiveBar
-from fedapp.report.table import closing_table, devices_table
+from fedapp.report.table import clients_table, closing_table, devices_table, rows_of_clients
 from fedapp.server.journal import Summary
 from fedapp.server.record import Entry, Observer
 from strategies.clock import WallClock
@@ -118,8 +118,14 @@ class Display(Observer):
             return
         evaluations = read_metrics(self.path)
         self.console.print(closing_table(self.summary.content, evaluations, self.named))
-        if (devices := devices_table(last_clients(self.path))) is not None:
-            self.console.print(devices)
+        clients, config = last_clients(self.path), self.summary.experiment.config
+        scores = metrics_among(clients, self.named)
+        for table in (
+            clients_table(clients, scores, rows_of_clients(config.test_on)),
+            devices_table(clients),
+        ):
+            if table is not None:
+                self.console.print(table)
         # Not through rich, which would break a long path over lines.
         print(f"Run directory: {self.path}", flush=True)
         figures = ("curves.png", "clients.png", "timeline.png", "partition.png")

@@ -105,6 +105,8 @@ def _run(
     timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
     strategy.run_options.deterministic_noise = engine != DEPLOYMENT
+    if engine != DEPLOYMENT:
+        strategy.run_options.client_names = dict(enumerate(experiment.client_names))
     asks_clients = config.client_evaluation
     if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
         asks_clients = evaluates_on_clients(config, strategy, engine)

@@ -20,7 +20,7 @@ import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
@@ -218,9 +218,21 @@ class RunDirectory:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"resume = {self.config.resume!r}: {path} can't be read ({error})") from None
 
-    def write_partition(self, partition: Partition, labels: np.ndarray, num_classes: int) -> None:
-        """Write partition.npz: row numbers into the dataset, and how many examples of each class a client has."""
-        self._write_arrays(PARTITION, _division(partition, labels, num_classes))
+    def write_partition(
+        self,
+        partition: Partition,
+        labels: np.ndarray,
+        num_classes: int,
+        client_names: Sequence[str] = (),
+        class_names: Sequence[str] = (),
+    ) -> None:
+        """Write partition.npz: row numbers into the dataset, and how many examples of each class a client has.
+
+        Names of clients (C,) and of classes (K,) are in it where there are any.
+        """
+        names = {"client_names": client_names, "class_names": class_names}
+        named = {key: np.array(each, str) for key, each in names.items() if each}
+        self._write_arrays(PARTITION, {**_division(partition, labels, num_classes), **named})
 
     def has_partition(self, partition: Partition, labels: np.ndarray, num_classes: int) -> bool:
         """Tell whether partition.npz holds the same rows and classes, or doesn't exist.

@@ -12,7 +12,7 @@ from fedapp.config import ConfigError
 from fedapp.report.comparison import Comparison
 from fedapp.report.exports import csv_of, json_of, latex_of
 from fedapp.report.recorded import RecordedRun
-from fedapp.report.runs import devices_of, differences_table, reasons, runs_in, runs_table, sweeps_in
+from fedapp.report.runs import client_tables_of, differences_table, reasons, runs_in, runs_table, sweeps_in
 
 # Columns of a terminal in which a run and what tells it from others have room beside each other.
 WIDE = 120
@@ -41,8 +41,8 @@ def list_command(
     for sweep in sweeps:
         print(f"{len(runs_in(sweep))} runs of a sweep: fedapp list {sweep}")
     try:
-        if runs == [folder] and (devices := devices_of(folder)) is not None:
-            console.print(devices)
+        for table in client_tables_of(folder) if runs == [folder] else ():
+            console.print(table)
     except ValueError as error:  # its table of clients is damaged
         console.print(str(error), style="yellow", markup=False, highlight=False)
 

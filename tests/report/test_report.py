@@ -14,9 +14,9 @@ from rich.console import Console
 
 from fedapp.report import as_number, read_metrics
 from fedapp.report.figures import (
-    _class_counts,
     _names,
     _stacked_bars,
+    class_counts,
     draw_curves,
     draw_partition,
     new_figure,
@@ -214,7 +214,7 @@ def test_partition(tmp_path, clients, classes, height):
 @pytest.mark.parametrize(
     ("names", "shown"),
     [
-        (["oslo", "b" * 63], ["oslo", "b" * 20]),
+        (["oslo", "b" * 63], ["oslo", "b" * 19 + "…"]),
         (["oslo", ""], []),  # some have none: then all are numbers
         (["oslo"], []),  # devices with data of their own are no parts
         (None, []),
@@ -224,7 +224,7 @@ def test_parts_of_devices_have_their_names(tmp_path, names, shown):
     record = {"aggregation": 0, **({} if names is None else {"clients": {"name": names}})}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     figure = new_figure(4.4, "")
-    _stacked_bars(figure, np.array([[1, 2], [3, 4]]), _names(tmp_path, 2), strata="class")
+    _stacked_bars(figure, np.array([[1, 2], [3, 4]]), _names(tmp_path, 2), [], strata="class")
     ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert ticks == (shown or ticks)
     assert (ticks == shown) == bool(shown)
@@ -232,7 +232,7 @@ def test_parts_of_devices_have_their_names(tmp_path, names, shown):
 
 def test_class_counts_by_hand():
     labels = np.array([0, 1, 2, 2, 1, 0, 9])  # row 6 is a test row, of a class that no client may hold
-    counts = _class_counts(np.array([2, 3, 0, 1, 4]), np.array([0, 3, 3, 5]), labels, 3)
+    counts = class_counts(np.array([2, 3, 0, 1, 4]), np.array([0, 3, 3, 5]), labels, 3)
     assert counts.tolist() == [[1, 0, 2], [0, 0, 0], [0, 2, 0]]
 
 

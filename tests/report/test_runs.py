@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedapp.cli import app
 from fedapp.report.differences import descriptions, differing
 from fedapp.report.files import GONE, this_process
-from fedapp.report.runs import devices_of, runs_in
+from fedapp.report.runs import client_tables_of, runs_in
 
 CLIENTS: dict[str, Any] = {
     "name": ["oslo", ""],
@@ -109,7 +109,7 @@ def test_a_runs_own_folder_shows_its_devices(results):
 def test_devices_fit_a_narrow_terminal(results):
     console = Console(width=80, record=True, file=None)
     with console.capture() as capture:
-        console.print(devices_of(results / "done"))
+        console.print(*client_tables_of(results / "done"))
     assert "…" not in capture.get()
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ CLASSES = 100
 LINES = 400  # last lines of the log
 BAND = 200  # points of a setting's mean
 MOST_POINTS, MOST_CLIENTS = 1000, 2000
+_LONGEST = 30  # characters of a name beside an axis
 
 # What numpy.load raises for a file of arrays that is cut off or has other bytes.
 _DAMAGED = (OSError, ValueError, EOFError, RuntimeError, BadZipFile, zlib.error)
@@ -243,7 +245,8 @@ def _clients(table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
 
 
 def _partition(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
-    stored = partial(_arrays, path / "partition.npz", "client_offsets", "class_counts")
+    names = ("client_offsets", "class_counts", "client_names", "class_names")
+    stored = partial(_arrays, path / "partition.npz", *names)
     arrays = _read(stored, left_out) or {}
     if "client_offsets" not in arrays:
         return {}
@@ -258,9 +261,21 @@ def _partition(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
         left_out.append(f"{counts.shape[1] - CLASSES} of {counts.shape[1]} classes")
     return {
         "index": at.tolist(),
+        "names": _shown_names(arrays, "client_names", at),
+        "classes": _shown_names(arrays, "class_names", slice(CLASSES)),
         "sizes": sizes[at].tolist(),
         "counts": None if counts is None else counts[at, :CLASSES].T.tolist(),
     }
+
+
+def _shown_names(arrays: Mapping[str, Array], name: str, at: Any) -> list[str]:
+    """Return some of the names in an array, [] where there is none; two that are cut alike keep their numbers."""
+    if name not in arrays:
+        return []
+    cut = [each if len(each) <= _LONGEST else f"{each[: _LONGEST - 1]}…" for each in arrays[name].tolist()]
+    twice = Counter(cut)
+    told = [f"{each} ({place})" if twice[each] > 1 else each for place, each in enumerate(cut)]
+    return np.array(told, object)[at].tolist()  # type: ignore[no-any-return]
 
 
 def _graph(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:

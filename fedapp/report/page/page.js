@@ -321,13 +321,17 @@
     }
     const scale = [[0, css("--ground")], [1, COLORS[0]]];
     const bar = { thickness: 12, outlinewidth: 0 };
+    const named = (names) => names && names.length ? names.map(plain) : undefined;
+    const owners = named(partition.names) || partition.index, classes = named(partition.classes);
     if (run.tasks.spans || run.tasks.shares) tasks(charts, run, scale, bar);
     if (partition.counts) chart(charts, "partition", "examples by client and class", [{ type: "heatmap",
-      z: partition.counts, x: partition.index, colorscale: scale, colorbar: bar,
+      z: partition.counts, x: owners, y: classes, colorscale: scale, colorbar: bar,
       hovertemplate: "client %{x}, class %{y}: %{z}<extra></extra>" }], layout("client", "class", {
-        yaxis: { tick0: 0, dtick: Math.ceil(partition.counts.length / 20) } }));
-    else if (partition.sizes) chart(charts, "partition", "examples of each client", [{ type: "bar", x: partition.index,
-      y: partition.sizes, marker: { color: COLORS[0] } }], layout("client", "examples"));
+        xaxis: partition.names.length ? { type: "category" } : {},
+        yaxis: classes ? { type: "category" } : { tick0: 0, dtick: Math.ceil(partition.counts.length / 20) } }));
+    else if (partition.sizes) chart(charts, "partition", "examples of each client", [{ type: "bar", x: owners,
+      y: partition.sizes, marker: { color: COLORS[0] } }], layout("client", "examples",
+        partition.names.length ? { xaxis: { type: "category" } } : {}));
     if (graph.index) {
       const names = graph.index.map(String);
       chart(charts, "graph", "misalignment of clients", [{ type: "heatmap", z: graph.misalignment, x: names, y: names,
