@@ -20,11 +20,12 @@ from typer.core import TyperCommand, TyperGroup
 RUN, LOOK, RESEARCH = "Run", "Look", "Research"
 GROUPS = {
     RUN: ("run", "sweep", "deploy"),
-    LOOK: ("list", "compare", "report", "timeline", "keys", "methods"),
+    LOOK: ("predict", "list", "compare", "report", "timeline", "keys", "methods"),
 }
 
 # Commands whose modules take seconds to import: ``module:function``, or the Typer of a group of commands.
 IMPORTED_WHEN_CALLED = {
+    "predict": "fedapp.api.predict:predict",
     "sweep": "fedapp.sweeps.command:sweep",
     "list": "fedapp.sweeps.looking:list_command",
     "compare": "fedapp.sweeps.looking:compare_command",

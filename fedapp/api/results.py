@@ -1,6 +1,7 @@
 """Results of runs and sweeps in Python and notebooks: configs, summaries, models, and tables as pandas frames."""
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -8,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapp import federation
+from fedapp.api.predictions import Predictions, predictions, preparation_of
 from fedapp.config import RunConfig
+from fedapp.data import DataError
+from fedapp.data.preparation import PREPARATION
+from fedapp.names import Form
 from fedapp.report.comparison import Comparison
 from fedapp.report.exports import frame_of
 from fedapp.report.recorded import RecordedRun, metrics_of
@@ -19,6 +24,9 @@ from fedapp.sweeps.sweep import Outcome
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+
+log = logging.getLogger("fedapp.data")
 
 
 class RunResult:
@@ -86,11 +94,49 @@ class RunResult:
         from safetensors.torch import load_file
 
         state = load_file(self.path / "model.safetensors")
-        dataset = federation.dataset_of(self.config, self.num_clients)
-        shape = (dataset.kind, dataset.form, dataset.num_outputs)
+        shape: tuple[str, Form, int]
+        if (self.path / PREPARATION).is_file() and (known := preparation_of(self.path)).outputs:
+            shape = (known.kind, known.form, known.outputs)
+        else:  # a run of an earlier version, or outputs for each position
+            dataset = federation.dataset_of(self.config, self.num_clients)
+            shape = (dataset.kind, dataset.form, dataset.num_outputs)
         model = copy.deepcopy(federation.model_of(self.config, *shape))
         model.load_state_dict(state)
         return model.eval()
+
+    def predict(self, data: Any) -> "pd.DataFrame":
+        """Predict new rows with the run's model, prepared as the run prepared its own.
+
+        Parameters
+        ----------
+        data : pandas.DataFrame, array, str or Path
+            A table with the columns that the model was trained on, in any order, or a file of one; inputs (N, …), as
+            the run's data had them; or a folder of images.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each row: columns that are no inputs; then ``class`` and ``probability``, and the probability of
+            each class; or numbers.
+
+        Raises
+        ------
+        DataError
+            If the data aren't of the form that the model was trained on.
+        """
+        found = self.predictions(data)
+        for remark in found.remarks:
+            log.warning("%s", remark)
+        return found.table
+
+    def predictions(self, data: Any) -> Predictions:
+        """Return what ``predict`` returns, and what it logs: what isn't as in training."""
+        preparation = preparation_of(self.path)
+        if not (self.path / "model.safetensors").is_file():
+            raise DataError(
+                f"{self.path}: has no model.safetensors: the run ended before its first evaluation"
+            )
+        return predictions(self.model(), preparation, self.config, data)
 
     def __repr__(self) -> str:
         """Say what it is in one line."""

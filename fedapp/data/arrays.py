@@ -103,7 +103,9 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
     classes = splits[0].classes
     count = len(classes) or number_of_classes(y, problem)
     names = splits[0].group_names
-    return RawData(blocks, y, groups, num_train, count, kind, scale, classes, (), parts, tuple(remarks), names)
+    return RawData(
+        blocks, y, groups, num_train, count, kind, scale, classes, (), parts, tuple(remarks), names
+    )
 
 
 def join_rows(splits: list[Split]) -> tuple[Array, IntArray | None, int]:
@@ -166,7 +168,9 @@ def ranked(parts: Sequence[Array]) -> tuple[tuple[str, ...], list[Array]]:
     ranks = np.empty(len(names), np.int64)
     ranks[order] = np.arange(len(names))
     found = ranks[places]
-    return tuple(names[place] for place in order), np.split(found, np.cumsum([len(part) for part in parts])[:-1])
+    return tuple(names[place] for place in order), np.split(
+        found, np.cumsum([len(part) for part in parts])[:-1]
+    )
 
 
 def _groups(arrays: Mapping[str, Any], part: str, num_rows: int, problem: Problem) -> Array | None:

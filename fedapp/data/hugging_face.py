@@ -285,12 +285,10 @@ def _group_ids(
     splits: "list[HFDataset]", name: str, problem: Problem
 ) -> tuple[list[Array | None], tuple[str, ...]]:
     """Return the natural ids of each split, and their names: () where they are numbers."""
-    ids, names = [_texts(split, name, problem) for split in splits], ()
-    feature = splits[0].features[name]
+    ids, feature = [_texts(split, name, problem) for split in splits], splits[0].features[name]
     if type(feature).__name__ == "ClassLabel":
         ids = [np.array(feature.names)[part.astype(np.int64)] for part in ids]
-    if type(feature).__name__ == "ClassLabel" or not getattr(feature, "dtype", "").startswith(
-        ("int", "uint")
-    ):
-        names, ids = ranked(ids)
-    return [part.astype(np.int64) for part in ids], names
+    elif getattr(feature, "dtype", "").startswith(("int", "uint")):
+        return [part.astype(np.int64) for part in ids], ()
+    names, ranks = ranked(ids)
+    return list(ranks), names

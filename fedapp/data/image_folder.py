@@ -16,7 +16,7 @@ from fedapp.data.errors import DataError, path_error
 from fedapp.data.pictures import picture_pixels
 from fedapp.data.tables import read_table, table_groups
 from fedapp.data.targets import number_of_classes
-from fedapp.sorting import naturally_sorted
+from fedapp.sorting import natural_key, naturally_sorted
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 
@@ -27,7 +27,13 @@ METADATA, FILE_NAME = "metadata.csv", "file_name"
 def image_files(root: Path) -> list[Path]:
     """Return the files that a folder of images is read from: the images, sorted, and the table of their ids."""
     table = [root / METADATA] if (root / METADATA).is_file() else []
-    return sorted(file for file in root.rglob("*") if file.suffix.lower() in IMAGES) + table
+    return images_below(root) + table
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Return the images in a folder and the folders in it, sorted by path as people sort."""
+    files = (file for file in folder.rglob("*") if file.suffix.lower() in IMAGES)
+    return sorted(files, key=lambda file: natural_key(file.as_posix()))
 
 
 def image_folder_data(root: Path, group_column: str) -> RawData:
@@ -84,10 +90,10 @@ def _classes_of(parts: list[Path]) -> tuple[list[str], bool]:
 
 def _pixels_of(files: list[Path], shape: tuple[int, ...] | None) -> Array:
     """Read images of one shape, that of the first where None is given, as one array."""
-    shape = _pixels(files[0]).shape if shape is None else shape
+    shape = read_image(files[0]).shape if shape is None else shape
     x = np.empty((len(files), *shape), np.uint8)
     for row, file in enumerate(files):
-        pixels = _pixels(file)
+        pixels = read_image(file)
         if pixels.shape != shape:
             raise path_error(
                 file, f"is an image of shape {pixels.shape}, the first one's is {shape}; they must match"
@@ -143,7 +149,7 @@ def _images(folder: Path) -> list[Path]:
     return files
 
 
-def _pixels(file: Path) -> Any:
+def read_image(file: Path) -> Any:
     """Read an image as uint8, channels first: (1, H, W) if it is grey, else (3, H, W); none of more than 8 bits."""
     from PIL import Image
 

@@ -58,6 +58,16 @@ class Source(NamedTuple):
     state: str = ""
 
 
+def columns_of(config: RunConfig) -> DataColumns:
+    """Return which columns the run's data have, and how their cells are read."""
+    return DataColumns(
+        config.input_column,
+        config.label_column,
+        config.group_column,
+        *((config.missing, config.encode) if config.dataset == "files" else ()),
+    )
+
+
 _states: dict[Source, str] = {}  # looked up once a run, not with every message
 
 
@@ -72,12 +82,7 @@ def source_of(
         num_clients if generated else 0,
         config.seed,
         targets or targets_of(config),
-        DataColumns(
-            config.input_column,
-            config.label_column,
-            config.group_column,
-            *((config.missing, config.encode) if config.dataset == "files" else ()),
-        ),
+        columns_of(config),
     )
     if source not in _states:
         _states[source] = state_of(**_arguments(source))

@@ -10,6 +10,7 @@ parquet files are made of the growing ones now and then, and for good when the r
 """
 
 import os
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -250,14 +251,21 @@ def by_evaluation(run_dir: Path) -> dict[int, dict[str, list[Any]]]:
     return found
 
 
+# What numpy.load raises for a file that is cut off or has other bytes.
+_DAMAGED = (OSError, ValueError, EOFError, RuntimeError, BadZipFile, zlib.error)
+
+
 def names_of_clients(run_dir: Path) -> dict[int, str]:
-    """Return the names of a run's clients by index: natural ids, or the last names of devices."""
+    """Return the names of a run's clients by index: natural ids, or the last names of devices; {} without any."""
     named: dict[int, str] = {}
     if (path := run_dir / "partition.npz").is_file():
-        with suppress(OSError, ValueError, BadZipFile), np.load(path) as stored:
+        with suppress(*_DAMAGED), np.load(path) as stored:
             if "client_names" in stored:
                 named = dict(enumerate(stored["client_names"].tolist()))
-    told = read_clients(run_dir).select(["client", "name"])
+    try:
+        told = read_clients(run_dir).select(["client", "name"])
+    except ValueError:  # it is damaged, which is said where its numbers are read
+        return named
     if not len(told):  # a run of an earlier version
         return named | {
             place: name for place, name in enumerate(last_clients(run_dir).get("name", ())) if name

@@ -199,7 +199,7 @@ def name_ticks(axis: Axis, names: Sequence[str], *, upright: bool = False) -> No
 
 
 def _stacked_bars(
-    figure: Figure, counts: Array, clients: Sequence[str], classes: Sequence[str], *, strata: str
+    figure: Figure, counts: Array, clients: Sequence[str], classes: Sequence[str] = (), *, strata: str
 ) -> None:
     axes = figure.subplots()
     style_axes(axes)
@@ -222,7 +222,7 @@ def _stacked_bars(
 
 
 def _heat_map(
-    figure: Figure, counts: Array, clients: Sequence[str], classes: Sequence[str], *, strata: str
+    figure: Figure, counts: Array, clients: Sequence[str] = (), classes: Sequence[str] = (), *, strata: str
 ) -> None:
     top, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, 3])
     # Every k-th client rather than a mean over k, which would make skewed clients look alike.

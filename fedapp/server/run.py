@@ -11,6 +11,8 @@ from flwr.serverapp import Grid
 
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
+from fedapp.data.loading import is_function
+from fedapp.data.preparation import Preparation
 from fedapp.logs import copied_to, logging_as, plain_where_piped
 from fedapp.own import OwnPartError, raised_by
 from fedapp.report import read_metrics
@@ -139,6 +141,8 @@ def _run(
             record.begin()
         if config.normalize == "standardize":
             experiment = standardized(grid, experiment, directory, should_stop)
+        with _in_words(config, directory, record):
+            _write_preparation(experiment, directory)
         sent = task_config(experiment)
         if layers is not None:
             sent.update(layers.fields)
@@ -193,6 +197,23 @@ def _line(error: Exception, config: RunConfig) -> str:
     """Return the text of an error for summary.json: one line without unprintable characters."""
     raised = "" if isinstance(error, USER_ERRORS) else raised_by(error, config.flat())
     return messages.clean(raised or in_keys(error) or type(error).__name__)
+
+
+def _write_preparation(experiment: Experiment, directory: RunDirectory) -> None:
+    """Write preparation.json, and say where a part of the preparation isn't known."""
+    config, dataset = experiment.config, experiment.dataset
+    if (
+        config.normalize == "standardize" and dataset.moments is None
+    ):  # the run was stopped before they were known
+        return
+    columns, made_by = federation.columns_of(config), config.dataset if is_function(config.dataset) else ""
+    directory.write_preparation(Preparation.of(dataset, config.normalize, columns, made_by))
+    if made_by:
+        log.info(
+            "data: how %s makes the model's inputs isn't known here: preparation.json names it, and fedapp predict "
+            "takes inputs as it returns them",
+            made_by,
+        )
 
 
 def _with_unread(experiment: Experiment, engine: str) -> Experiment:

@@ -38,6 +38,7 @@ from fedapp.config.key import path_of
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.data import Partition
 from fedapp.data.moments import Moments
+from fedapp.data.preparation import PREPARATION, Preparation
 from fedapp.report.files import read_summary, replacing, write_summary
 from strategies import AsyncSpectral, FedBuff
 from strategies.methods.shared.buffer_schedule import HORIZON
@@ -198,20 +199,21 @@ class RunDirectory:
         content = {**self.config.flat(), "resume": "", "num-clients": num_clients, "versions": versions}
         self._replace("config.toml", tomli_w.dumps(content).encode())
 
-    def write_moments(self, moments: Moments) -> None:
-        """Write standardization.json: the mean and deviation by which the model's inputs are standardized."""
-        content = {"mean": moments.mean, "deviation": moments.std}
-        self._replace(STANDARDIZATION, json.dumps(content).encode())
+    def write_preparation(self, preparation: Preparation) -> None:
+        """Write preparation.json: how the model's inputs are prepared, and what its outputs are."""
+        self._replace(PREPARATION, preparation.to_json().encode())
 
     def read_moments(self) -> Moments:
-        """Return the mean and deviation in standardization.json.
+        """Return the mean and deviation in preparation.json; of a run of an earlier version, in standardization.json.
 
         Raises
         ------
         ConfigError
             If there is no such file, or it has another form.
         """
-        path = self.path / STANDARDIZATION
+        path = self.path / PREPARATION
+        if not path.is_file() and (former := self.path / STANDARDIZATION).is_file():
+            path = former
         try:
             content = json.loads(path.read_bytes())
             return Moments(*(tuple(map(float, content[key])) for key in ("mean", "deviation")))

@@ -2,7 +2,7 @@
 
 A device sends three things of its inputs, per value of a vector or channel of an image: their number, their sums, and
 the sums of their squared distances from its own mean. What they come to goes to every device with every message, and
-to standardization.json; a run that goes on takes it from there, so that its model keeps its inputs.
+to preparation.json; a run that goes on takes it from there, so that its model keeps its inputs.
 """
 
 import logging
@@ -34,7 +34,7 @@ def standardized(
     Raises
     ------
     ConfigError
-        If the run to resume has no standardization.json.
+        If the run to resume has no mean and deviation in preparation.json.
     RunError
         If no device sends sums that can be.
     """
@@ -43,7 +43,6 @@ def standardized(
         moments = directory.read_moments()
     elif dataset.moments is not None:
         moments = dataset.moments
-        directory.write_moments(moments)
     else:
         sums = _asked(grid, experiment, should_stop)
         if not sums:
@@ -58,7 +57,6 @@ def standardized(
             len(sums),
             np.max(np.sum([part.count for part in sums], axis=0)),
         )
-        directory.write_moments(moments)
     return replace(experiment, dataset=replace(dataset, moments=moments))
 
 

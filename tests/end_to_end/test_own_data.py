@@ -45,7 +45,7 @@ def test_devices_put_their_sums_together(devices, simulate, tmp_path):
     assert "standardized by 3 clients' inputs; 142 values a feature" in output, output
     other = simulate(WINE, federation="num-supernodes=3", engine="sequential")
     found, expected = (
-        json.loads((path / "standardization.json").read_text()) for path in (tmp_path / "run", other.path)
+        json.loads((path / "preparation.json").read_text()) for path in (tmp_path / "run", other.path)
     )
     for name in ("mean", "deviation"):
         assert found[name] == pytest.approx(expected[name], rel=1e-12)

@@ -68,7 +68,7 @@ def go(tmp_path, table):
 
 
 def moments_of(path: Path) -> dict[str, list[float]]:
-    return json.loads((path / "standardization.json").read_text())
+    return json.loads((path / "preparation.json").read_text())
 
 
 def accuracy_of(path: Path) -> float:
@@ -113,9 +113,16 @@ def test_a_run_that_goes_on_keeps_them(go, monkeypatch):
     again = go(on_devices=True, num_server_rounds=4, resume=path)
     assert (again, asked) == (path, [])
     assert np.array_equal(vector_of(again), vector_of(whole))
-    (path / "standardization.json").unlink()
-    with pytest.raises(ConfigError, match=r"resume = .*standardization\.json can't be read"):
-        go(on_devices=True, num_server_rounds=5, resume=path)
+    # A run of an earlier version has mean and deviation alone, in another file.
+    told = moments_of(path)
+    (path / "standardization.json").write_text(json.dumps({key: told[key] for key in ("mean", "deviation")}))
+    (path / "preparation.json").unlink()
+    go(on_devices=True, num_server_rounds=5, resume=path)
+    assert moments_of(path) == told
+    for name in ("preparation.json", "standardization.json"):
+        (path / name).unlink()
+    with pytest.raises(ConfigError, match=r"resume = .*preparation\.json can't be read"):
+        go(on_devices=True, num_server_rounds=6, resume=path)
 
 
 def test_a_device_whose_sums_are_none_is_named_and_left_out(go, caplog):

@@ -1,0 +1,216 @@
+"""A run's model on new rows, prepared as the run prepared its own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+
+from fedapp.data import DataError
+from fedapp.data.preparation import PREPARATION, Preparation, Prepared, prepared_arrays, prepared_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+    from fedapp.config import RunConfig
+
+MOST_CLASSES = 20  # most classes that have a column of probabilities each
+_ROWS = 4096  # rows that go through the model at once
+
+
+class Predictions(NamedTuple):
+    """Predictions as a table, a row for each row or image, and what isn't as in training, a line each."""
+
+    table: "pd.DataFrame"
+    remarks: list[str]
+
+
+def preparation_of(run: Path) -> Preparation:
+    """Return how a run prepared its inputs; DataError where it isn't known."""
+    try:
+        return Preparation.read(run)
+    except FileNotFoundError:
+        raise DataError(
+            f"{run}: has no {PREPARATION}, as it isn't a run's folder, or the run is of an earlier version or ended "
+            "before its first round; resume = … writes it"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{run / PREPARATION}: can't be read ({type(error).__name__}: {error})") from None
+
+
+def predictions(model: "nn.Module", preparation: Preparation, config: "RunConfig", data: Any) -> Predictions:
+    """Predict new rows.
+
+    Parameters
+    ----------
+    data : pandas.DataFrame, array, or path
+        A table with the columns that the model was trained on, in any order, as a frame or a file (.csv, .parquet);
+        inputs as arrays (N, …), or in an .npz file as ``x``; or a folder of images, or an image.
+
+    Raises
+    ------
+    DataError
+        If the data aren't of the form that the model was trained on.
+    """
+    if len(preparation.target_shape) > (preparation.targets == "numbers"):
+        raise DataError("the model has outputs for each position of a row; predict has one row for each row")
+    rows, beside = _read(preparation, data)
+    outputs = _outputs(model, rows.x)
+    if outputs.ndim != 2:
+        raise DataError(f"the model's outputs have shape {outputs.shape}; predict needs (N, K)")
+    table = beside.reset_index(drop=True)
+    for name, values in _told(preparation, config, outputs).items():
+        free = name if name not in table.columns else f"predicted {name}"
+        table[free] = values
+        if not rows.known.all():
+            table[free] = table[free].where(rows.known)
+    return Predictions(table, rows.remarks)
+
+
+def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"]:
+    """Return new rows prepared, and what stands beside their predictions: columns that are no inputs, or files."""
+    import pandas as pd
+
+    if isinstance(data, pd.DataFrame):
+        return _from_frame(preparation, data, "the table")
+    if not isinstance(data, str | Path):
+        x = np.asarray(data.detach().cpu() if hasattr(data, "detach") else data)
+        return prepared_arrays(preparation, x, "the inputs"), pd.DataFrame(index=range(len(x)))
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    if path.suffix.lower() == ".npz":
+        x = _npz_inputs(path)
+        return prepared_arrays(preparation, x, str(path)), pd.DataFrame(index=range(len(x)))
+    if preparation.made_by:
+        raise DataError(
+            f"{path}: how {preparation.made_by} made the model's inputs isn't known here; an .npz file with inputs "
+            "x, as it returns them, can be predicted"
+        )
+    if preparation.kind == "image":
+        return _from_images(preparation, path)
+    if not preparation.columns:
+        shape = ", ".join(map(str, preparation.shape))
+        raise DataError(
+            f"{path}: the model's inputs have no column names; an .npz file with inputs x (N, {shape}) is needed"
+        )
+    from fedapp.data.tables import TABLES, read_table
+
+    if path.suffix.lower() not in TABLES:
+        raise DataError(
+            f"{path}: is no table; {' or '.join(TABLES)} is needed, as the model's inputs are columns"
+        )
+    return _from_frame(preparation, read_table(path), str(path))
+
+
+def _from_frame(preparation: Preparation, given: Any, source: str) -> tuple[Prepared, "pd.DataFrame"]:
+    """Return the rows of a frame or of a table of Arrow, and its other columns."""
+    import pyarrow
+
+    if not preparation.columns:
+        raise DataError(f"{source}: the model's inputs have no column names; an array of inputs is needed")
+    wanted = {column.name for column in preparation.columns}
+    if isinstance(given, pyarrow.Table):
+        table, beside = given, given.select([name for name in given.column_names if name not in wanted])
+        return prepared_table(preparation, table, source), beside.to_pandas()
+    inputs = given[[name for name in given.columns if name in wanted]]
+    try:
+        table = pyarrow.Table.from_pandas(inputs, preserve_index=False)
+    except pyarrow.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            f"{source}: has a column of mixed types ({reason}); numbers or texts are needed"
+        ) from None
+    beside = given[[name for name in given.columns if name not in wanted]].copy()
+    beside.columns = beside.columns.map(str)
+    return prepared_table(preparation, table, source), beside
+
+
+def _from_images(preparation: Preparation, path: Path) -> tuple[Prepared, "pd.DataFrame"]:
+    """Return the images in a folder and its folders, or one image, and their paths from there."""
+    import pandas as pd
+
+    from fedapp.data.image_folder import images_below, read_image
+
+    files = [path] if path.is_file() else images_below(path)
+    if not files:
+        raise DataError(f"{path}: has no images; at least one is needed")
+    found, damaged, other = [], [], []
+    for file in files:
+        pixels = None
+        try:
+            pixels = read_image(file)
+        except DataError:
+            damaged.append(file)
+        if pixels is not None and pixels.shape != preparation.shape:
+            other.append(file)
+            pixels = None
+        found.append(pixels)
+    remarks = []
+    if damaged:
+        remarks.append(
+            f"{len(damaged)} of {len(files)} images can't be read ({_files(damaged)}): without a prediction"
+        )
+    if other:
+        channels, height, width = preparation.shape
+        mode = "grey" if channels == 1 else "colour"
+        remarks.append(
+            f"{len(other)} of {len(files)} images aren't {height}x{width} in {mode}, as in training "
+            f"({_files(other)}): without a prediction (image-size and image-mode train on any)"
+        )
+    known = np.array([pixels is not None for pixels in found])
+    x = np.stack([np.zeros(preparation.shape, np.uint8) if pixels is None else pixels for pixels in found])
+    root = path if path.is_dir() else path.parent
+    names = pd.DataFrame({"file": [file.relative_to(root).as_posix() for file in files]})
+    return Prepared(preparation.prepared(x), known, remarks), names
+
+
+def _files(files: Sequence[Path]) -> str:
+    return ", ".join(file.name for file in files[:4]) + (", …" if len(files) > 4 else "")
+
+
+def _npz_inputs(path: Path) -> Any:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            if "x" not in stored:
+                raise DataError(f"{path}: has no array x; found: {', '.join(stored) or 'none'}")
+            return stored["x"]
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise DataError(f"{path}: can't be read as npz ({type(error).__name__})") from None
+
+
+def _outputs(model: "nn.Module", x: Any) -> Any:
+    """Return the model's outputs (N, …), float64."""
+    import torch
+
+    with torch.no_grad():
+        pieces = [model(torch.from_numpy(x[start : start + _ROWS])) for start in range(0, len(x), _ROWS)]
+    if not all(isinstance(piece, torch.Tensor) for piece in pieces):
+        raise DataError(f"the model returns a {type(pieces[0]).__name__}; predict needs a tensor (N, K)")
+    return torch.cat(pieces).double().numpy()
+
+
+def _told(preparation: Preparation, config: "RunConfig", outputs: Any) -> dict[str, Any]:
+    """Return the columns of predictions: class and probability, a probability of each label, or numbers."""
+    if preparation.targets == "numbers":
+        names = preparation.target_columns or tuple(map(str, range(outputs.shape[1])))
+        if config.loss == "bce":
+            return {f"probability {name}": _sigmoid(outputs[:, place]) for place, name in enumerate(names)}
+        return {f"predicted {name}": outputs[:, place] for place, name in enumerate(names)}
+    shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    shares = shifted / shifted.sum(axis=1, keepdims=True)
+    best = outputs.argmax(axis=1)
+    names = preparation.classes or tuple(map(str, range(outputs.shape[1])))
+    told: dict[str, Any] = {
+        "class": np.array(names, object)[best],
+        "probability": shares[np.arange(len(best)), best],
+    }
+    if len(names) <= MOST_CLASSES:
+        told |= {f"probability {name}": shares[:, place] for place, name in enumerate(names)}
+    return told
+
+
+def _sigmoid(values: Any) -> Any:
+    return 0.5 * (1 + np.tanh(0.5 * values))
