@@ -49,9 +49,6 @@ class Updates(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the directions of an earlier run."""
 
-    def reset(self) -> None:
-        """Forget the updates of an earlier run."""
-
 
 class ClientGraph:
     """Directions of the clients, and their graph; a client that sends no valid direction is excluded from the run.
@@ -95,10 +92,6 @@ class ClientGraph:
         self.neighbours = neighbours
         self.guarded = guarded
         self.updates = updates
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the clients of an earlier run."""
         self._known: dict[int, Vector] = {}  # by node id
         self._silent: set[int] = set()
         self._asked: Counter[int] = Counter()  # number of requests, by client index
@@ -107,8 +100,6 @@ class ClientGraph:
         self.clients: tuple[int, ...] = ()
         self.directions = self._misalignment = self._adjacency = np.empty((0, 0))
         self._made_of: tuple[tuple[int, ...], int] = ((), 0)  # clients and version of the updates
-        if self.updates is not None:
-            self.updates.reset()
 
     @property
     def version(self) -> tuple[tuple[int, ...], int]:

@@ -50,10 +50,6 @@ class ClientStatistics:
     """The statistics of all clients, by client index; an entry is created when its client is first named."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all statistics: a new run begins."""
         self._client_stats: defaultdict[int, ClientRecord] = defaultdict(ClientRecord)
         self._seconds = self._wasted = 0.0
 

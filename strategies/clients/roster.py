@@ -153,10 +153,6 @@ class Roster:
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
         self.should_stop = should_stop
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the clients of an earlier run."""
         self._places: dict[int, int] = {}  # index by node id, of nodes that report no partition
         self._told: dict[int, float] = {}  # sizes by node id, of nodes that report them in replies only
         self._conflicting_nodes: dict[int, set[int]] = {}  # nodes that claim the same partition, by partition

@@ -76,10 +76,6 @@ class BestModel:
         self._target = Target.read(config.stop_at) if config.stop_at else None
         named = (self.by, self._target.metric if self._target else None)
         self.watched = tuple(dict.fromkeys(metric for metric in named if metric is not None))
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget an earlier run."""
         self.aggregation: int | None = None
         self.arrays: ArrayRecord | None = None
         self.value, self.over = math.nan, ""
@@ -102,7 +98,6 @@ class BestModel:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the best evaluation of a state; a state of a run without these conditions has none."""
-        self.reset()
         if (rest := state.get(_REST)) is None:
             return
         self.aggregation, self.value = rest["aggregation"], rest["value"]

@@ -107,9 +107,6 @@ class CompressedUpdates:
                 self.name,
             )
 
-    def reset(self) -> None:
-        """Do nothing: residuals belong to a run's id."""
-
     def restore(self, state: Mapping[str, Any]) -> None:
         """Keep a state's residuals until clients are connected."""
         self._saved = state

@@ -117,10 +117,6 @@ class KeptByClients:
         """Take what clients kept from a state, until they are connected."""
         self._kept = Kept.restored(state)
 
-    def reset(self) -> None:
-        """Forget what clients of an earlier run kept."""
-        self._kept = None
-
     def hand_back(self, clients: Sequence[Client]) -> None:
         """Return to the clients of a resumed run what they kept, once they are connected."""
         kept, self._kept, run = self._kept, None, self._run

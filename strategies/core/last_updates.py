@@ -38,10 +38,6 @@ class LastUpdates:
 
     def __init__(self, run: RunState, limit: float) -> None:
         self._run, self._limit = run, limit
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the updates of an earlier run."""
         self._directions: ClientVectors | None = None
         self._misalignment = np.empty((0, 0))  # (M, M), by row of the directions; NaN: not known yet
         self._changed: dict[int, None] = {}  # clients whose update of the present aggregation isn't in it yet
@@ -116,7 +112,6 @@ class LastUpdates:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the directions of an earlier run."""
-        self.reset()
         self._directions = ClientVectors.restored(state, NAME, self._limit)
         if self._directions is not None:
             self._compare(self._directions.clients)

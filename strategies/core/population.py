@@ -89,10 +89,6 @@ class AbsentClients:
         """Return the clients, by index, whose work has ever counted."""
         return {index for index, account in self._client_stats.items() if account.accepted}
 
-    def reset(self) -> None:
-        """Forget which clients were away."""
-        self._absent = {}
-
     def state(self) -> dict[str, Any]:
         """Return rows of the clients that have counted: index, size (NaN: unknown), first round away or 0."""
         since, counted = {index: first for index, (_, first) in self._absent.items()}, self._have_counted()

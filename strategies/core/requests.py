@@ -144,10 +144,6 @@ class PendingReplies:
     def __init__(self, run: RunState, gives_up: Callable[[], bool] = never) -> None:
         self._run, self._gives_up = run, gives_up
         self._asked: dict[int, int] = {}  # indices of the clients that haven't answered, by node id
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget what clients usually take, and which are at work since an earlier round."""
         self._reply_timeouts: defaultdict[str, ReplyTimeouts] = defaultdict(
             ReplyTimeouts
         )  # by the kind of request
@@ -163,7 +159,6 @@ class PendingReplies:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what clients usually take."""
-        self.reset()
         for kind in _AWAITED:
             if f"{_USUAL}{kind}" in state:
                 self._reply_timeouts[kind] = ReplyTimeouts.restored(state, f"{_USUAL}{kind}")

@@ -80,6 +80,8 @@ class Session:
         Whether the strategy's own ``start`` is under way.
     used : bool
         Whether a run has begun: the next run of the strategy has another session.
+    restored : bool
+        Whether the run goes on from the state of an earlier run.
     """
 
     grid: Grid
@@ -90,7 +92,7 @@ class Session:
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
-        self.is_open = self.used = False
+        self.is_open = self.used = self.restored = False
         config, options, able = strategy.config, strategy.run_options, strategy.capabilities
         flower, name, task_costs = strategy.flower_options, type(strategy).__name__, TaskCosts()
         self.run = run = RunState(name, config, flower, partial(_scheduler, config, task_costs), options)
@@ -269,6 +271,7 @@ class Session:
 
     def restore(self, state: State) -> None:
         """Go on from a state when the session is opened; see ``FederatedStrategy.restore``."""
+        self.restored = True
         try:
             for part in [*self.stateful_components(), *self._of_method]:
                 part.restore(state)

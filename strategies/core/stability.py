@@ -64,10 +64,6 @@ class StabilityMonitor:
 
     def __init__(self, cure: Callable[[], str]) -> None:
         self._cure = cure
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget an earlier run."""
         self.warning = ""
         self._first: NDArray[np.float64] | None = None  # the initial model
         self._last: NDArray[np.float64] | None = None  # the model at the end of the last sweep
@@ -97,7 +93,6 @@ class StabilityMonitor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state; a run that hasn't moved or been evaluated lacks movements or losses."""
-        self.reset()
         self.warning = str(state.get("unstable", ""))
         if "began-at" in state:
             self._first, self._last = np.array(state["began-at"]), np.array(state["last-sweep-at"])

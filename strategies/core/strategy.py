@@ -307,9 +307,10 @@ class FederatedStrategy(Strategy):
         ValueError
             If the state is another strategy's, or lacks what these settings go on from.
         """
-        session = self._fresh_session()
+        if self.session.used or self.session.restored:
+            self._prepare_session()
         try:
-            session.restore(state)
+            self.session.restore(state)
         except ValueError:
             self._prepare_session()  # the next run begins anew
             raise

@@ -72,10 +72,6 @@ class ArrivalGroups:
 
     def __init__(self, least: int, most: int, slack: float) -> None:
         self.least, self.most, self.slack = least, most, slack
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin with no groups, and no speeds."""
         self.groups: dict[int, Group] = {}
         self.tasks: dict[int, Assignment] = {}
         self.speeds: dict[int, float] = {}
@@ -188,7 +184,6 @@ class ArrivalGroups:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore ``state``."""
-        self.reset()
         kept = state["arrival-groups"]
         self.groups = {number: Group(**group) for number, group in kept["groups"]}
         self.tasks = {client: Assignment(**task) for client, task in kept["tasks"]}

@@ -32,10 +32,6 @@ class ArrivalRule:
 
     def __init__(self, rule: Rule, window: int = 0, bound: float = 0.0) -> None:
         self.rule, self.window, self._bound = rule, window, bound
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the updates of an earlier run."""
         # By client index, the latest last: Δ_i (D,), and the buffers (B,) or None.
         self._latest: dict[int, tuple[Vector, Vector | None]] = {}
 

@@ -123,10 +123,6 @@ class TaskTable:
     def __init__(self, run: RunState, *, trains_while_waiting: bool = False, most: int = 0) -> None:
         self._run, self._trains_while_waiting, self._most = run, trains_while_waiting, most
         self.changes = 0
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all clients and tasks."""
         self.members: dict[int, ClientState] = {}
         self.tasks: dict[str, Task] = {}
         self.queue = EventQueue()
@@ -137,7 +133,6 @@ class TaskTable:
         self.interval_stats = IntervalStatistics()
         self.dispatched = 0
         self.departed: dict[int, tuple[int, int]] = {}
-        self.changes += 1
         self._active_clients: list[ClientState] | None = None
         self._free: list[int] | None = None
         self._observed: Observed | None = None
@@ -365,7 +360,6 @@ class TaskTable:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Keep a state until ``resume``, when the connected clients are known."""
-        self.reset()
         self._resumed = state
 
     def resume(self, present: Mapping[int, Client], aggregations: int) -> Mapping[str, Any]:

@@ -42,10 +42,6 @@ class AdaptiveClip:
 
     def __init__(self, quantile: float) -> None:
         self._quantile = quantile
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin with the initial norm."""
         self.norm = INITIAL
         self.begin()
 

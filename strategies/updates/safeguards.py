@@ -170,10 +170,6 @@ class Safeguards:
     def __init__(self, mode: str, bounds: Bounds, in_real_time: Callable[[], bool]) -> None:
         self.mode, self.bounds = mode, bounds
         self._in_real_time = in_real_time
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the norms of an earlier run's updates."""
         self.norms = UsualNorm(self.bounds.norm_ratio)
         self.buffers = UsualBuffers(LEAST_NORMS)
         self._said: set[str] = set()

@@ -50,10 +50,6 @@ class TreeNoise:
 
     def __init__(self, restart: int, generator: Callable[[int], np.random.Generator]) -> None:
         self._restart, self._generator = restart, generator
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin with no round."""
         self._done = 0
         self._nodes: list[Node] = []  # that cover the tree's rounds so far, the largest first
 

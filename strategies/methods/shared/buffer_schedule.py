@@ -6,8 +6,7 @@ maximum number of aggregations, at most 20,000, which gives the shares; if a tim
 actual shares differ slightly. In real time the shares are those observed so far.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,20 +68,8 @@ class BufferSchedule:
     """The schedule of a run's buffer, simulated anew only when other clients count or tasks get other loads."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget the schedule of an earlier run."""
         self._of: tuple[Sequence[int], int, int] | None = None  # clients, m and aggregations of the periods
         self._contribution_periods: Times | None = None
-
-    def state(self) -> dict[str, Any]:
-        """Return {}: the schedule follows from the run's config and its clients."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Forget the schedule, as ``reset`` does."""
-        self.reset()
 
     def contribution_periods(
         self, scheduler: Scheduler, members: Sequence[ClientState], buffer_size: int, num_aggregations: int

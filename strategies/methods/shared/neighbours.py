@@ -111,7 +111,8 @@ class NeighbourModels:
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
-        self.reset()
+        self._models = self._adjacency = None
+        self._matrix, self._position = np.empty((0, 0)), {}
 
     def averages(
         self,
@@ -161,13 +162,7 @@ class NeighbourModels:
 
     def restore(self, state: State) -> None:
         """Restore the local models."""
-        self.reset()
         self._models = ClientVectors.restored(state, NAME, self._memory)
-
-    def reset(self) -> None:
-        """Forget the local models."""
-        self._models = self._adjacency = None
-        self._matrix, self._position = np.empty((0, 0)), {}
 
 
 def discounted(rows: NDArray[np.float64], discount_factors: NDArray[np.float64]) -> NDArray[np.float64]:

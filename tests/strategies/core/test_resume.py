@@ -539,6 +539,15 @@ def test_a_client_that_is_gone_after_the_resume_is_named_and_the_run_goes_on(go,
     assert last["importance"] == pytest.approx([0.1, 0.2, 0.0, 0.3, 0.4])
 
 
+def test_a_strategy_restored_twice_goes_on_from_the_second_state_alone(go):
+    done = go("fedavg", keep="best", best_of="loss")
+    done.strategy.restore(done.states[6])
+    done.strategy.restore(done.states[2])
+    stability = done.strategy.session.reporter.stability.state()
+    assert stability["moves"].tolist() == done.states[2]["moves"].tolist()
+    assert stability["last-losses"] == done.states[2]["last-losses"]
+
+
 # ---- Parts -------------------------------------------------------------------------------------------------------
 
 

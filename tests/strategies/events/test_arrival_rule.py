@@ -140,9 +140,6 @@ def test_a_window_has_one_update_of_each_client_that_counts_and_survives_a_check
         assert medians(each) == (4.0, 40.0)  # of 8, 4, 1
         each.take(updates(c4=0.5), lambda index: index != 2)
         assert medians(each) == (1.0, 10.0)  # of 8, 1, 0.5: client 2 is gone
-    part.reset()
-    assert part.state() == {}
-    assert part.result(1.0) is None
 
 
 def test_a_buffer_is_forgotten_when_it_has_counted():

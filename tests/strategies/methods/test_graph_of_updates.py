@@ -161,9 +161,6 @@ def test_an_update_counts_once_its_aggregation_is_over_and_one_of_zero_leaves_th
     run.aggregations = 3
     assert clients.adjacency[0].tolist() == [0, 0, 0]
     assert clients.adjacency[1, 2] == pytest.approx(-np.log(graph.FLOOR))
-    clients.reset()
-    clients.clients = (0, 1)
-    assert clients.adjacency.tolist() == [[0, 1], [1, 0]]
 
 
 def test_bits_depend_neither_on_the_order_nor_on_a_restart(monkeypatch):
