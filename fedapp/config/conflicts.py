@@ -259,7 +259,7 @@ def check_conflicts(config: Any, made: FederatedStrategy | None = None) -> None:
     method = Method(name, able, keys)
     if made is not None:
         graph = made.session.graph
-        by_data = graph is not None and graph.updates is None
+        by_data = graph is not None and graph.by_data
         method = Method(name, able, keys, frozenset(made.local_rule()), by_data)
 
     def value_of(key: str) -> Any:

@@ -269,9 +269,7 @@ OWN = Readers(_strategies_with, lambda setting, key: hasattr(setting.strategy.co
 WITH_GRAPH = if_("a graph of clients", lambda setting: setting.strategy.session.graph is not None)
 WITH_DIRECTIONS = if_(
     "a graph of clients by data",
-    lambda setting: (
-        setting.strategy.session.graph is not None and setting.strategy.session.graph.updates is None
-    ),
+    lambda setting: setting.strategy.session.graph is not None and setting.strategy.session.graph.by_data,
 )
 
 

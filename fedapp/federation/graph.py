@@ -5,7 +5,7 @@ import numpy as np
 from fedapp import federation
 from fedapp.config import RunConfig
 from fedapp.data.direction import client_direction
-from strategies.clients.client_graph import ClientGraph
+from strategies.clients.client_graph import DirectionGraph
 
 
 def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:
@@ -15,6 +15,6 @@ def graph_arrays(config: RunConfig, num_clients: int) -> dict[str, np.ndarray]:
     vectors = np.stack(
         [client_direction(dataset, partition.client(i), config.normalize) for i in range(num_clients)]
     )
-    clients = ClientGraph(config.message_floor, config.neighbours)
+    clients = DirectionGraph(config.message_floor, config.neighbours)
     clients.build(range(num_clients), vectors)
     return clients.snapshot()

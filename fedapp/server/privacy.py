@@ -172,7 +172,7 @@ def most_releases(config: RunConfig, epsilon: float, sampling: Sampling, known: 
 
 def _asks_directions(strategy: FederatedStrategy) -> bool:
     """Return True if each client is asked for the direction of its data."""
-    return strategy.session.graph is not None and strategy.session.graph.updates is None
+    return strategy.session.graph is not None and strategy.session.graph.by_data
 
 
 def with_local_norm(config: RunConfig) -> RunConfig:

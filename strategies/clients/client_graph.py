@@ -10,9 +10,10 @@ others, the mean of the edges between known clients (1 while fewer than two are 
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -50,8 +51,8 @@ class Updates(Protocol):
         """Take up the directions of an earlier run."""
 
 
-class ClientGraph:
-    """Directions of the clients, and their graph; a client that sends no valid direction is excluded from the run.
+class ClientGraph(ABC):
+    """The graph of clients, from the misalignment of each two of them.
 
     Parameters
     ----------
@@ -63,27 +64,19 @@ class ClientGraph:
         Cap the similarity of two clients at the similarity of the median pair: otherwise copies of one device, whose
         misalignment is 0, outweigh the others. Half of all pairs then have the largest similarity, so that no
         client weighs more than 2/C, and k clients at most 2k/C, whatever they send (with all edges kept).
-    updates : Updates, optional
-        The directions of last updates, of which the graph is then made: no client is asked, and none is excluded.
 
     Attributes
     ----------
     clients : tuple of int
         Indices of the C clients of the graph, ascending: the order of all arrays below.
-    directions : Matrix
-        (C, d), unit vectors; (0, 0) of a graph of last updates.
     misalignment, adjacency : Matrix
         (C, C), at present.
     """
 
-    def __init__(
-        self,
-        floor: float = graph.FLOOR,
-        neighbours: int = 0,
-        *,
-        guarded: bool = False,
-        updates: Updates | None = None,
-    ) -> None:
+    #: Whether the graph follows from the directions of clients' data, which clients are asked for.
+    by_data: ClassVar[bool]
+
+    def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0, *, guarded: bool = False) -> None:
         if not 0 < floor < 1:
             raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
         if neighbours < 0:
@@ -91,32 +84,175 @@ class ClientGraph:
         self.floor = floor
         self.neighbours = neighbours
         self.guarded = guarded
-        self.updates = updates
-        self._known: dict[int, Vector] = {}  # by node id
-        self._silent: set[int] = set()
-        self._asked: Counter[int] = Counter()  # number of requests, by client index
-        self._mods: dict[int, str] = {}  # error of a mod that refuses the request, by node id
-        self._nodes: tuple[int, ...] = ()
         self.clients: tuple[int, ...] = ()
-        self.directions = self._misalignment = self._adjacency = np.empty((0, 0))
-        self._made_of: tuple[tuple[int, ...], int] = ((), 0)  # clients and version of the updates
+        self._misalignment = self._adjacency = np.empty((0, 0))
 
     @property
     def version(self) -> tuple[tuple[int, ...], int]:
         """The graph's version: its clients, and how often their directions have changed."""
-        return self.clients, 0 if self.updates is None else self.updates.version
+        return self.clients, 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the clients' vectors of which the graph is made, where these are as long as a model."""
+        return 0
 
     @property
     def misalignment(self) -> graph.Matrix:
         """mis(i, j) (C, C) of the clients."""
-        self._look()
         return self._misalignment
 
     @property
     def adjacency(self) -> graph.Matrix:
         """A_ij (C, C) of the clients; another array whenever the graph has changed."""
-        self._look()
         return self._adjacency
+
+    @abstractmethod
+    def refresh(
+        self,
+        grid: Grid,
+        clients: Sequence[Client],
+        config: ConfigRecord,
+        timeout: float,
+        should_stop: Callable[[], bool] = never,
+    ) -> list[Client]:
+        """Return the clients that are in the graph, of those that are connected."""
+
+    def _of(self, misalignment: graph.Matrix) -> graph.Matrix:
+        """Return A_ij (C, C)."""
+        floor = self.floor
+        if self.guarded and len(misalignment) > 1:  # by the misalignment of the median pair of clients
+            floor = max(floor, float(np.median(misalignment[np.triu_indices(len(misalignment), 1)])))
+        floor = min(floor, float(np.nextafter(1.0, 0.0)))  # the median pair may be opposite to each other
+        return graph.sparsify(graph.adjacency(misalignment, floor), self.neighbours)
+
+    def weights(self, clients: Sequence[Client]) -> Vector:
+        """Return the weights p_i (n,) of n clients, normalised to sum to 1; 0 for a client that isn't in the graph.
+
+        Without rounds a client may count for a while after its node, and with it its place in the graph, is gone.
+        """
+        share = dict(zip(self.clients, graph.client_weights(self.adjacency), strict=True))
+        chosen = np.array([share.get(client.index, 0.0) for client in clients])
+        return chosen / chosen.sum() if chosen.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return what the graph is made of, for a checkpoint."""
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what the graph of an earlier run was made of."""
+
+    def most_asked(self) -> int:
+        """Return the largest number of requests for a direction to one client."""
+        return 0
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """Return the graph's arrays by their names in graph.npz, with the eigenvalues of the Laplacian."""
+        return {
+            "clients": np.array(self.clients),
+            "misalignment": self.misalignment,
+            "adjacency": self.adjacency,
+            "eigenvalues": graph.eigenvalues(graph.laplacian(self.adjacency)),
+        }
+
+
+class UpdateGraph(ClientGraph):
+    """The graph of the clients' last updates: no client is asked for anything, and none is excluded.
+
+    Parameters
+    ----------
+    updates : Updates
+        The directions of last updates.
+    """
+
+    by_data = False
+
+    def __init__(self, updates: Updates, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
+        super().__init__(floor, neighbours)
+        self._updates = updates
+        self._made_of: tuple[tuple[int, ...], int] = ((), 0)  # clients and version of the updates
+
+    @property
+    def version(self) -> tuple[tuple[int, ...], int]:
+        """The graph's version: its clients, and how often their directions have changed."""
+        return self.clients, self._updates.version
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the directions of last updates."""
+        return self._updates.num_bytes
+
+    @property
+    def misalignment(self) -> graph.Matrix:
+        """mis(i, j) (C, C) of the clients."""
+        self._update()
+        return self._misalignment
+
+    @property
+    def adjacency(self) -> graph.Matrix:
+        """A_ij (C, C) of the clients; another array whenever the graph has changed."""
+        self._update()
+        return self._adjacency
+
+    def refresh(
+        self,
+        grid: Grid,
+        clients: Sequence[Client],
+        config: ConfigRecord,
+        timeout: float,
+        should_stop: Callable[[], bool] = never,
+    ) -> list[Client]:
+        """Return the connected clients: all are in the graph."""
+        self.clients = tuple(client.index for client in clients)
+        return list(clients)
+
+    def _update(self) -> None:
+        """Make the graph anew if clients or updates have changed."""
+        if self._made_of == self.version:
+            return
+        self._made_of = self.version
+        mis = self._updates.misalignment(self.clients)
+        known = np.flatnonzero(~np.isnan(np.diagonal(mis)))
+        among = np.ix_(known, known)
+        mean, A = 1.0, np.empty((0, 0))
+        if len(known):
+            A = self._of(mis[among])
+        if len(known) > 1:
+            mean = float(A.sum() / (len(known) * (len(known) - 1)))
+        self._adjacency, self._misalignment = np.full(mis.shape, mean), np.full(mis.shape, np.exp(-mean))
+        for whole, part in ((self._adjacency, A), (self._misalignment, mis[among])):
+            whole[among] = part
+            np.fill_diagonal(whole, 0.0)
+
+    def state(self) -> dict[str, Any]:
+        """Return the directions of last updates."""
+        return self._updates.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the directions of an earlier run's updates."""
+        self._updates.restore(state)
+
+
+class DirectionGraph(ClientGraph):
+    """The graph of the clients' data; a client that sends no valid direction is excluded from the run.
+
+    Attributes
+    ----------
+    directions : Matrix
+        (C, d), unit vectors.
+    """
+
+    by_data = True
+
+    def __init__(self, floor: float = graph.FLOOR, neighbours: int = 0, *, guarded: bool = False) -> None:
+        super().__init__(floor, neighbours, guarded=guarded)
+        self._known: dict[int, Vector] = {}  # by node id
+        self._silent: set[int] = set()
+        self._asked: Counter[int] = Counter()  # number of requests, by client index
+        self._mods: dict[int, str] = {}  # error of a mod that refuses the request, by node id
+        self._nodes: tuple[int, ...] = ()
+        self.directions = np.empty((0, 0))
 
     def refresh(
         self,
@@ -128,28 +264,15 @@ class ClientGraph:
     ) -> list[Client]:
         """Ask new clients for their directions; return the clients that are in the graph.
 
-        With last updates all clients are, and none is asked.
-
         Raises
         ------
         RunError
             If no client sent a valid direction.
         """
-        if self.updates is not None:
-            self.clients = tuple(client.index for client in clients)
-            return list(clients)
         new = [c for c in clients if c.node_id not in self._known and c.node_id not in self._silent]
         if new:
             self._asked.update(client.index for client in new)
-            requests = [
-                messages.request(
-                    messages.ASK_DIRECTION,
-                    client.node_id,
-                    ConfigRecord({**config, messages.CLIENT: client.index}),
-                    ttl=timeout,
-                )
-                for client in new
-            ]
+            requests = [_direction_request(client, config, timeout) for client in new]
             replies = exchange(grid, requests, timeout, should_stop)
             if should_stop():
                 return []
@@ -157,10 +280,10 @@ class ClientGraph:
         members = [client for client in clients if client.node_id in self._known]
         if not members:
             raise RunError(f"no client sent a direction to place it in the graph; {self._why(clients)}")
-        if tuple(client.node_id for client in members) != self._nodes:
-            self._nodes = tuple(client.node_id for client in members)
-            vectors = np.stack([self._known[client.node_id] for client in members])
-            self.build([client.index for client in members], vectors)
+        nodes = tuple(client.node_id for client in members)
+        if nodes != self._nodes:
+            self._nodes = nodes
+            self.build([client.index for client in members], np.stack([self._known[node] for node in nodes]))
             log.info(
                 "graph of %d clients, homogeneity %.4f%s",
                 len(members),
@@ -175,56 +298,16 @@ class ClientGraph:
         self._misalignment = graph.misalignment(directions)
         self._adjacency = self._of(self._misalignment)
 
-    def _of(self, misalignment: graph.Matrix) -> graph.Matrix:
-        """Return A_ij (C, C)."""
-        floor = self.floor
-        if self.guarded and len(misalignment) > 1:  # by the misalignment of the median pair of clients
-            floor = max(floor, float(np.median(misalignment[np.triu_indices(len(misalignment), 1)])))
-        floor = min(floor, float(np.nextafter(1.0, 0.0)))  # the median pair may be opposite to each other
-        return graph.sparsify(graph.adjacency(misalignment, floor), self.neighbours)
-
-    def _look(self) -> None:
-        """Make the graph of last updates anew where clients or updates have changed."""
-        if self.updates is None or self._made_of == self.version:
-            return
-        self._made_of = self.version
-        mis = self.updates.misalignment(self.clients)
-        known = np.flatnonzero(~np.isnan(np.diagonal(mis)))
-        among = np.ix_(known, known)
-        mean, A = 1.0, np.empty((0, 0))
-        if len(known):
-            A = self._of(mis[among])
-        if len(known) > 1:
-            mean = float(A.sum() / (len(known) * (len(known) - 1)))
-        self._adjacency, self._misalignment = np.full(mis.shape, mean), np.full(mis.shape, np.exp(-mean))
-        for whole, part in ((self._adjacency, A), (self._misalignment, mis[among])):
-            whole[among] = part
-            np.fill_diagonal(whole, 0.0)
-
-    def weights(self, clients: Sequence[Client]) -> Vector:
-        """Return the weights p_i (n,) of n clients, normalised to sum to 1; 0 for a client that isn't in the graph.
-
-        Without rounds a client may count for a while after its node, and with it its place in the graph, is gone.
-        """
-        share = dict(zip(self.clients, graph.client_weights(self.adjacency), strict=True))
-        chosen = np.array([share.get(client.index, 0.0) for client in clients])
-        return chosen / chosen.sum() if chosen.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
-
     def state(self) -> dict[str, Any]:
         """Return the directions by node and the number of requests, so that a resumed run asks no node again.
 
         The state calls directions ``messages``, the paper's word, as earlier versions did.
         """
-        if self.updates is not None:
-            return self.updates.state()
         known, asked = list(self._known.values()), [list(each) for each in self._asked.items()]
         return {"graph-nodes": list(self._known), "graph-messages": np.array(known), "graph-asked": asked}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up the directions of an earlier run."""
-        if self.updates is not None:
-            self.updates.restore(state)
-            return
         vectors = np.array(state["graph-messages"])
         self._known = dict(zip(state["graph-nodes"], vectors, strict=True))
         asked = state.get("graph-asked", [(0, 1)])  # an earlier version asked once, and saved no count
@@ -235,17 +318,8 @@ class ClientGraph:
         return max(self._asked.values(), default=0)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return the graph's arrays by their names in graph.npz, with the eigenvalues of the Laplacian.
-
-        Without the directions (``messages``) where they are those of last updates, which are as long as a model.
-        """
-        return {
-            "clients": np.array(self.clients),
-            **({} if self.updates is not None else {"messages": self.directions}),
-            "misalignment": self.misalignment,
-            "adjacency": self.adjacency,
-            "eigenvalues": graph.eigenvalues(graph.laplacian(self.adjacency)),
-        }
+        """Return the graph's arrays by their names in graph.npz: with the directions, as ``messages``."""
+        return {"clients": np.array(self.clients), "messages": self.directions} | super().snapshot()
 
     def _take(self, replies: Sequence[tuple[Client, Message | None]]) -> None:
         """Keep the valid directions of the most frequent length, or of the graph's length once there is a graph."""
@@ -254,7 +328,7 @@ class ClientGraph:
             if reply is not None and reply.has_error() and reply.error.code == MOD_FAILED:
                 self._mods[client.node_id] = messages.reason_of(reply)
             try:
-                read[client.node_id] = self._read(reply)
+                read[client.node_id] = _read(reply)
             except ValueError as error:
                 read[client.node_id] = error
         sizes = Counter(len(m) for m in (self._known or read).values() if isinstance(m, np.ndarray))
@@ -283,20 +357,27 @@ class ClientGraph:
             "handler alone are @app.train(mods=[…])"
         )
 
-    def _read(self, reply: Message | None) -> Vector:
-        if reply is None:
-            raise ValueError("it didn't answer the request for its direction")
-        if reply.has_error():
-            raise ValueError(messages.reason_of(reply))
-        record = messages.arrays_of(reply, messages.DIRECTION)
-        if record is None or len(record) != 1:
-            raise ValueError(f"its reply needs a record {messages.DIRECTION!r} of one array")
-        try:
-            vector = np.asarray(next(iter(record.values())).numpy(), dtype=np.float64)
-        except Exception as error:  # whatever bytes a client sends must not stop the server
-            raise ValueError(f"its direction can't be read: {error}") from error
-        largest = np.abs(vector).max(initial=0.0)
-        if vector.ndim != 1 or not (np.isfinite(largest) and largest > 0):
-            raise ValueError(f"its direction must be a finite vector, not zero; it has shape {vector.shape}")
-        vector = vector / largest  # so that the squares neither overflow nor lose their digits
-        return np.asarray(vector / np.linalg.norm(vector))
+
+def _direction_request(client: Client, config: ConfigRecord, timeout: float) -> Message:
+    fields = ConfigRecord({**config, messages.CLIENT: client.index})
+    return messages.request(messages.ASK_DIRECTION, client.node_id, fields, ttl=timeout)
+
+
+def _read(reply: Message | None) -> Vector:
+    """Return the direction (d,) of a reply, a unit vector; raise ValueError if the reply has none."""
+    if reply is None:
+        raise ValueError("it didn't answer the request for its direction")
+    if reply.has_error():
+        raise ValueError(messages.reason_of(reply))
+    record = messages.arrays_of(reply, messages.DIRECTION)
+    if record is None or len(record) != 1:
+        raise ValueError(f"its reply needs a record {messages.DIRECTION!r} of one array")
+    try:
+        vector = np.asarray(next(iter(record.values())).numpy(), dtype=np.float64)
+    except Exception as error:  # whatever bytes a client sends must not stop the server
+        raise ValueError(f"its direction can't be read: {error}") from error
+    largest = np.abs(vector).max(initial=0.0)
+    if vector.ndim != 1 or not (np.isfinite(largest) and largest > 0):
+        raise ValueError(f"its direction must be a finite vector, not zero; it has shape {vector.shape}")
+    vector = vector / largest  # so that the squares neither overflow nor lose their digits
+    return np.asarray(vector / np.linalg.norm(vector))

@@ -6,8 +6,9 @@ devices: with ``participation = "tag:hospital"`` or ``"name:oslo,bern"`` its cli
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # Partitions of common data that devices can hold: arrays by client are as long as the largest index.
 MOST_PARTITIONS = 100_000
@@ -172,4 +173,22 @@ def addressed_nodes(participation: str, record: NodeRecord, min_clients: int) ->
     return nodes
 
 
-NOBODY = NodeRecord()  # the record of a run that has none; nothing changes a record
+class Registry(NamedTuple):
+    """What a run knows of nodes before they describe themselves, and which of them may become clients.
+
+    Attributes
+    ----------
+    record : NodeRecord
+        The registered nodes.
+    participation : str
+        The participation scheme, which may address registered nodes: then no other one becomes a client.
+    names_of_simulation : callable
+        Returns the names of a simulation's clients, by index.
+    """
+
+    record: NodeRecord
+    participation: str = "full"
+    names_of_simulation: Callable[[], Mapping[int, str]] = dict
+
+
+OPEN_REGISTRY = Registry(NodeRecord())  # all nodes may, and nothing is known of them

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from strategies.clients.registered import MOST_PARTITIONS, NOBODY, NodeRecord, addressed_nodes
+from strategies.clients.registered import MOST_PARTITIONS, OPEN_REGISTRY, Registry, addressed_nodes
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.errors import RunError
@@ -114,12 +114,8 @@ class Roster:
         True ends any wait.
     weight_key, config_key : str
         Names of the metric that holds a client's weight, and of the config record of a request.
-    record : NodeRecord, optional
-        The registered nodes; by default none is known.
-    participation : str
-        The participation scheme, which may address registered nodes: then no other one becomes a client.
-    names_of_simulation : callable
-        Returns the names of a simulation's clients, by index.
+    registry : Registry
+        What is known of nodes before they describe themselves; by default nothing, and all may become clients.
 
     Attributes
     ----------
@@ -139,17 +135,11 @@ class Roster:
         weight_key: str = messages.NUM_EXAMPLES,
         config_key: str = messages.CONFIG,
         min_nodes: int = 0,
-        record: NodeRecord | None = None,
-        participation: str = "full",
-        names_of_simulation: Callable[[], Mapping[int, str]] = dict,
+        registry: Registry = OPEN_REGISTRY,
     ) -> None:
-        self.weight_key = weight_key
-        self.record = record or NOBODY
-        self.participation = participation
-        self.names_of_simulation = names_of_simulation
-        by_tag_or_name = ":" in participation
-        self._addressed = addressed_nodes(participation, self.record, min_clients) if by_tag_or_name else None
-        self.config_key = config_key
+        self.record, self.participation, self.names_of_simulation = registry
+        self._addressed = addressed_nodes(self.participation, self.record, min_clients)
+        self.weight_key, self.config_key = weight_key, config_key
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
         self.should_stop = should_stop
@@ -432,38 +422,39 @@ class Roster:
 
         ``described``: nodes that aren't clients yet.
         """
-        known = [
-            (partition, node_id) for partition, nodes in self._conflicting_nodes.items() for node_id in nodes
-        ]
-        known += [(client.index, node_id) for node_id, client in self._by_node.items()]
-        # The index of a node that reports no partition is no claim.
-        known = [(partition, node_id) for partition, node_id in known if node_id not in self._places]
-        claims: defaultdict[int, set[int]] = defaultdict(set)
-        for partition, node_id in known:
-            claims[partition].add(node_id)
-        for entry in described:
-            if entry.partition is not None:
-                claims[entry.partition].add(entry.node_id)
-        refused: set[int] = set()
-        for partition, nodes in claims.items():
-            here = sorted(nodes & self._present)
-            if len(here) < 2 or any(self.record.settles(node_id, partition) for node_id in here):
-                continue
-            self._conflicting_nodes[partition] = set(here)
-            for node_id in [each for each in here if each not in self._refused]:
-                others = " and ".join(f"node {other}" for other in here if other != node_id)
+        conflicts = {
+            partition: nodes
+            for partition, nodes in self._claims(described).items()
+            if len(nodes) > 1 and not any(self.record.settles(node_id, partition) for node_id in nodes)
+        }
+        self._conflicting_nodes |= conflicts
+        refused = {node_id for nodes in conflicts.values() for node_id in nodes} - self._refused
+        for partition, nodes in conflicts.items():
+            for node_id in sorted(nodes & refused):
+                others = " and ".join(f"node {other}" for other in sorted(nodes - {node_id}))
                 self._refuse(
                     node_id,
                     f"{others} also says partition-id = {partition}, and nothing tells whose it is: end the "
                     "SuperNode that is wrong, or start the run with registered_nodes",
                 )
-                refused.add(node_id)
-        if refused:
-            for node_id in refused & self._by_node.keys():
-                self.former[node_id] = self._by_node.pop(node_id).index
-            self._refused |= refused
+        for node_id in refused & self._by_node.keys():
+            self.former[node_id] = self._by_node.pop(node_id).index
             self._clients = None
+        self._refused |= refused
         return refused
+
+    def _claims(self, described: Sequence[_Described]) -> dict[int, set[int]]:
+        """Return the connected nodes that claim each partition: clients, nodes in conflict, and described ones."""
+        claims = [(client.index, node_id) for node_id, client in self._by_node.items()]
+        for partition, nodes in self._conflicting_nodes.items():
+            claims += [(partition, node_id) for node_id in nodes]
+        # The index of a node that reports no partition is no claim.
+        claims = [(partition, node_id) for partition, node_id in claims if node_id not in self._places]
+        claims += [(entry.partition, entry.node_id) for entry in described if entry.partition is not None]
+        by_partition: defaultdict[int, set[int]] = defaultdict(set)
+        for partition, node_id in claims:
+            by_partition[partition] |= {node_id} & self._present
+        return by_partition
 
     def _name(self, index: int, node_id: int, claim: str) -> str:
         """Return the name to display: that of the record, or the one it reports, unless it is another client's.
@@ -561,6 +552,11 @@ class Roster:
         self._places = {int(node_id): int(index) for node_id, index in state["node-places"]}
         self._told = {int(node_id): size for node_id, size in state.get("told-sizes", ())}
         self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
+
+
+def sized(client: Client, num_examples: float | None) -> Client:
+    """Return the client with a number of examples, unless its own is known."""
+    return client if client.num_examples is not None else replace(client, num_examples=num_examples)
 
 
 def sized_by(client: Client, metrics: MetricRecord, key: str) -> Client:

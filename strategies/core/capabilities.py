@@ -39,8 +39,9 @@ def _fills_in(kind: type, *names: str, but: str = "") -> bool:
 class Capabilities:
     """What a strategy's class needs of its loop.
 
-    A class declares the capabilities from ``divides_by_path`` on as attributes of the same name; the others are found
-    by the hooks that it overrides.
+    A class declares the capabilities from ``divides_by_path`` on as attributes of the same name; the others, which
+    have no default, are found by the hooks that it overrides. They are many arguments, as each is a fact by itself;
+    ``of`` alone passes them.
 
     Attributes
     ----------

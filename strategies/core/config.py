@@ -130,7 +130,15 @@ class StrategyConfig:
         for item in fields(self):
             if isinstance(value := getattr(self, item.name), np.generic):
                 object.__setattr__(self, item.name, value.item())
+        self.check_values()
+
+    def check_values(self) -> None:
+        """Raise ValueError if a value isn't what its field allows."""
         check_parameters(self)
+        if self.compression != compressors.NONE:
+            compressors.code_of(
+                self.compression
+            )  # raises if the pattern allows a number that the code doesn't
 
     def new_optimizer(self) -> ServerOptimizer:
         """Return a new server optimizer; a method with one of its own replaces this."""
@@ -383,6 +391,11 @@ class FlowerOptions:
     trained: Trained | None = None
 
     def __post_init__(self) -> None:
+        for name in ("untrained", "trained"):
+            patterns = getattr(self, name)
+            if patterns is not None and not callable(patterns):
+                as_tuple = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+                object.__setattr__(self, name, as_tuple)
         if not 0 <= self.fraction_evaluate <= 1:
             raise ValueError(f"fraction_evaluate = {self.fraction_evaluate}: must be 0 to 1")
         if not 0 < self.fraction_train <= 1:
@@ -460,31 +473,29 @@ def _changed(
     options = {
         key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()
     }
-    given = {ALIASES.get(key, key): value for key, value in options.items()}
-    said = {ALIASES[key]: key for key in options if key in ALIASES}
-    own, flower, declared = _types(kind), _types(FlowerOptions), parameters_of(kind)
-    for key, value in given.items():
-        if key not in own | flower:
-            raise TypeError(_unknown(name, key, [*own, *flower, *ALIASES]))
-        by_user = said.get(key, key)
-        _check_type(name, by_user, value, (own | flower)[key])
-        if key in declared:
-            replace(declared[key], name=by_user).check(value)
-    changes = {key: value for key, value in given.items() if key in own}
+    _check_options(name, kind, options)
+    own, flower = _types(kind), _types(FlowerOptions)
+    changes = {field: value for key, value in options.items() if (field := ALIASES.get(key, key)) in own}
     if changes.get("fraction_train", 1.0) != 1 and draws and config.participation == "full":
         changes.setdefault("participation", "flower")
     made = replace(config, **changes)
-    check_parameters(made)  # a Config with a __post_init__ of its own may have left it out
-    if made.compression != compressors.NONE:
-        compressors.code_of(made.compression)  # raises if the pattern allows a number that the code doesn't
+    made.check_values()  # a Config with a __post_init__ of its own may have left it out
     # As in Flower, nothing begins before so many are there.
-    least = max(made.min_clients, *(given.get(key, 0) for key in ("min_train_nodes", "min_evaluate_nodes")))
+    least = max(made.min_clients, *(options.get(key, 0) for key in ("min_train_nodes", "min_evaluate_nodes")))
     others = {key: value for key, value in options.items() if key in flower}
-    for key in ("untrained", "trained"):
-        patterns = others.get(key)
-        if patterns is not None and not callable(patterns):
-            others[key] = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     return replace(made, min_clients=least), replace(keywords, **others)
+
+
+def _check_options(name: str, kind: type[StrategyConfig], options: Mapping[str, Any]) -> None:
+    """Refuse unknown keywords, and values of another type or that their fields don't allow."""
+    declared, types = parameters_of(kind), _types(kind) | _types(FlowerOptions)
+    for key, value in options.items():
+        field = ALIASES.get(key, key)
+        if field not in types:
+            raise TypeError(_unknown(name, key, [*types, *ALIASES]))
+        _check_type(name, key, value, types[field])
+        if field in declared:
+            replace(declared[field], name=key).check(value)
 
 
 def _types(kind: type) -> dict[str, Any]:

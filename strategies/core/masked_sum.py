@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message
@@ -38,6 +39,34 @@ class Missed(NamedTuple):
     outcome: str | None = None
 
 
+@dataclass(frozen=True)
+class SumOptions:
+    """What distinguishes one secure sum of a run from another.
+
+    Attributes
+    ----------
+    unit : str
+        ``round`` or ``aggregation``, for the log.
+    number : int
+        Its number.
+    divides_by_path : bool
+        Whether each update is divided by its client's path, and the weighted path is summed, too.
+    lost : frozenset of int
+        The clients, by index, that go away before they send their masked updates.
+    least : int
+        The fewest masked updates whose sum is opened.
+    """
+
+    unit: str
+    number: int
+    divides_by_path: bool = False
+    lost: frozenset[int] = frozenset()
+    least: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.number}"
+
+
 class MaskedSum:
     """Goes through the stages of one secure sum, and takes the masks off.
 
@@ -45,22 +74,10 @@ class MaskedSum:
     ----------
     clients : sequence of Client
         The clients whose updates are to be summed.
-    where : str
-        The round or aggregation, for the log: ``round 3``.
-    number : int
-        Its number.
-    values : int
-        D, the model's values.
     quantizer : Quantizer
         By which the clients encode their updates.
-    divides_by_path : bool
-        Whether each update is divided by its client's path, and the weighted path is summed, too.
-    lost : collection of int
-        The clients, by index, that go away before they send their masked updates.
-    least : int
-        The fewest masked updates whose sum is opened.
-    cut_off : callable
-        Whether to give up.
+    options : SumOptions
+        The number of the sum, and how it differs from others.
 
     Attributes
     ----------
@@ -80,37 +97,25 @@ class MaskedSum:
     def __init__(
         self,
         run: RunState,
-        config: SecureConfig,
         pending: PendingReplies,
         grid: Grid,
         clients: Sequence[Client],
-        where: str,
-        number: int,
-        values: int,
         quantizer: Quantizer,
-        *,
-        divides_by_path: bool = False,
-        lost: frozenset[int] = frozenset(),
-        least: int = 2,
-        cut_off: Callable[[], bool],
+        options: SumOptions,
     ) -> None:
+        config = run.config
+        assert isinstance(config, SecureConfig)
         self._run, self._pending, self._grid, self._clients = run, pending, grid, clients
-        self._where, self._round, self._quantizer, self._divides_by_path = (
-            where,
-            number,
-            quantizer,
-            divides_by_path,
-        )
-        self._values, self._lost, self._cut_off = values, lost, cut_off
+        self._quantizer, self._options = quantizer, options
         self._metrics = () if quantizer.deviation else config.summed_metrics  # to which nobody adds noise
-        self._numbers = divides_by_path + 2 * len(self._metrics)
+        self._numbers = options.divides_by_path + 2 * len(self._metrics)
         try:
             k, self._threshold = terms_for(len(clients), config.secure_neighbours, config.secure_threshold)
         except ValueError as error:
             raise SecureSumError(str(error)) from None
         rng = streams.unpredictable()
         indices = [client.index for client in clients]
-        self._server = ServerSession(indices, k, self._threshold, rng, least)
+        self._server = ServerSession(indices, k, self._threshold, rng, options.least)
         self._session = int(rng.integers(2**62))
         self._terms: dict[str, Any] = {
             "clipping": quantizer.clipping,
@@ -120,7 +125,7 @@ class MaskedSum:
             "repeatable": run.options.deterministic_noise,
             "seed": config.seed,
             "arrays": run.flower.arrayrecord_key,
-            BY_PATH: divides_by_path,
+            BY_PATH: options.divides_by_path,
         }
         if self._metrics:
             self._terms[METRICS] = list(self._metrics)
@@ -172,7 +177,7 @@ class MaskedSum:
         def masked(client: Client, reply: Message) -> None:
             if not reply.has_content():
                 raise SecureSumError(messages.reason_of(reply))
-            server.take_masked(client.index, values_of(reply, size_of(self._values, self._numbers)))
+            server.take_masked(client.index, values_of(reply, size_of(self._run.layout.size, self._numbers)))
             arrived(client, reply)
 
         def revealed(client: Client, reply: Message) -> None:
@@ -232,7 +237,7 @@ class MaskedSum:
             if self._silent:
                 log.warning(
                     "%s: secure sum: clients that masked their update and then sent no share: %s",
-                    self._where,
+                    self._options,
                     ", ".join(
                         each.display_name for each in sorted(self._silent, key=lambda each: each.index)
                     ),
@@ -243,7 +248,7 @@ class MaskedSum:
         for liar, owners in sorted(server.liars.items()):
             log.warning(
                 "%s: secure sum: client %s gave wrong shares of client %s: the sum is right without them",
-                self._where,
+                self._options,
                 located[liar],
                 ", ".join(map(str, owners)),
             )
@@ -267,7 +272,7 @@ class MaskedSum:
 
     def metrics(self, found: Decoded) -> dict[str, tuple[float, float]]:
         """Return by name the mean of each metric in a sum, and Σ of the weights of the clients that have it."""
-        numbers, means = found.numbers[self._divides_by_path :], dict[str, tuple[float, float]]()
+        numbers, means = found.numbers[self._options.divides_by_path :], dict[str, tuple[float, float]]()
         for name, total, weight in zip(self._metrics, numbers[::2], numbers[1::2], strict=True):
             if weight > 0:
                 means[name] = total / weight, weight
@@ -289,7 +294,7 @@ class MaskedSum:
         for client in self._clients:
             if client.index not in fields:
                 continue
-            if stage == MASKED and client.index in self._lost:
+            if stage == MASKED and client.index in self._options.lost:
                 self.missed[client.index] = Missed(messages.NO_REPLY)
                 continue
             waiting.append((client, self._message(client, stage, fields[client.index], requests)))
@@ -305,8 +310,8 @@ class MaskedSum:
                 take(client, reply)
             except SecureSumError as error:
                 self._miss(stage, client, str(error), reply)
-        if self._cut_off():
-            raise SecureSumError(f"{self._where} was cut off")
+        if self._run.should_stop():
+            raise SecureSumError(f"{self._options} was cut off")
         for client in left.values():
             self._miss(stage, client, overdue.get(client.index, messages.NO_REPLY), None)
 
@@ -323,7 +328,7 @@ class MaskedSum:
             request = requests[client.node_id]
             request.content[messages.SECURE] = record
             return request
-        own = ConfigRecord({messages.SERVER_ROUND: self._round, messages.CLIENT: client.index})
+        own = ConfigRecord({messages.SERVER_ROUND: self._options.number, messages.CLIENT: client.index})
         return messages.request(
             messages.TRAIN,
             client.node_id,

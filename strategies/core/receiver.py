@@ -1,14 +1,15 @@
 """How a reply becomes a contribution in both loops: check → bound → clip → on_client_model (updates/pipeline.py)."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Protocol
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 
 from strategies.clients import client_metrics
 from strategies.clients.roster import Client
+from strategies.core.capabilities import Capabilities
 from strategies.core.compressed_updates import CompressedUpdates
-from strategies.core.config import PrivateConfig, StrategyConfig, SynchronousConfig
+from strategies.core.config import PrivateConfig, SecureConfig, StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
@@ -27,53 +28,51 @@ from strategies.updates.pipeline import (
 from strategies.updates.safeguards import Safeguards
 
 
+class LocalHooks(Protocol):
+    """What the receiver asks of the method; see ``FederatedStrategy``."""
+
+    capabilities: ClassVar[Capabilities]
+
+    def local_rule(self) -> dict[str, float]:
+        """Return the fields of training messages that define the algorithm's local step."""
+
+    def on_local_model(self, client: Client, local_model: Vector) -> None:
+        """Take note of a valid local model (D,), before it is aggregated."""
+
+
 class Receiver:
     """Turns replies into contributions.
 
     Parameters
     ----------
-    requires_num_examples : bool
-        Whether a client without a number of examples is left out.
-    extra_reply_bytes : int
-        Bytes of the records that the method's clients add to their replies on their own.
-    bound : float
-        S: a longer update is shortened to it; 0: no bound.
-    local_rule, on_local_model : callable
-        Hooks of the method.
-    compressed : CompressedUpdates, optional
-        The compression that clients were asked for.
+    hooks : LocalHooks
+        The method.
     clip : Clip or AdaptiveClip, optional
         The clipping of central differential privacy.
+    compressed : CompressedUpdates, optional
+        The compression that clients were asked for.
     updates : callable, optional
         A link of the chain that keeps the clients' last updates.
-    masked : bool
-        Whether replies are masked updates, of 4 bytes for each value.
     """
 
     def __init__(
         self,
         run: RunState,
         safeguards: Safeguards,
+        hooks: LocalHooks,
         *,
-        requires_num_examples: bool,
-        extra_reply_bytes: int,
-        bound: float,
-        local_rule: Callable[[], dict[str, float]],
-        on_local_model: Callable[[Client, Vector], None] | None,
-        compressed: CompressedUpdates | None = None,
         clip: Clip | AdaptiveClip | None = None,
+        compressed: CompressedUpdates | None = None,
         updates: UpdateTransform | None = None,
-        masked: bool = False,
     ) -> None:
-        self._run, self._safeguards = run, safeguards
-        self._requires_num_examples, self._bound, self._extra_reply_bytes = (
-            requires_num_examples,
-            bound,
-            extra_reply_bytes,
-        )
-        self._local_rule, self._on_local_model = local_rule, on_local_model
-        self._compressed, self.clip, self._updates = compressed, clip, updates
-        self._masked = masked
+        self._run, self._safeguards, self._hooks = run, safeguards, hooks
+        self.clip, self._compressed, self._updates = clip, compressed, updates
+        config, able = run.config, hooks.capabilities
+        self._requires_num_examples = config.client_weights == "samples"
+        self._bound = config.update_norm_bound  # S: a longer update is shortened to it; 0: no bound
+        self._masked = isinstance(config, SecureConfig) and config.secure_sums
+        self._extra_reply_bytes = able.extra_reply_bytes
+        self._on_local_model = hooks.on_local_model if able.sees_single_updates else None
 
     def check(self) -> Check:
         """Return the check of replies, which takes the buffers (values that aren't trained) out of the model."""
@@ -94,7 +93,7 @@ class Receiver:
         """Return the most bytes of a reply: a model, the most that was sent beside one, and 1 MiB, or as declared."""
         run, compressed = self._run, self._compressed
         reader = None if compressed is None else compressed.reader(run.layout)
-        masked = 4 * run.layout.size if self._masked else 0  # of arrays of half precision that is more
+        masked = 4 * run.layout.size if self._masked else 0  # more than the model's of half precision
         model = max(run.layout.most_bytes, masked, 0 if reader is None else reader.num_bytes)
         frozen = 0 if run.frozen is None else run.frozen.max_reply_bytes  # a client may send the whole model
         return model + frozen + run.max_extra_bytes + self._extra_reply_bytes + messages.MOST_BESIDE
@@ -166,7 +165,7 @@ class Receiver:
 
     def _check_applied(self, reply: Message, sent: Iterable[str]) -> None:
         """Warn once if a client doesn't confirm that its local steps follow the method's rule."""
-        asked = [*self._local_rule(), *self.extra_names(sent)]
+        asked = [*self._hooks.local_rule(), *self.extra_names(sent)]
         extra_records = messages.extra_records_of(reply, self._run.flower.arrayrecord_key)
         applied = extra_records.get(messages.APPLIED)
         done = dict(applied) if isinstance(applied, ConfigRecord) else {}

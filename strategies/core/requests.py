@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -27,8 +27,18 @@ _AWAITED = (
     *messages.SECURE_STAGES,
 )  # whose replies are awaited by what clients usually take
 
-Fields = Callable[[], Mapping[str, Any]]
-Records = Callable[[Client], Mapping[str, messages.RecordType]]
+
+class RequestHooks(Protocol):
+    """What training requests ask of the method; see ``FederatedStrategy``."""
+
+    def local_rule(self) -> dict[str, float]:
+        """Return the fields that define the algorithm's local step."""
+
+    def task_fields(self) -> Mapping[str, Any]:
+        """Return further fields, on which local steps don't depend."""
+
+    def extra_records(self, client: Client) -> Mapping[str, messages.RecordType]:
+        """Return records for a client beside the model, by name."""
 
 
 def check_local_noise(config: StrategyConfig, train_config: ConfigRecord) -> None:
@@ -47,10 +57,8 @@ class TrainingRequests:
     ----------
     loads : TaskCosts
         The work and the bytes of clients' tasks.
-    local_rule, task_fields : callable
-        Hooks of the method: fields of the message that local steps depend on, and others.
-    extra_records : callable
-        Hook of the method: the records for a client beside the model.
+    hooks : RequestHooks
+        The method.
     compressed : CompressedUpdates, optional
         The compression that clients are asked for.
     keeps : sequence of str, optional
@@ -62,15 +70,12 @@ class TrainingRequests:
         self,
         run: RunState,
         task_costs: TaskCosts,
-        local_rule: Fields,
-        task_fields: Fields,
-        extra_records: Records,
+        hooks: RequestHooks,
         compressed: CompressedUpdates | None = None,
         *,
         keeps: Sequence[str] | None = None,
     ) -> None:
-        self._run, self._task_costs = run, task_costs
-        self._local_rule, self._task_fields, self._extra_records = local_rule, task_fields, extra_records
+        self._run, self._task_costs, self._hooks = run, task_costs, hooks
         self._compressed, self._keeps = compressed, keeps
 
     def note_model(self, arrays: ArrayRecord) -> None:
@@ -86,7 +91,7 @@ class TrainingRequests:
         own[messages.CLIENT] = client.index
         own[messages.TASK] = task
         asked = {} if self._compressed is None else self._compressed.fields(self._run.run_id)
-        for key, value in {**self._local_rule(), **asked, **self._task_fields()}.items():
+        for key, value in {**self._hooks.local_rule(), **asked, **self._hooks.task_fields()}.items():
             own[key] = value
         return own
 
@@ -95,7 +100,7 @@ class TrainingRequests:
     ) -> Message:
         """Return a client's request: the model's arrays, and vectors (D,) beside them by record name."""
         records = {name: self._run.layout.to_record(vector) for name, vector in extra_vectors.items()}
-        extra_records = {**self._extra_records(client), **records}
+        extra_records = {**self._hooks.extra_records(client), **records}
         if self._keeps is not None:
             own = ConfigRecord({"stage": messages.KEEP, "task": fields[messages.TASK]})
             own["arrays"] = self._run.flower.arrayrecord_key

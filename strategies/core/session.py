@@ -16,9 +16,9 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from strategies.clients.attendance import log_never_counted
-from strategies.clients.client_graph import ClientGraph
+from strategies.clients.client_graph import ClientGraph, DirectionGraph, UpdateGraph
 from strategies.clients.client_statistics import ClientStatistics, Timeline
-from strategies.clients.registered import NodeRecord
+from strategies.clients.registered import NodeRecord, Registry
 from strategies.clients.roster import Client, Roster
 from strategies.clock import Clock
 from strategies.core.client_vectors import ClientVectors
@@ -118,17 +118,11 @@ class Session:
             flower.weighted_by_key,
             flower.configrecord_key,
             flower.min_available_nodes,
-            NodeRecord(config.registered_nodes) if config.registered_nodes else None,
-            config.participation,
-            run.client_names,
+            Registry(NodeRecord(config.registered_nodes), config.participation, run.client_names),
         )
-        by_graph = config.client_weights == "adjacency"
-        memory = config.updates_memory() if by_graph else None
-        updates = None if memory is None else LastUpdates(run, memory)
-        graph = ClientGraph(config.message_floor, config.neighbours, updates=updates) if by_graph else None
-        absent = (
-            AbsentClients(run, self.client_stats) if able.corrects_participation and not by_graph else None
-        )
+        graph, updates = _graph(config, run)
+        counts_absent = able.corrects_participation and graph is None
+        absent = AbsentClients(run, self.client_stats) if counts_absent else None
         self.population = Population(run, roster, self.safeguards, config.client_weights, graph, absent)
         self.pending = PendingReplies(run, self._awaits_by_usual_times)
         compresses = config.compression != NONE
@@ -140,24 +134,17 @@ class Session:
         self.requests = TrainingRequests(
             run,
             task_costs,
-            strategy.local_rule,
-            strategy.task_fields,
-            strategy.extra_records,
+            strategy,
             compressed,
             keeps=None if secure is None or able.has_rounds else secure.summed_metrics,
         )
         self.receiver = Receiver(
             run,
             self.safeguards,
-            requires_num_examples=config.client_weights == "samples",
-            extra_reply_bytes=able.extra_reply_bytes,
-            bound=config.update_norm_bound,
-            local_rule=strategy.local_rule,
-            on_local_model=strategy.on_local_model if able.sees_single_updates else None,
-            compressed=compressed,
+            strategy,
             clip=clip,
+            compressed=compressed,
             updates=updates,
-            masked=secure is not None,
         )
         self.server_step = ServerStep(
             run,
@@ -245,7 +232,7 @@ class Session:
 
     def client_state_bytes(self) -> int:
         """Return the bytes of the clients' vectors that the run keeps, in memory or in a file."""
-        known = 0 if self.graph is None or self.graph.updates is None else self.graph.updates.num_bytes
+        known = 0 if self.graph is None else self.graph.num_bytes
         own = sum(getattr(part, "num_bytes", 0) for part in self._of_method)
         return known + own + sum(vectors.matrix.nbytes for vectors in self.memory.client_vectors.values())
 
@@ -332,6 +319,16 @@ class Session:
         run = self.run
         on_devices = run.grid is not None and engine_of(run.grid) in (DEPLOYMENT, MEMORY)
         return self.is_open and run.in_real_time() and on_devices and self.safeguards.active
+
+
+def _graph(config: StrategyConfig, run: RunState) -> tuple[ClientGraph | None, LastUpdates | None]:
+    """Return the graph of clients and the last updates that it is made of, where importances follow from them."""
+    if config.client_weights != "adjacency":
+        return None, None
+    if (memory := config.updates_memory()) is None:
+        return DirectionGraph(config.message_floor, config.neighbours), None
+    updates = LastUpdates(run, memory)
+    return UpdateGraph(updates, config.message_floor, config.neighbours), updates
 
 
 def _scheduler(config: StrategyConfig, task_costs: TaskCosts, clock: Clock) -> Scheduler:

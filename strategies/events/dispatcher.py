@@ -20,7 +20,8 @@ from strategies.clients.roster import Client
 from strategies.clock import RESOLUTION
 from strategies.core.requests import TrainingRequests
 from strategies.core.run_state import RunState
-from strategies.events.tasks import EXTRA_VECTOR, AvailabilityChanged, Retry, Task, TaskTable
+from strategies.events.task_checkpoint import restored_bases, restored_tasks
+from strategies.events.tasks import AvailabilityChanged, Retry, Task, TaskTable
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.exchange import MessageClient
@@ -167,21 +168,12 @@ class Dispatcher:
     def dispatch(self, members: Iterable[ClientState]) -> None:
         """Dispatch the model to the clients that the method chooses among the free ones: one task each."""
         task_table = self._task_table
-        members = [member for member in members if not task_table.reached_contribution_limit(member)]
-        free = [member for member in members if member.is_available and not task_table.busy(member)]
+        free = [member for member in members if task_table.can_work(member)]
         # The place of a client that went, or was dropped, is another's, where there are places.
         if not free and not self._hooks.concurrency:
             return
-        chosen = {
-            m.client.index: m
-            for m in self._hooks.select_idle(free)
-            if not task_table.busy(m) and m.is_available
-        }
-        chosen = {
-            index: member
-            for index, member in chosen.items()
-            if not task_table.reached_contribution_limit(member)
-        }
+        selected = self._hooks.select_idle(free)
+        chosen = {member.client.index: member for member in selected if task_table.can_work(member)}
         if not chosen:
             return
         for member in chosen.values():
@@ -309,18 +301,14 @@ class Dispatcher:
         members = task_table.members
         for index in present.keys() & members.keys():
             self._watch(members[index])
-        vectors_by_name = {
-            key.removeprefix(EXTRA_VECTOR): state[key] for key in state if key.startswith(EXTRA_VECTOR)
-        }
-        steps = state.get("steps-under-way", [0] * len(state["tasks-under-way"]))
         again: dict[int, dict[int, Dispatch]] = {}
-        for place, (version, index, sent) in enumerate(state["tasks-under-way"]):
-            if index in present:
-                extra_vectors = {name: np.array(vectors[place]) for name, vectors in vectors_by_name.items()}
-                again.setdefault(version, {})[index] = Dispatch(sent, extra_vectors, steps[place])
-        bases = dict(zip(state["versions"], state["bases"], strict=True))
+        for task in restored_tasks(state):
+            if task.client in present:
+                dispatch = Dispatch(task.sent, task.extra_vectors, task.steps)
+                again.setdefault(task.version, {})[task.client] = dispatch
+        bases = restored_bases(state)
         for version, tasks in again.items():
-            self._send(tasks, version, np.array(bases[version]))
+            self._send(tasks, version, bases[version])
         run.take_frozen_bytes()  # which were counted when the tasks were sent first
         for due, index in state["retries"]:
             if index in present:

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from strategies.clients.client_state import ClientState
 from strategies.core.config import SecureConfig
-from strategies.core.masked_sum import MaskedSum, Missed, check_grid, reported_record
+from strategies.core.masked_sum import MaskedSum, Missed, SumOptions, check_grid, reported_record
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -133,16 +133,7 @@ class SecureGroups:
                 config.secure_clipping, max(len(clients), 1), 0.0 if clip is None else clip.norm
             )
             masked = MaskedSum(
-                run,
-                config,
-                self._pending,
-                grid,
-                clients,
-                f"aggregation {number}",
-                number,
-                len(run.model),
-                quantizer,
-                cut_off=run.should_stop,
+                run, self._pending, grid, clients, quantizer, SumOptions("aggregation", number)
             )
             shares = {client.index: float(d[client.index] / largest) for client in clients}
             fields = {

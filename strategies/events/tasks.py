@@ -4,29 +4,28 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message
 from numpy.typing import NDArray
 
 from strategies.clients.client_state import ClientState
-from strategies.clients.roster import ABSENT, Client
+from strategies.clients.roster import Client
 from strategies.core.run_state import RunState
+from strategies.events import task_checkpoint
 from strategies.events.observed_periods import Observed
 from strategies.events.statistics import IntervalStatistics
+from strategies.events.task_checkpoint import SentTask
 from strategies.flower.arrays import Vector
 from strategies.flower.grids import Work
 from strategies.timing.availability import NEVER
 from strategies.timing.event_queue import EventQueue
-from strategies.updates.buffers import Buffers
 from strategies.updates.pipeline import Contribution, LocalModel
 
 log = logging.getLogger("flwr.strategies")
 
 LAST = 1 << 40  # after every client, in the event queue
-EXTRA_VECTOR = "sent-"  # before the names of vectors that were sent beside the model, in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,10 @@ class Task:
     dropped_out: bool = False
     extra_vectors: Mapping[str, Vector] = field(default_factory=dict)
     steps: int = 0
+
+    def as_sent(self) -> SentTask:
+        """Return the task as it was sent, for a checkpoint."""
+        return SentTask(self.version, self.member.client.index, self.sent, self.extra_vectors, self.steps)
 
 
 class HeldReply(NamedTuple):
@@ -163,13 +166,7 @@ class TaskTable:
     def _is_free(self, member: ClientState) -> bool:
         waits = member.waiting and not self._trains_while_waiting
         stays = member.again or not member.dropped
-        return (
-            member.is_available
-            and not waits
-            and stays
-            and not self.busy(member)
-            and not self.reached_contribution_limit(member)
-        )
+        return stays and not waits and self.can_work(member)
 
     def contributions_of(self, member: ClientState) -> int:
         """Return how often a client has contributed, also before it was forgotten and came back."""
@@ -196,6 +193,10 @@ class TaskTable:
     def reached_contribution_limit(self, member: ClientState) -> bool:
         """Return True if a client has contributed as often as it may."""
         return bool(self._most) and self.contributions_of(member) >= self._most
+
+    def can_work(self, member: ClientState) -> bool:
+        """Return True if a client can be sent a task: it is there, has none, and may contribute again."""
+        return member.is_available and not self.busy(member) and not self.reached_contribution_limit(member)
 
     @property
     def all_reached_limit(self) -> bool:
@@ -309,53 +310,23 @@ class TaskTable:
         everything is saved but the records of replies. What is held back, or kept by its client, counts as under way:
         it is worked on again, and comes at once. In real time, tasks under way are dispatched anew.
         """
-        members = list(self.members.values())
         kept = [*(each.task for each in self.held_replies), *self.kept.values()]
         tasks = [] if self._run.scheduler.real_time else [*kept, *self.tasks.values()]
         buffer = [each for each in self.buffer if each.client.index not in self.kept]
+        wakes = [due for due, event in self.queue if isinstance(event, Recheck)]
         bases = {task.version: task.base for task in tasks}
         bases |= {contribution.version: contribution.base for contribution in buffer}
-        names = tasks[0].extra_vectors if tasks else ()
         return {
-            # Of every member, in the order of `clients`, their indices.
-            "clients": [member.client.index for member in members],
-            "num-examples": [member.client.num_examples for member in members],
-            "tasks": [member.tasks for member in members],
-            "misses": [member.misses for member in members],
-            "dropped": [member.dropped for member in members],
-            "contributions": [member.contributions for member in members],
-            "weight": [member.weight for member in members],
-            "seconds": [member.seconds for member in members],
-            "answers": [member.answers for member in members],
-            "lost": [member.lost for member in members],
-            "there-since": [member.since for member in members],
-            "gone": [member.dropped_at for member in members],
+            **task_checkpoint.clients_state([*self.members.values()]),
             "parted": [(index, *numbers) for index, numbers in self.departed.items()],
             "since": self.interval_stats.state(),
             # Clock seconds, and who is asked again then.
-            "retries": [
-                (due, event.member.client.index) for due, event in self.queue if isinstance(event, Retry)
-            ],
-            # Version, client, and clock seconds when it was sent.
-            "tasks-under-way": [(task.version, task.member.client.index, task.sent) for task in tasks],
-            **(
-                {"steps-under-way": [task.steps for task in tasks]}
-                if any(task.steps for task in tasks)
-                else {}
-            ),
-            **(
-                {"wakes": wakes}
-                if (wakes := [due for due, e in self.queue if isinstance(e, Recheck)])
-                else {}
-            ),
-            **_waiting(buffer),
+            "retries": [(due, e.member.client.index) for due, e in self.queue if isinstance(e, Retry)],
+            **({"wakes": wakes} if wakes else {}),
             "patient-until": self.patient_until if self.patient_until < NEVER else None,
-            "versions": list(bases),
-            "bases": np.array(list(bases.values())),  # the models of `versions`, (n, D)
-            **{
-                f"{EXTRA_VECTOR}{name}": np.array([task.extra_vectors[name] for task in tasks])
-                for name in names
-            },
+            **task_checkpoint.tasks_state([task.as_sent() for task in tasks]),
+            **task_checkpoint.waiting_state(buffer),
+            **task_checkpoint.bases_state(bases),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -370,75 +341,20 @@ class TaskTable:
         state, self._resumed = self._resumed, {}
         self.interval_stats = IntervalStatistics.restored(state["since"])
         self.dispatched = sum(state["tasks"])
-        self.departed = {
-            int(index): (int(those), int(tasks)) for index, those, tasks in state.get("parted", ())
-        }
-        until = state.get("patient-until")  # an earlier version has none
-        self.patient_until = NEVER if until is None else until
-        for place, index in enumerate(state["clients"]):
-            size = state["num-examples"][place]
-            client = present.get(index, Client(ABSENT, index, size, MetricRecord()))
-            if client.num_examples is None:
-                client = replace(client, num_examples=size)
-            self.members[index] = ClientState(
-                client,
-                tasks=state["tasks"][place],
-                misses=state["misses"][place],
-                dropped=state["dropped"][place],
-                contributions=state["contributions"][place],
-                weight=state["weight"][place],
-                seconds=state["seconds"][place],
-                answers=state["answers"][place],
-                lost=state["lost"][place] if "lost" in state else 0,  # older states don't have it
-                since=state["there-since"][place],
-                dropped_at=state["gone"][place],
-            )
+        self.departed = {index: (contributions, tasks) for index, contributions, tasks in state["parted"]}
+        if (until := state["patient-until"]) is not None:
+            self.patient_until = until
+        for member in task_checkpoint.restored_clients(state, present):
+            index = member.client.index
+            self.members[index] = member
             if index not in present:
-                if not self.members[index].dropped:
-                    self.members[index].drop(aggregations)
+                if not member.dropped:
+                    member.drop(aggregations)
                 log.warning("client %d of the run so far isn't there: the others share its weight", index)
         clients = {index: member.client for index, member in self.members.items()}
-        for contribution in _restored(state, clients, self._run.buffers):
+        for contribution in task_checkpoint.restored_waiting(state, clients, self._run.buffers):
             self.add_to_buffer(contribution)
         for due in state.get("wakes", ()):
             self.wake(due)
         self.changed()
         return state
-
-
-def _waiting(buffer: Sequence[Contribution]) -> dict[str, Any]:
-    """Return the entries of a state for contributions that wait; {} if none does."""
-    if not buffer:
-        return {}
-    buffer_values = [c.buffer_values for c in buffer if c.buffer_values is not None]
-    return {
-        # Client, version, staleness, bytes and metrics.
-        "waiting": [(c.client.index, c.version, c.staleness, c.num_bytes, dict(c.metrics)) for c in buffer],
-        "waiting-updates": np.array([c.update for c in buffer]),
-        **({"waiting-untrained": np.array(buffer_values)} if buffer_values else {}),
-    }
-
-
-def _restored(
-    state: Mapping[str, Any], clients: Mapping[int, Client], buffers: Buffers
-) -> list[Contribution]:
-    """Return the contributions of a state that waited."""
-    if "waiting" not in state:
-        return []
-    bases = dict(zip(state["versions"], state["bases"], strict=True))
-    buffer_values = state.get("waiting-untrained")
-    return [
-        Contribution(
-            clients[index],
-            np.array(state["waiting-updates"][place]),
-            np.array(bases[version]),
-            version,
-            staleness,
-            MetricRecord(metrics),
-            {},
-            num_bytes,
-            None if buffer_values is None else np.array(buffer_values[place]),
-            buffers.counter_origin(bases[version]),
-        )
-        for place, (index, version, staleness, num_bytes, metrics) in enumerate(state["waiting"])
-    ]

@@ -6,7 +6,7 @@ are lost.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
@@ -85,6 +85,41 @@ class _Closing:
     share: float
     closed: ClosingTime | None = None
     late: dict[int, LateTask] = field(default_factory=dict)
+
+
+class _Arrivals:
+    """The replies to a round's requests in real time, as they come.
+
+    Attributes
+    ----------
+    replies : list of Message
+        The replies that came in time, in their order.
+    late : dict of int to Message
+        The replies that came in one poll with the last one needed, and after it, by client index.
+    unanswered : set of int
+        The clients that haven't answered yet.
+    """
+
+    def __init__(self, opened: _Closing, unanswered: set[int]) -> None:
+        self._needed, self._multiplicities, self._valid = opened.needed, opened.multiplicities, 0
+        self.replies: list[Message] = []
+        self.late: dict[int, Message] = {}
+        self.unanswered = unanswered
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many valid replies as the round needs are there."""
+        return self._valid >= self._needed
+
+    def take(self, index: int, reply: Message, is_valid: Callable[[int, Message], bool]) -> None:
+        """Take a client's reply, which is late if the round is complete."""
+        self.unanswered.discard(index)
+        if self.complete:
+            self.late[index] = reply
+            return
+        self.replies.append(reply)
+        if self._needed < inf and is_valid(index, reply):
+            self._valid += self._multiplicities[index]
 
 
 class DeadlineCollector:
@@ -254,51 +289,46 @@ class DeadlineCollector:
         self, current: Round, opened: _Closing, grid: Grid, asked: dict[int, Message]
     ) -> list[Message]:
         """Send all requests, and wait until the round closes; late replies to earlier rounds may come, too."""
-        run, replies, deadline = self._run, list[Message](), self._config.round_deadline or inf
-        if run.timeout < deadline < inf:
-            run.warn_once(
-                "round_deadline = %g changes nothing: no round waits longer than timeout = %g s",
-                deadline,
-                run.timeout,
-            )
-        nodes = {client.index: client.node_id for client in current.clients}
+        run, nodes = self._run, {client.index: client.node_id for client in current.clients}
         self._pending.expect({nodes[index]: index for index in asked})
         pushed = set(grid.push_messages(list(asked.values())))
         waiting = {m.metadata.message_id: i for i, m in asked.items() if m.metadata.message_id in pushed}
-        earlier = self._awaited()
-        unanswered, valid, late, any_came = set(waiting.values()), 0, dict[int, Message](), False
-        nothing_comes = not (unanswered if asked else self._late)
-        longest = min(deadline, run.timeout)
-        for poll in (
-            () if nothing_comes else poll_replies(grid, {**earlier, **waiting}, longest, run.should_stop)
-        ):
+        arrivals, earlier = _Arrivals(opened, set(waiting.values())), self._awaited()
+        may_come, late = (arrivals.unanswered if asked else self._late), len(self._late)
+        awaited = {**earlier, **waiting} if may_come else {}
+        for poll in poll_replies(grid, awaited, self._longest(), run.should_stop):
             for index, reply in sorted(poll, key=lambda pair: pair[0]):
                 if reply.metadata.reply_to_message_id in earlier:
                     self._came_late(index, reply)
-                    any_came = True
                     continue
                 self._timeline.arrived(index, run.scheduler.now())
                 self._pending.answered(nodes[index])
-                unanswered.discard(index)
-                if valid >= opened.needed:
-                    late[index] = reply
-                    continue
-                replies.append(reply)
-                if opened.needed < inf and not self._invalid(current, [index], [reply]):
-                    valid += opened.multiplicities[index]
+                arrivals.take(index, reply, lambda i, reply: not self._invalid(current, [i], [reply]))
             # A round for which nobody is free ends when the first client is.
-            if valid >= opened.needed or (not unanswered if asked else any_came):
+            if arrivals.complete or (not arrivals.unanswered if asked else len(self._late) < late):
                 break
         self._pending.expect({})
         # A reply that hasn't come by the timeout has failed; if the round ended earlier, the reply is late.
-        if valid < opened.needed and deadline > run.timeout:
-            unanswered = set()
+        failed = not arrivals.complete and not 0 < self._config.round_deadline <= run.timeout
+        unanswered = set() if failed else arrivals.unanswered
         requests = {c.index: m for c, m in zip(current.clients, current.requests, strict=True)}
         opened.late = {i: LateTask(opened.began + run.timeout, requests[i]) for i in unanswered}
-        self._late_bytes += sum(map(_bytes_of, late.values()))
-        in_time = [index for index in nodes if index not in late and index not in unanswered]
-        self._close(current, opened, ClosingTime(run.scheduler.now(), in_time, sorted([*late, *unanswered])))
-        return replies
+        self._late_bytes += sum(map(_bytes_of, arrivals.late.values()))
+        too_late = arrivals.late.keys() | unanswered
+        in_time = [index for index in nodes if index not in too_late]
+        self._close(current, opened, ClosingTime(run.scheduler.now(), in_time, sorted(too_late)))
+        return arrivals.replies
+
+    def _longest(self) -> float:
+        """Return the seconds after which a round in real time closes at the latest."""
+        timeout, deadline = self._run.timeout, self._config.round_deadline
+        if timeout < deadline:
+            self._run.warn_once(
+                "round_deadline = %g changes nothing: no round waits longer than timeout = %g s",
+                deadline,
+                timeout,
+            )
+        return min(deadline or inf, timeout)
 
     def _invalid(self, current: Round, clients: Iterable[int], replies: Iterable[Message]) -> set[int]:
         """Return the clients whose replies don't count, or that haven't replied."""

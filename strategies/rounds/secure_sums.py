@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from strategies.clients.roster import Client
 from strategies.core.config import SynchronousConfig
-from strategies.core.masked_sum import MaskedSum, check_grid
+from strategies.core.masked_sum import MaskedSum, SumOptions, check_grid
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
@@ -120,18 +120,11 @@ class SecureSums:
             quantizer, least = _with_noise(config, config.dp_noise_multiplier, number, len(current.model))
         masked = MaskedSum(
             self._run,
-            config,
             self._pending,
             grid,
             current.clients,
-            f"round {current.number}",
-            current.number,
-            len(current.model),
             quantizer,
-            divides_by_path=self._divides_by_path,
-            lost=frozenset(current.lost),
-            least=least,
-            cut_off=self._run.should_stop,
+            SumOptions("round", current.number, self._divides_by_path, frozenset(current.lost), least),
         )
         shares = self._shares(current)
         weighs = self._weigh(current, shares).items()

@@ -17,7 +17,7 @@ links are small objects, composed by ``pipeline``::
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -398,8 +398,8 @@ class Contribution:
     version: int
     staleness: int
     metrics: MetricRecord
-    records: Mapping[str, messages.RecordType]
-    num_bytes: int
+    records: Mapping[str, messages.RecordType] = field(default_factory=dict)
+    num_bytes: int = 0
     buffer_values: Vector | None = None
     counter_origin: Vector | float = 0.0
 

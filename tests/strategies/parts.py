@@ -1,13 +1,14 @@
 """What parts of a strategy are built with when they are tested alone."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies import messages
+from strategies import FedAvg, messages
 from strategies.clients.roster import Client, Roster
 from strategies.clock import Clock, VirtualClock
 from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousConfig
@@ -76,19 +77,20 @@ def population(run: RunState, kind: str = "samples") -> Population:
 
 def training_requests(run: RunState, **hooks: Any) -> TrainingRequests:
     nothing = {"local_rule": dict, "task_fields": dict, "extra_records": lambda client: {}}
-    return TrainingRequests(run, run.scheduler.task_costs, **(nothing | hooks))
+    method: Any = SimpleNamespace(**nothing | hooks)
+    return TrainingRequests(run, run.scheduler.task_costs, method)
 
 
 def receiver(
-    run: RunState, guards: Safeguards | None = None, bound: float = 0.0, clip: Clip | None = None, **more: Any
+    run: RunState, guards: Safeguards | None = None, clip: Clip | None = None, **hooks: Any
 ) -> Receiver:
     known: dict[str, Any] = {
-        "requires_num_examples": True,
-        "extra_reply_bytes": 0,
+        "capabilities": replace(FedAvg.capabilities, sees_single_updates=True),
         "local_rule": dict,
         "on_local_model": lambda client, model: None,
     }
-    return Receiver(run, guards or safeguards(), bound=bound, clip=clip, **(known | more))
+    method: Any = SimpleNamespace(**known | hooks)
+    return Receiver(run, guards or safeguards(), method, clip=clip)
 
 
 def reply(

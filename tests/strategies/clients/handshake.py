@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord
 
-from strategies.clients.client_graph import ClientGraph
+from strategies.clients.client_graph import DirectionGraph
 from strategies.clients.roster import Client, Roster
 
 
@@ -18,7 +18,7 @@ class Handshake:
         self.grid = grid
         self.timeout = timeout
         self.roster = Roster(timeout=timeout)
-        self.graph = ClientGraph(**options)
+        self.graph = DirectionGraph(**options)
 
     def __call__(self, should_stop: Callable[[], bool] = lambda: False, **config: Any) -> list[Client]:
         record = ConfigRecord(config)

@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from strategies import AsyncFedAvg, FedAvg
 from strategies.clients.client_metrics import MOST_BY_CLIENT
-from strategies.clients.registered import NodeRecord
+from strategies.clients.registered import NodeRecord, Registry
 from strategies.clients.roster import Client, Roster
 from strategies.clock import WallClock
 from strategies.events.event_stream import RefreshClients
@@ -126,7 +126,7 @@ RECORD = "oslo:10:0, bern:20:1, lima:30:2"
 
 
 def recorded(text: str = RECORD) -> Roster:
-    return Roster(record=NodeRecord(text))
+    return Roster(registry=Registry(NodeRecord(text)))
 
 
 @pytest.mark.parametrize("liar", [99, 30], ids=["not on record", "on record for another"])

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, MetricRecord
 
-from strategies import messages
+from strategies import FedAvg, messages
+from strategies.core.config import SynchronousConfig
 from strategies.flower.arrays import ArraysMismatchError
 from strategies.updates.pipeline import Clip
 from tests.strategies.parts import begun, client, model_of, receiver, reply, safeguards
@@ -35,20 +36,20 @@ def received(
     ],
 )
 def test_an_update_is_bounded_and_clipped(options, update, marked):
-    part = receiver(begun(), **options)
+    options = dict(options)
+    config = SynchronousConfig(update_norm_bound=options.pop("bound", 0.0))
+    part = receiver(begun((), config), **options)
     local, made = received(part, (7.0, 9.0))
     assert (made.update.tolist(), local.bounded) == (update, marked)
     assert (made.version, made.staleness, made.model.tolist()) == (3, 1, (BASE + update).tolist())
-    assert part.bounds_updates == (options == {"bound": 5.0} or options == {"bound": 10.0})
+    assert part.bounds_updates == (config.update_norm_bound > 0 and not options)
 
 
 def test_hook_and_witness_see_the_bounded_model():
     seen: list[Any] = []
-    run = begun()
+    run = begun((), SynchronousConfig(update_norm_bound=5.0))
     run.options.on_client_model = lambda index, model: seen.append((index, model.tolist()))
-    part = receiver(
-        run, bound=5.0, on_local_model=lambda client, model: seen.append((client.index, model.tolist()))
-    )
+    part = receiver(run, on_local_model=lambda client, model: seen.append((client.index, model.tolist())))
     received(part, (7.0, 9.0), index=2)
     assert seen == [(2, [4.0, 5.0])] * 2
 
@@ -63,7 +64,7 @@ def test_safeguards_shorten_what_is_longer_than_usual_once_three_norms_are_known
 def test_a_reply_takes_as_many_bytes_as_the_model_what_went_beside_it_what_is_declared_and_1_mib():
     run = begun()
     run.max_extra_bytes = 100
-    part = receiver(run, extra_reply_bytes=10)
+    part = receiver(run, capabilities=replace(FedAvg.capabilities, extra_reply_bytes=10))
     assert part.most_bytes() == run.layout.most_bytes + 110 + 2**20
     with pytest.raises(ArraysMismatchError, match="its reply takes"):
         received(part, (1.0, 1.0), records={"more": ConfigRecord({"text": "x" * part.most_bytes()})})

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from strategies import REGISTRY, Spectral
 from strategies.client.direction import direction_of
 from strategies.clients import graph
-from strategies.clients.client_graph import ClientGraph
+from strategies.clients.client_graph import UpdateGraph
 from strategies.clients.roster import Client
 from strategies.core.last_updates import LastUpdates
 from strategies.flower import messages
@@ -140,7 +140,7 @@ def put(updates: LastUpdates, client: int, update: list[float]) -> None:
 def test_an_update_counts_once_its_aggregation_is_over_and_one_of_zero_leaves_the_last():
     run: Any = Progress()
     updates = LastUpdates(run, 4.0)
-    clients = ClientGraph(updates=updates)
+    clients = UpdateGraph(updates)
     clients.clients = (0, 1, 2)
     assert clients.adjacency.tolist() == [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
     put(updates, 0, [1e-160, 0.0])  # its square is lost

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import FedAvg
-from strategies.clients.client_graph import ClientGraph
+from strategies.clients.client_graph import DirectionGraph
 from strategies.clients.roster import Client
 
 
@@ -17,7 +17,7 @@ def shares(copies: int, honest: int, *, guarded: bool, seed: int = 0, direction:
     others = np.abs(rng.normal(1.0, 0.5, (honest, 20)))
     own = others.mean(axis=0) if direction == "centre" else np.abs(rng.normal(1.0, 0.5, 20))
     vectors = np.vstack([np.tile(own, (copies, 1)), others])
-    graph = ClientGraph(guarded=guarded)
+    graph = DirectionGraph(guarded=guarded)
     graph.build(range(copies + honest), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
     clients = [Client(i, i, None, MetricRecord()) for i in range(copies + honest)]
     return float(graph.weights(clients)[:copies].sum())
@@ -46,7 +46,7 @@ def test_copies_gain_no_more_than_their_number(direction):
 def test_no_client_weighs_more_than_twice_its_share(seed, clients, dimensions):
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(clients, dimensions)) ** 3
-    graph = ClientGraph(guarded=True)
+    graph = DirectionGraph(guarded=True)
     graph.build(range(clients), vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
     weights = graph.weights([Client(i, i, None, MetricRecord()) for i in range(clients)])
     assert weights.max() <= 2 / clients + 1e-12
@@ -57,7 +57,7 @@ def test_no_client_weighs_more_than_twice_its_share(seed, clients, dimensions):
 def test_the_bound_holds_where_most_pairs_point_opposite_ways(against):
     # Two copies, and accomplices opposite to all: most pairs, so the median one, have misalignment 1.
     up, down = np.array([1.0, 0.0]), np.array([-1.0, 0.0])
-    graph = ClientGraph(guarded=True)
+    graph = DirectionGraph(guarded=True)
     graph.build(range(2 + against), np.array([up, up] + [down] * against))
     clients = [Client(i, i, None, MetricRecord()) for i in range(2 + against)]
     assert graph.weights(clients).max() <= 2 / len(clients) + 1e-12
