@@ -9,7 +9,7 @@ from fedapp.config.run_config import RunConfig
 
 
 def read_words(texts: Sequence[str]) -> dict[str, Value]:
-    """Return the values that texts of the form ``KEY=VALUE`` give.
+    """Return the values that texts of the form ``KEY=VALUE`` give; ``KEY=`` gives an empty text.
 
     Raises
     ------
@@ -19,7 +19,7 @@ def read_words(texts: Sequence[str]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not (equals and name and value):
+        if not (equals and name):
             raise ConfigError(f"{text!r}: is not of the form KEY=VALUE, and no .toml file")
         key = name.replace("_", "-")
         read = value_of(key, value)
@@ -30,8 +30,8 @@ def read_words(texts: Sequence[str]) -> dict[str, Value]:
 
 
 def value_of(key: str, text: str) -> Value:
-    """Return a value of TOML, or a bare word as the text that it is."""
-    if is_text(key) and text[0] not in "\"'":
+    """Return a value of TOML, or a bare word, or nothing, as the text that it is."""
+    if is_text(key) and not text.startswith(('"', "'")):
         return text
     try:
         read = tomllib.loads(f"value = {text}")["value"]

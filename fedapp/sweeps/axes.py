@@ -16,7 +16,7 @@ def read_axes(texts: Sequence[str]) -> dict[str, Axis]:
     """Return the axes that texts of the form ``KEY=VALUE,VALUE`` give.
 
     A value is one of TOML, or a bare word; ``A-B`` are all whole numbers from A to B, unless the key is a text; what
-    has a comma is quoted.
+    has a comma is quoted. A key of texts may have nothing, an empty text.
 
     Raises
     ------
@@ -27,7 +27,7 @@ def read_axes(texts: Sequence[str]) -> dict[str, Axis]:
     for text in texts:
         key, equals, values = text.partition("=")
         key = key.replace("_", "-")
-        if not (equals and key and values):
+        if not (equals and key and (values or is_text(key))):
             raise ConfigError(f"{text!r}: is not of the form KEY=VALUE,VALUE, and no .toml file")
         if key in grid:
             raise ConfigError(f"{text!r}: the axis {key} is given twice")
@@ -61,6 +61,8 @@ def _is_allowed(key: str, value: str) -> bool:
 
 
 def _values(key: str, values: str, text: str) -> Axis:
+    if not values:
+        return [value_of(key, "")]
     found: Axis = []
     at = 0
     while at < len(values):

@@ -392,6 +392,7 @@ def test_keys_as_words_are_keys_in_one_text(tmp_path, no_figures):
     ("words", "line"),
     [
         (["lr"], "'lr': is not of the form KEY=VALUE, and no .toml file"),
+        (["lr="], "lr = '': must be a number > 0"),
         (["lr=1", "lr=2"], "'lr=2': lr is given twice, as 1 and 2"),
         (["lr=1", "-c", "lr=2"], "lr is given twice, as 2 and 1"),
         (["engine=ray", "--engine", "sequential"], "engine is given twice, as 'sequential' and 'ray'"),

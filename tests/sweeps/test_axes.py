@@ -3,6 +3,7 @@
 import pytest
 
 from fedapp.config import ConfigError
+from fedapp.config.words import read_words
 from fedapp.sweeps.axes import read_axes
 
 
@@ -46,3 +47,8 @@ def test_values_of_an_axis(text, values):
 def test_what_is_no_axis_is_named(texts, message):
     with pytest.raises(ConfigError, match=message):
         read_axes(texts)
+
+
+def test_nothing_is_an_empty_text():
+    assert read_axes(["input-column="]) == {"input-column": [""]}
+    assert read_words(["input-column=", "lr=0.1"]) == {"input-column": "", "lr": 0.1}
