@@ -1,6 +1,7 @@
 """A run's model on new rows, prepared as the run prepared its own."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import BadZipFile
@@ -102,19 +103,25 @@ def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"
         raise DataError(
             f"{path}: is no table; {' or '.join(TABLES)} is needed, as the model's inputs are columns"
         )
-    return _from_frame(preparation, read_table(path), str(path))
+    return _from_frame(preparation, read_table(path, preparation.columns_read)[0], str(path))
 
 
 def _from_frame(preparation: Preparation, given: Any, source: str) -> tuple[Prepared, "pd.DataFrame"]:
     """Return the rows of a frame or of a table of Arrow, and its other columns."""
     import pyarrow
 
+    from fedapp.data.tables import with_cells
+
     if not preparation.columns:
         raise DataError(f"{source}: the model's inputs have no column names; an array of inputs is needed")
     wanted = {column.name for column in preparation.columns}
+
+    def read(table: pyarrow.Table) -> pyarrow.Table:
+        return with_cells(table, preparation.columns_read)[0]
+
     if isinstance(given, pyarrow.Table):
         table, beside = given, given.select([name for name in given.column_names if name not in wanted])
-        return prepared_table(preparation, table, source), beside.to_pandas()
+        return prepared_table(preparation, read(table), source), beside.to_pandas()
     inputs = given[[name for name in given.columns if name in wanted]]
     try:
         table = pyarrow.Table.from_pandas(inputs, preserve_index=False)
@@ -125,7 +132,7 @@ def _from_frame(preparation: Preparation, given: Any, source: str) -> tuple[Prep
         ) from None
     beside = given[[name for name in given.columns if name not in wanted]].copy()
     beside.columns = beside.columns.map(str)
-    return prepared_table(preparation, table, source), beside
+    return prepared_table(preparation, read(table), source), beside
 
 
 def _from_images(preparation: Preparation, path: Path) -> tuple[Prepared, "pd.DataFrame"]:
@@ -133,16 +140,18 @@ def _from_images(preparation: Preparation, path: Path) -> tuple[Prepared, "pd.Da
     import pandas as pd
 
     from fedapp.data.image_folder import images_below, read_image
+    from fedapp.data.pictures import ImageForm
 
+    form = ImageForm.of(preparation.columns_read)
     files = [path] if path.is_file() else images_below(path)
     if not files:
         raise DataError(f"{path}: has no images; at least one is needed")
     found, damaged, other = [], [], []
     for file in files:
         pixels = None
-        try:
-            pixels = read_image(file)
-        except DataError:
+        with suppress(DataError):
+            pixels = read_image(file, form)
+        if pixels is None:
             damaged.append(file)
         if pixels is not None and pixels.shape != preparation.shape:
             other.append(file)

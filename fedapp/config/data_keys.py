@@ -1,8 +1,9 @@
 """Keys of the data: which, how they are prepared, and how they are divided over clients."""
 
+import codecs
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedapp.config.key import (
     Counting,
@@ -19,7 +20,8 @@ from fedapp.config.key import (
     pattern,
     where,
 )
-from fedapp.data.dataset import Missing
+from fedapp.data.csv_files import TAB
+from fedapp.data.dataset import AUTO, ImageMode, Missing
 from fedapp.data.errors import PREFIX, expanded
 from fedapp.data.loading import DATASETS, FORMS, FUNCTION, is_function
 from fedapp.data.synthetic import PATTERN as SYNTHETIC
@@ -53,8 +55,31 @@ def _may_have_groups(setting: Setting) -> bool:
     return is_folder or _has_columns(setting)
 
 
+def _has_csv(setting: Setting) -> bool:
+    config = setting.config
+    if not _is_table(setting):
+        return False
+    path = expanded(config.data_path)
+    return any(file.suffix.lower() == ".csv" for file in (tables_in(path) if path.is_dir() else [path]))
+
+
+def _may_have_images(setting: Setting) -> bool:
+    return setting.dataset.kind == "image" and _may_have_groups(setting)
+
+
+def _known_encoding(name: str) -> str:
+    if name != AUTO:
+        try:
+            codecs.lookup(name)
+        except LookupError:
+            raise ValueError("unknown") from None
+    return name
+
+
 _TABLE = if_("a table, or a folder of tables", _is_table)
 _COLUMNS = if_("a table, hf:… or module:function", _has_columns)
+_CSV = if_("a CSV file, or a folder with some", _has_csv)
+_IMAGES = if_("a folder of images, hf:… or module:function", _may_have_images)
 _GROUPS = if_("a table, hf:…, module:function or a folder of images", _may_have_groups)
 
 
@@ -76,6 +101,8 @@ class DataKeys(Keys):
         Text,
         key("the column of natural ids, for partitioner = natural", _GROUPS),
     ]
+    drop_column: Annotated[Text, key("columns that are no inputs: A,B,…", _COLUMNS)]
+    missing_values: Annotated[Text, key("texts and numbers that stand for an empty cell: ?,NA,-999", _TABLE)]
     missing: Annotated[
         Missing,
         key(
@@ -84,6 +111,34 @@ class DataKeys(Keys):
         ),
     ]
     encode: Annotated[Flag, key("make columns of 0 and 1 of texts (one-hot)", _TABLE)]
+    csv_encoding: Annotated[
+        str,
+        Field(description="auto, or a name that Python knows, such as cp1252", pattern=r"^[A-Za-z0-9_-]+$"),
+        AfterValidator(_known_encoding),
+        key(
+            "the encoding of CSV files; auto: UTF-8, by the file's first bytes, or Windows-1252 where that is sure",
+            _CSV,
+        ),
+    ]
+    separator: Annotated[
+        str,
+        pattern("auto, tab, or one sign such as ;", rf"^({AUTO}|{TAB}|[^\w\s\"'.-])$"),
+        key("the sign between columns of CSV files; auto: as the first rows tell, where that is sure", _CSV),
+    ]
+    decimal: Annotated[
+        str,
+        pattern("auto, a point or a comma", rf"^({AUTO}|[.,])$"),
+        key("the sign of decimals in tables; auto: a point, of CSV also a comma where that is sure", _TABLE),
+    ]
+    image_size: Annotated[
+        str,
+        pattern("empty, one number, or HEIGHTxWIDTH, in pixels", r"^([1-9]\d{0,3}(x[1-9]\d{0,3})?)?$"),
+        key("height and width that images are scaled to; empty: as they are", _IMAGES),
+    ]
+    image_mode: Annotated[
+        ImageMode,
+        key("what images are converted to; auto: nothing", _IMAGES),
+    ]
     normalize: Annotated[
         bool | Literal["symmetric", "standardize"],
         Field(description="true, false, symmetric or standardize"),

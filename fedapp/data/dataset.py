@@ -79,13 +79,19 @@ class Split(NamedTuple):
 Encoded = tuple[tuple[str, tuple[str, ...]], ...]
 """Columns of texts that became columns of 0 and 1, each with its texts in the order of those columns."""
 
+AUTO = "auto"
+"""The value of keys by which the reader of a file finds out what they say, where it is sure."""
+
+ImageMode = Literal["auto", "grey", "colour"]
+"""The colours that images are converted to; "auto": none, so that all must be grey, or all in colour."""
+
 Missing = Literal["refuse", "drop", "mean"]
 """How rows of a table that have an empty cell are treated."""
 
 
 @dataclass(frozen=True)
 class DataColumns:
-    """Which columns of a table or of Hugging Face data are inputs, labels and natural ids, and how texts are treated.
+    """Which columns of a table or of Hugging Face data are inputs, labels and natural ids, and how cells are read.
 
     Attributes
     ----------
@@ -95,18 +101,36 @@ class DataColumns:
         One column, or several with commas between them; several columns must hold numbers.
     group : str
         The column of natural ids, "": none.
+    drop : str
+        Columns that are no inputs, with commas between them.
     missing : {"refuse", "drop", "mean"}
         Rows with an empty cell: refused; left out; or kept with NaN where a number is missing, which standardized
         inputs have as 0, the mean.
+    missing_values : str
+        Texts and numbers that stand for a missing value, with commas between them: their cells are empty.
     encode : bool
         Whether a column of texts becomes columns of 0 and 1, one for each text.
+    csv_encoding, separator, decimal : str
+        Name of a CSV file's encoding, sign between its columns ("tab": a tabulator) and that of decimals, "." or ",";
+        "auto": as the file tells, where that is sure.
+    image_size : str
+        Height and width that images are scaled to, ``"48x64"``, or both as one number; "": all have one size.
+    image_mode : {"auto", "grey", "colour"}
+        Colours that images are converted to.
     """
 
     inputs: str = ""
     label: str = "label"
     group: str = ""
+    drop: str = ""
     missing: Missing = "refuse"
+    missing_values: str = ""
     encode: bool = False
+    csv_encoding: str = AUTO
+    separator: str = AUTO
+    decimal: str = AUTO
+    image_size: str = ""
+    image_mode: ImageMode = "auto"
 
 
 @dataclass(frozen=True, eq=False)

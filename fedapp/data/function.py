@@ -37,7 +37,14 @@ RETURNS = (
 
 _READ_AGAIN = 8  # rows of a torch Dataset, at least, that are read twice
 
-_COLUMN_KEYS = {"inputs": "input-column", "label": "label-column", "group": "group-column"}
+_COLUMN_KEYS = {
+    "inputs": "input-column",
+    "label": "label-column",
+    "group": "group-column",
+    "drop": "drop-column",
+    "image_size": "image-size",
+    "image_mode": "image-mode",
+}
 
 
 def load_function(name: str) -> Callable[..., Any]:
@@ -189,7 +196,8 @@ def _no_columns(name: str, columns: DataColumns) -> None:
     """Refuse columns where there are none."""
     for attribute, key in _COLUMN_KEYS.items():
         if (value := getattr(columns, attribute)) != getattr(DataColumns(), attribute):
-            raise DataError(f"{key} = {value!r}: {name} returned no data with columns")
+            what = "images of Hugging Face" if key.startswith("image") else "data with columns"
+            raise DataError(f"{key} = {value!r}: {name} returned no {what}")
 
 
 def named_arrays(found: Any, problem: Problem) -> dict[str, Array]:

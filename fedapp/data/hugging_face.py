@@ -14,7 +14,7 @@ from fedapp.data.arrays import array_data, join_rows, ranked
 from fedapp.data.dataset import Array, DataColumns, RawData, Split, Targets
 from fedapp.data.errors import PREFIX, DataError, one_line
 from fedapp.data.parts import check_whole
-from fedapp.data.pictures import picture_pixels
+from fedapp.data.pictures import ImageForm, picture_pixels
 from fedapp.data.tables import columns_of
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 
@@ -92,7 +92,7 @@ def hugging_face_data(
     features = splits[0].features
     names = list(features)
     inputs, labels, remarks = columns_of(names, _chosen(features, columns), problem)
-    x = [_inputs(split, inputs, problem) for split in splits]
+    x = [_inputs(split, inputs, ImageForm.of(columns), problem) for split in splits]
     y, classes = _labels(splits, labels, targets, problem)
     groups, group_names = (
         _group_ids(splits, columns.group, problem) if columns.group else ([None] * len(splits), ())
@@ -156,10 +156,10 @@ def _is_list(feature: Any) -> bool:
     )
 
 
-def _inputs(split: "HFDataset", names: list[str], problem: Problem) -> Array:
+def _inputs(split: "HFDataset", names: list[str], form: ImageForm, problem: Problem) -> Array:
     features = split.features
     if len(names) == 1 and _is_image(features[names[0]]):
-        return _images(split, names[0], problem)
+        return _images(split, names[0], form, problem)
     if len(names) == 1:
         x = _column(split, names[0], problem)
         if x.ndim > 1:  # such as the ids of words
@@ -206,12 +206,12 @@ def _is_of_bytes(feature: Any) -> bool:
     return getattr(feature, "dtype", "") == "uint8"
 
 
-def _images(split: "HFDataset", name: str, problem: Problem) -> Array:
+def _images(split: "HFDataset", name: str, form: ImageForm, problem: Problem) -> Array:
     x = np.empty(0, np.uint8)
     row = 0
     for batch in split.select_columns([name]).iter(batch_size=_BATCH):
         for picture in batch[name]:
-            pixels = None if picture is None else picture_pixels(picture)
+            pixels = None if picture is None else picture_pixels(picture, form)
             if pixels is None:
                 raise problem(f"column {name!r} has an image that is empty or of more than 8 bits a pixel")
             if row == 0:  # one array from the start: a list of batches would need the memory twice
@@ -219,7 +219,7 @@ def _images(split: "HFDataset", name: str, problem: Problem) -> Array:
             if pixels.shape != x.shape[1:]:
                 raise problem(
                     f"column {name!r} has an image of shape {pixels.shape}, the first one's is {x.shape[1:]}; "
-                    "they must match"
+                    "image-size and image-mode make them alike"
                 )
             x[row] = pixels
             row += 1

@@ -3,17 +3,18 @@
 No message quotes a value that is in the data: it may be told to the server.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedapp.data.arrays import join_rows
-from fedapp.data.dataset import Array, RawData, Split
-from fedapp.data.errors import DataError, path_error
-from fedapp.data.pictures import picture_pixels
+from fedapp.data.dataset import Array, DataColumns, RawData, Split
+from fedapp.data.errors import DataError, brief, path_error
+from fedapp.data.pictures import AS_IT_IS, ImageForm, picture_pixels
 from fedapp.data.tables import read_table, table_groups
 from fedapp.data.targets import number_of_classes
 from fedapp.sorting import natural_key, naturally_sorted
@@ -22,6 +23,8 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".p
 
 METADATA, FILE_NAME = "metadata.csv", "file_name"
 """The table that says more of a folder's images, and its column of their paths: the Hub's names for both."""
+
+_NAMED = 20  # most files that an error lists
 
 
 def image_files(root: Path) -> list[Path]:
@@ -36,36 +39,153 @@ def images_below(folder: Path) -> list[Path]:
     return sorted(files, key=lambda file: natural_key(file.as_posix()))
 
 
-def image_folder_data(root: Path, group_column: str) -> RawData:
+def image_folder_data(root: Path, columns: DataColumns) -> RawData:
     """Read a folder of images by class, CLASS/*.png and so on; or such folders `train` and, optionally, `test`.
 
     Natural ids stand in a table ROOT/metadata.csv, with the images' paths from ROOT in a column `file_name` and the
     ids in the column that is named.
 
     The classes are the folders' names, sorted; names that are all whole numbers are the labels themselves. Images
-    have one size, and are all grey (1, H, W) or all in colour (3, H, W), uint8.
+    have one size, and are all grey (1, H, W) or all in colour (3, H, W), uint8, or are made so (`ImageForm`).
 
     Raises
     ------
     DataError
-        If there are no class folders, one has no image, an image can't be read or is unlike the first, or test
-        has a class that train hasn't.
+        If there are no class folders or images, images can't be read or are unlike each other, or test has a class
+        that train hasn't.
     """
     parts = _parts_of(root)
     names, numbered = _classes_of(parts)
     labels = {name: int(name) if numbered else place for place, name in enumerate(names)}
-    groups, group_names = _groups_of(root, group_column) if group_column else (None, ())
+    groups, group_names = _groups_of(root, columns) if columns.group else (None, ())
+    scan = ImageScan(root, ImageForm.of(columns))
     splits: list[Split] = []
     for part in parts:
         files = {file: labels[name] for name in _class_names(part) for file in _images(part / name)}
-        x = _pixels_of([*files], splits[0].x.shape[1:] if splits else None)
+        if not files:
+            raise path_error(
+                part, f"has no images in the folders of its classes; allowed: {', '.join(IMAGES)}"
+            )
         ids = None if groups is None else _ids_of(root, [*files], groups)
-        splits.append(Split(x, np.array([*files.values()], np.int64), ids))
+        splits.append(Split(scan.read([*files]), np.array([*files.values()], np.int64), ids))
+    if problem := scan.problem():
+        raise path_error(root, problem)
     y, ids, num_train = join_rows(splits)
     classes = () if numbered else tuple(names)
     count = len(names) if classes else number_of_classes(y, partial(path_error, root))
     blocks: list[Array] = [split.x for split in splits]
-    return RawData(blocks, y, ids, num_train, count, "image", 1 / 255, classes, group_names=group_names)
+    remarks = _left_out(root, parts)
+    return RawData(blocks, y, ids, num_train, count, "image", 1 / 255, classes, (), (), remarks, group_names)
+
+
+class ImageScan:
+    """Images of a folder as they are read: their sizes and modes, and which of them can't be used.
+
+    Attributes
+    ----------
+    sizes : Counter of (int, int)
+        Number of images of each height and width.
+    modes : Counter of str
+        Number of grey images and of those in colour.
+    damaged : list of str
+        Images that can't be read, by their paths in the folder.
+    deep : list of str
+        Images of more than 8 bits a pixel.
+    """
+
+    def __init__(self, root: Path, form: ImageForm = AS_IT_IS) -> None:
+        self.root, self.form = root, form
+        self.sizes: Counter[tuple[int, int]] = Counter()
+        self.modes: Counter[str] = Counter()
+        self.damaged: list[str] = []
+        self.deep: list[str] = []
+
+    def read(self, files: list[Path]) -> Array:
+        """Read images, uint8 (N, C, H, W); rows of images that have another shape than the first aren't filled."""
+        x = np.empty((len(files), 0, 0, 0), np.uint8)
+        for row, file in enumerate(files):
+            if (pixels := self._pixels(file)) is None:
+                continue
+            if not x.size:
+                x = np.empty((len(files), *pixels.shape), np.uint8)
+            if pixels.shape == x.shape[1:]:
+                x[row] = pixels
+        return x
+
+    def problem(self) -> str:
+        """Say why the images can't be trained on together, in one line; "" if they can."""
+        found = []
+        for listed, what in ((self.damaged, "can't be read"), (self.deep, "have more than 8 bits a pixel")):
+            if listed:
+                more = ", …" if len(listed) > _NAMED else ""
+                found.append(f"{len(listed)} images {what}: {', '.join(map(repr, listed[:_NAMED]))}{more}")
+        if len(self.sizes) > 1:
+            shown = [f"{height}x{width} ({count})" for (height, width), count in self.sizes.most_common(4)]
+            more = f", … ({len(self.sizes)} sizes)" if len(self.sizes) > 4 else ""
+            found.append(
+                f"images have the sizes {', '.join(shown)}{more}, height x width; image-size scales them to one"
+            )
+        if len(self.modes) > 1:
+            found.append(
+                f"{self.modes['grey']} images are grey and {self.modes['colour']} in colour; image-mode = 'grey' or "
+                "'colour' makes them alike"
+            )
+        return "; ".join(found)
+
+    def _pixels(self, file: Path) -> Array | None:
+        """Read an image, and count it."""
+        name = file.relative_to(self.root).as_posix()
+        try:
+            pixels = read_image(file, self.form)
+        except DataError:
+            self.damaged.append(name)
+            return None
+        if pixels is None:
+            self.deep.append(name)
+            return None
+        self.sizes[pixels.shape[1], pixels.shape[2]] += 1
+        self.modes["grey" if len(pixels) == 1 else "colour"] += 1
+        return pixels
+
+
+def read_image(file: Path, form: ImageForm = AS_IT_IS) -> Array | None:
+    """Read an image as uint8, channels first: (1, H, W) if it is grey, else (3, H, W); None of more than 8 bits.
+
+    Raises
+    ------
+    DataError
+        If it can't be read.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            pixels: Array | None = picture_pixels(image, form)
+            return pixels
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        raise path_error(file, "can't be read as an image") from None
+
+
+def _left_out(root: Path, parts: list[Path]) -> tuple[str, ...]:
+    """Return remarks on folders of classes without images, and on files that aren't read."""
+    images = {part / name: _images(part / name) for part in parts for name in _class_names(part)}
+    found = []
+    if empty := [folder.relative_to(root).as_posix() for folder, files in images.items() if not files]:
+        found.append(f"the class folders {brief(empty)} have no images")
+    used = {root / METADATA, *chain(*images.values())}
+    if elsewhere := [file.relative_to(root).as_posix() for file in image_files(root) if file not in used]:
+        found.append(
+            f"{len(elsewhere)} images lie elsewhere than in the folders of classes and are left out, such as "
+            f"{elsewhere[0]!r}"
+        )
+    if others := [file.suffix.lower() for folder in images for file in folder.iterdir() if _is_other(file)]:
+        shown = ", ".join(f"{suffix} ({count})" for suffix, count in Counter(others).most_common(4))
+        found.append(f"{len(others)} files in the folders of classes are no images that are read: {shown}")
+    return tuple(found)
+
+
+def _is_other(file: Path) -> bool:
+    return file.is_file() and file.suffix.lower() not in IMAGES and file.name[0] != "."
 
 
 def _parts_of(root: Path) -> list[Path]:
@@ -88,26 +208,12 @@ def _classes_of(parts: list[Path]) -> tuple[list[str], bool]:
     return names, numbered
 
 
-def _pixels_of(files: list[Path], shape: tuple[int, ...] | None) -> Array:
-    """Read images of one shape, that of the first where None is given, as one array."""
-    shape = read_image(files[0]).shape if shape is None else shape
-    x = np.empty((len(files), *shape), np.uint8)
-    for row, file in enumerate(files):
-        pixels = read_image(file)
-        if pixels.shape != shape:
-            raise path_error(
-                file, f"is an image of shape {pixels.shape}, the first one's is {shape}; they must match"
-            )
-        x[row] = pixels
-    return x
-
-
-def _groups_of(root: Path, group_column: str) -> tuple[dict[str, int], tuple[str, ...]]:
+def _groups_of(root: Path, columns: DataColumns) -> tuple[dict[str, int], tuple[str, ...]]:
     """Return the natural id of every image that a folder's table names, by its path, and the ids' names."""
-    file = root / METADATA
+    file, group_column = root / METADATA, columns.group
     if not file.is_file():
         raise path_error(root, f"has no {METADATA}, for the column {group_column!r} that group-column names")
-    table = read_table(file)
+    table, _ = read_table(file, columns)
     if missing := [name for name in (FILE_NAME, group_column) if name not in table.column_names]:
         found = ", ".join(table.column_names[:8])
         raise path_error(
@@ -143,22 +249,4 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _images(folder: Path) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES)
-    if not files:
-        raise path_error(folder, f"has no images; allowed: {', '.join(IMAGES)}")
-    return files
-
-
-def read_image(file: Path) -> Any:
-    """Read an image as uint8, channels first: (1, H, W) if it is grey, else (3, H, W); none of more than 8 bits."""
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            if (pixels := picture_pixels(image)) is None:
-                raise path_error(file, f"has more than 8 bits a pixel (mode {image.mode}); 8 are needed")
-            return pixels
-    except DataError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise path_error(file, "can't be read as an image") from None
+    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES)

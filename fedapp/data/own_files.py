@@ -23,7 +23,7 @@ def own_data(path: Path, columns: DataColumns, targets: Targets | None) -> RawDa
         If it is in none of the formats, or not as its format demands.
     """
     if path.is_dir() and not tables_in(path):
-        return image_folder_data(path, columns.group)
+        return image_folder_data(path, columns)
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return npz_data(path, targets)

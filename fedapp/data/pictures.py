@@ -1,14 +1,43 @@
 """Images as pixels: 8 bits each, channels first."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedapp.data.dataset import DataColumns
 
-def picture_pixels(image: Any) -> Any:
-    """Return a PIL image as uint8: (1, H, W) if it is grey, else (3, H, W); None for more than 8 bits a pixel."""
+
+class ImageForm(NamedTuple):
+    """What images are made into: one size (height, width), None as they are; grey or in colour, None as they are."""
+
+    size: tuple[int, int] | None = None
+    grey: bool | None = None
+
+    @classmethod
+    def of(cls, columns: DataColumns) -> "ImageForm":
+        """Return the form that the keys image-size and image-mode ask for."""
+        numbers = [int(number) for number in columns.image_size.split("x") if number]
+        size = (numbers[0], numbers[-1]) if numbers else None
+        return cls(size, None if columns.image_mode == "auto" else columns.image_mode == "grey")
+
+
+AS_IT_IS = ImageForm()
+
+
+def picture_pixels(image: Any, form: ImageForm = AS_IT_IS) -> Any:
+    """Return a PIL image as uint8: (1, H, W) if it is grey, else (3, H, W); None for more than 8 bits a pixel.
+
+    An image is turned as its EXIF orientation says, as cameras don't turn the pixels themselves. Scaling is bilinear,
+    over all pixels that become one, and doesn't keep the ratio of the sides.
+    """
+    from PIL import Image, ImageOps
+
     if image.mode[0] in "IF":  # 16 or 32 bits, which would be cut off at 255
         return None
-    if image.mode in ("1", "L"):
-        return np.asarray(image.convert("L"))[np.newaxis]
-    return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    image = ImageOps.exif_transpose(image)
+    grey = image.mode in ("1", "L") if form.grey is None else form.grey
+    image = image.convert("L" if grey else "RGB")
+    if form.size is not None and image.size != form.size[::-1]:
+        image = image.resize(form.size[::-1], Image.Resampling.BILINEAR)
+    pixels = np.asarray(image)
+    return pixels[np.newaxis] if grey else pixels.transpose(2, 0, 1)

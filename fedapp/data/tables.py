@@ -6,13 +6,27 @@ No message quotes a value that is in the data: it may be told to the server.
 import logging
 import re
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fedapp.data.arrays import ranked
-from fedapp.data.dataset import INDICATES, Array, DataColumns, IntArray, Missing, RawData, Targets
+from fedapp.data.cells import (
+    Texts,
+    holds_dates,
+    holds_numbers,
+    no_dates,
+    not_categories,
+    not_numbers,
+    number_remarks,
+    texts_of,
+    with_plain_numbers,
+    without_missing,
+)
+from fedapp.data.csv_files import read_csv
+from fedapp.data.dataset import AUTO, INDICATES, Array, DataColumns, IntArray, Missing, RawData, Targets
 from fedapp.data.errors import path_error
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 from fedapp.sorting import natural_key
@@ -42,36 +56,74 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
         If the file can't be read, has none of these columns, cells that are empty, or inputs that aren't finite
         numbers.
     """
-    table, owners, group_names = _table_of_clients(path) if path.is_dir() else (read_table(path), None, ())
+    table, owners, group_names, remarks = _table(path, columns)
     problem = partial(path_error, path)
-    inputs, labels, remarks = columns_of(table.column_names, columns, problem)
+    chosen = columns_of(table.column_names, columns, problem)
     if table.num_rows == 0:
         raise path_error(path, "has no rows; at least one is needed")
     if columns.missing == "drop":
-        used = [*inputs, *labels, *([columns.group] if columns.group else [])]
-        kept = np.flatnonzero(~np.any([_is_empty(table.column(name)) for name in used], axis=0))
-        if not len(kept):
-            raise path_error(path, "has an empty cell in every row; missing = 'drop' leaves none")
-        log.info(
-            "data: %d of %d rows have an empty cell and are left out",
-            table.num_rows - len(kept),
-            table.num_rows,
-        )
-        table, owners = table.take(kept), None if owners is None else owners[kept]
-    found = [_inputs(path, name, table.column(name), columns) for name in inputs]
+        used = [*chosen.inputs, *chosen.labels, *([columns.group] if columns.group else [])]
+        table, owners = _filled_rows(path, table, owners, used)
+    found = [_inputs(path, name, table.column(name), columns) for name in chosen.inputs]
     x = np.column_stack([values for values, _, _ in found])
-    y, classes = _labels(path, [(name, table.column(name)) for name in labels], targets)
+    y, classes = _labels(path, [(name, table.column(name)) for name in chosen.labels], targets)
     groups = owners
     if columns.group:
         groups, group_names = table_groups(path, columns.group, table.column(columns.group))
     count = len(classes) if classes else number_of_classes(y, problem)
-    named = tuple(name for _, names, _ in found for name in names)
+    names = tuple(name for _, names, _ in found for name in names)
     encoded = tuple(
-        (name, texts) for name, (_, _, texts) in zip(inputs, found, strict=True) if texts is not None
+        (name, texts) for name, (_, _, texts) in zip(chosen.inputs, found, strict=True) if texts is not None
     )
+    remarks = (*remarks, *chosen.remarks, *_number_remarks(table, chosen, columns, y))
     return RawData(
-        [x], y, groups, len(y), count, "vector", 1.0, classes, named, (), remarks, group_names, encoded
+        [x], y, groups, len(y), count, "vector", 1.0, classes, names, (), remarks, group_names, encoded
     )
+
+
+def _table(
+    path: Path, columns: DataColumns
+) -> tuple["pyarrow.Table", IntArray | None, tuple[str, ...], tuple[str, ...]]:
+    """Return the rows of a table, or of a folder of tables with the table of each, (N,), and their names; remarks."""
+    if path.is_dir():
+        table, owners, names, remarks = _table_of_clients(path, columns)
+    else:
+        (table, remarks), owners, names = read_table(path, columns), None, ()
+    table, more = with_cells(table, columns)
+    return table, owners, names, (*remarks, *more)
+
+
+def with_cells(table: "pyarrow.Table", columns: DataColumns) -> tuple["pyarrow.Table", tuple[str, ...]]:
+    """Return a table whose cells are numbers, or empty, as the keys decimal and missing-values say, and remarks."""
+    if columns.decimal != AUTO:
+        table = with_plain_numbers(table, columns.decimal)
+    return without_missing(table, columns.missing_values) if columns.missing_values else (table, ())
+
+
+def _filled_rows(
+    path: Path, table: "pyarrow.Table", owners: IntArray | None, used: list[str]
+) -> tuple["pyarrow.Table", IntArray | None]:
+    """Return the rows without an empty cell in the columns that are used."""
+    kept = np.flatnonzero(~np.any([_is_empty(table.column(name)) for name in used], axis=0))
+    if not len(kept):
+        raise path_error(path, "has an empty cell in every row; missing = 'drop' leaves none")
+    log.info(
+        "data: %d of %d rows have an empty cell and are left out", table.num_rows - len(kept), table.num_rows
+    )
+    return table.take(kept), None if owners is None else owners[kept]
+
+
+def _number_remarks(
+    table: "pyarrow.Table", chosen: "ChosenColumns", columns: DataColumns, y: Array
+) -> tuple[str, ...]:
+    """Return remarks on inputs, and on targets that are numbers, that are hardly measurements."""
+    numbers = (
+        (name, table.column(name).to_numpy()) for name in chosen.inputs if _is_measured(table.column(name))
+    )
+    found = number_remarks(numbers, named=bool(columns.inputs))
+    if y.dtype.kind == "f":
+        found += number_remarks(((name, y[:, place]) for place, name in enumerate(chosen.labels)), named=True)
+    return found
 
 
 def tables_in(folder: Path) -> list[Path]:
@@ -82,12 +134,14 @@ def tables_in(folder: Path) -> list[Path]:
     return [file for file in files if file.suffix.lower() in TABLES]
 
 
-def _table_of_clients(folder: Path) -> tuple["pyarrow.Table", IntArray, tuple[str, ...]]:
-    """Return the rows of all tables in a folder, the table that each row is from, (N,), and the tables' names."""
+def _table_of_clients(
+    folder: Path, columns: DataColumns
+) -> tuple["pyarrow.Table", IntArray, tuple[str, ...], tuple[str, ...]]:
+    """Return all tables' rows, the table that each row is from, (N,), the tables' names, and remarks."""
     import pyarrow
 
     files = tables_in(folder)
-    tables = [read_table(file) for file in files]
+    tables, remarks = zip(*(read_table(file, columns) for file in files), strict=True)
     for file, table in zip(files, tables, strict=True):
         if unlike := sorted({*table.column_names} ^ {*tables[0].column_names}):
             raise path_error(
@@ -101,13 +155,14 @@ def _table_of_clients(folder: Path) -> tuple["pyarrow.Table", IntArray, tuple[st
         ) from None
     stems = [file.stem for file in files]
     names = stems if len(set(stems)) == len(stems) else [file.name for file in files]
-    return joined, np.repeat(np.arange(len(tables)), [table.num_rows for table in tables]), tuple(names)
+    owners = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
+    return joined, owners, tuple(names), tuple(dict.fromkeys(chain(*remarks)))
 
 
 def _is_empty(column: "pyarrow.ChunkedArray") -> Array:
     """Tell which cells have no value, (N,); a blank text in a file of text is one, too."""
     empty: Array = column.is_null(nan_is_null=True).to_numpy()
-    if (names := _names(column)) is not None:
+    if (names := texts_of(column)) is not None:
         empty = empty | (names == "")
     return empty
 
@@ -116,11 +171,16 @@ def _inputs(
     path: Path, name: str, column: "pyarrow.ChunkedArray", columns: DataColumns
 ) -> tuple[Array, list[str], tuple[str, ...] | None]:
     """Return a column of inputs as M columns of numbers (N, M), their names, and a column of texts' texts."""
-    if not columns.encode or (texts := _names(column)) is None:
+    if (texts := texts_of(column)) is None:
         return _numbers(path, name, column, missing=columns.missing)[:, np.newaxis], [name], None
     empty = _is_empty(column)
     if columns.missing == "refuse":
         _check_filled(path, name, int(empty.sum()))
+    described = Texts.of(texts[~empty])
+    refused = not_categories(name, described) if columns.encode else not_numbers(name, described)
+    named = name in _listed(columns.inputs, [name])
+    if refused and not (columns.encode and named):
+        raise path_error(path, refused)
     values, (ranks,) = ranked([texts[~empty]])
     if len(values) > MOST_TEXTS:
         raise path_error(
@@ -150,16 +210,21 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> Chos
     """
     labels = _listed(columns.label, names)
     group = [columns.group] if columns.group else []
+    dropped = _listed(columns.drop, names)
     inputs = _listed(columns.inputs, names)
     numbers: list[str] = []
     if not inputs:
-        left = [name for name in names if name not in (*labels, *group)]
+        left = [name for name in names if name not in (*labels, *group, *dropped)]
         numbers = [name for name in left if _ROW_NUMBERS.fullmatch(name)]
         inputs = [name for name in left if name not in numbers]
-    _check_present(
-        names, columns, {"label-column": labels, "group-column": group, "input-column": inputs}, problem
-    )
-    _check_disjoint(columns, inputs, labels, group, problem)
+    chosen = {
+        "label-column": labels,
+        "group-column": group,
+        "input-column": inputs,
+        "drop-column": dropped,
+    }
+    _check_present(names, columns, chosen, problem)
+    _check_disjoint(columns, chosen, problem)
     if not numbers:
         return ChosenColumns(inputs, labels)
     shown = ", ".join(name or "without a name" for name in numbers)
@@ -168,37 +233,38 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> Chos
 
 
 def _check_present(
-    names: list[str], columns: DataColumns, wanted: dict[str, list[str]], problem: Problem
+    names: list[str], columns: DataColumns, chosen: dict[str, list[str]], problem: Problem
 ) -> None:
-    """Refuse columns of keys, ``wanted``, that aren't among the names, or names that are there twice."""
+    """Refuse columns, chosen by keys, that aren't among the names, and names that are there twice."""
     shown = [name if name.isprintable() else repr(name) for name in names[:8]]
     found = ", ".join(shown) + (f", … ({len(names)})" if len(names) > 8 else "")
-    for key, listed in wanted.items():
+    for key, listed in chosen.items():
         if missing := [name for name in listed if name not in names]:
             by_default = missing == ["label"] and columns == DataColumns()
             which = "" if by_default else f"; {key} names it"
             raise problem(f"needs a column {missing[0]!r} and others, each name once (found: {found}){which}")
-    if not wanted["label-column"] or not wanted["input-column"] or len(set(names)) < len(names):
+    if not chosen["label-column"] or not chosen["input-column"] or len(set(names)) < len(names):
         raise problem(f"needs a column {columns.label!r} and others, each name once (found: {found})")
 
 
-def _check_disjoint(
-    columns: DataColumns, inputs: list[str], labels: list[str], group: list[str], problem: Problem
-) -> None:
+def _check_disjoint(columns: DataColumns, chosen: dict[str, list[str]], problem: Problem) -> None:
     """Refuse a column that is named twice, by one key or by two."""
-    for key, text, listed in (
-        ("label-column", columns.label, labels),
-        ("input-column", columns.inputs, inputs),
-    ):
+    texts = {
+        "label-column": columns.label,
+        "group-column": columns.group,
+        "input-column": columns.inputs,
+        "drop-column": columns.drop,
+    }
+    keys_of: dict[str, list[str]] = {}
+    for key, listed in chosen.items():
         if len(set(listed)) < len(listed):
-            raise problem(f"needs each column once; {key} = {text!r} names one twice")
-    other = {*labels, *group}
-    both = [name for name in inputs if name in other] or [name for name in labels if name in group]
-    if both:
-        raise problem(
-            f"column {both[0]!r} is to be two things; input-column = {columns.inputs!r}, label-column = "
-            f"{columns.label!r} and group-column = {columns.group!r} must differ"
-        )
+            raise problem(f"needs each column once; {key} = {texts[key]!r} names one twice")
+        for name in listed:
+            keys_of.setdefault(name, []).append(key)
+    for name, keys in keys_of.items():
+        if len(keys) > 1:
+            stated = " and ".join(f"{key} = {texts[key]!r}" for key in keys)
+            raise problem(f"column {name!r} is to be two things; {stated} must differ")
 
 
 def _listed(text: str, names: list[str]) -> list[str]:
@@ -208,24 +274,23 @@ def _listed(text: str, names: list[str]) -> list[str]:
     return [name.strip() for name in text.split(",")]
 
 
-def read_table(path: Path) -> "pyarrow.Table":
-    """Read a table from a CSV or Parquet file; DataError if it isn't one."""
+def read_table(path: Path, columns: DataColumns) -> tuple["pyarrow.Table", tuple[str, ...]]:
+    """Read a table from a CSV or Parquet file, and say what was assumed of it; DataError if it isn't one.
+
+    Columns of categories have their values, and decimals of a database are float64.
+    """
     import pyarrow
+    from pyarrow import parquet
 
+    remarks: tuple[str, ...] = ()
     try:
-        _check_readable(path)
+        if path.stat().st_size == 0:
+            raise path_error(path, "is empty")
         if path.suffix.lower() == ".parquet":
-            from pyarrow import parquet
-
-            return parquet.read_table(path)
-        from pyarrow import csv
-
-        # Without threads, an error names the row.
-        table = csv.read_csv(path, read_options=csv.ReadOptions(use_threads=False))
-        table.column_names  # noqa: B018 - decodes them
-        return table
-    except UnicodeDecodeError:
-        raise path_error(path, "has names of columns that aren't UTF-8; UTF-8 is needed") from None
+            table = parquet.read_table(path)
+        else:
+            table, remarks = read_csv(path, columns)
+        return _with_plain_types(table), remarks
     except pyarrow.ArrowException as error:
         # What follows in Arrow's own message is the row itself.
         where = re.search(r"(Row #\d+: )?Expected \d+ columns, got \d+", str(error))
@@ -235,13 +300,21 @@ def read_table(path: Path) -> "pyarrow.Table":
         raise path_error(path, f"can't be read ({error.strerror or type(error).__name__})") from None
 
 
-def _check_readable(path: Path) -> None:
-    """Refuse files of which pyarrow's message says little."""
-    if path.stat().st_size == 0:
-        raise path_error(path, "is empty")
-    with path.open("rb") as file:
-        if path.suffix.lower() != ".parquet" and file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-            raise path_error(path, "is UTF-16; UTF-8 is needed")
+def _with_plain_types(table: "pyarrow.Table") -> "pyarrow.Table":
+    import pyarrow
+    from pyarrow import types
+
+    for place, field in enumerate(table.schema):
+        kind = field.type
+        if types.is_dictionary(kind):
+            kind = kind.value_type
+        if types.is_decimal(kind):
+            kind = pyarrow.float64()
+        if types.is_string_view(kind):
+            kind = pyarrow.string()
+        if kind != field.type:
+            table = table.set_column(place, field.name, table.column(place).cast(kind))
+    return table
 
 
 def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> tuple[IntArray, tuple[str, ...]]:
@@ -251,7 +324,7 @@ def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> tuple
     _check_filled(path, name, column.null_count)
     if types.is_integer(column.type):
         return np.asarray(column.to_numpy().astype(np.int64)), ()
-    names = _names(column)
+    names = texts_of(column)
     if names is None:
         raise path_error(path, f"column {name!r} has type {column.type}; whole numbers or names are needed")
     _check_filled(path, name, int((np.char.strip(names) == "").sum()))
@@ -266,12 +339,10 @@ def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray", missing: Mis
         return np.full(len(column), np.nan, np.float32)
     if missing != "mean":
         _check_filled(path, name, column.null_count)
-    if not _holds_numbers(column):
-        raise path_error(
-            path,
-            f"column {name!r} has type {column.type}; numbers are needed (encode = true makes columns of 0 and 1 of "
-            "texts)",
-        )
+    if holds_dates(column):
+        raise path_error(path, no_dates(name))
+    if not holds_numbers(column):
+        raise path_error(path, f"column {name!r} has type {column.type}; numbers are needed")
     with np.errstate(over="ignore"):
         values: Array = column.to_numpy().astype(
             np.float32
@@ -290,12 +361,12 @@ def _labels(
     for name, column in found:
         _check_filled(path, name, column.null_count)
     (name, column), single = found[0], len(found) == 1
-    if single and targets != "numbers" and (names := _names(column)) is not None:
+    if single and targets != "numbers" and (names := texts_of(column)) is not None:
         _check_filled(path, name, int((names == "").sum()))  # a blank may be a character to foretell
         classes, (y,) = ranked([names])
         return y, classes
     for label, values in found:
-        if not _holds_numbers(values):
+        if not holds_numbers(values):
             needed = "whole numbers or names" if single and targets != "numbers" else "numbers"
             raise path_error(path, f"column {label!r} has type {values.type}; {needed} are needed")
     if single:
@@ -306,22 +377,11 @@ def _labels(
     return read_targets({name: found_labels}, targets, partial(path_error, path))[0], ()
 
 
-def _holds_numbers(column: "pyarrow.ChunkedArray") -> bool:
+def _is_measured(column: "pyarrow.ChunkedArray") -> bool:
+    """Tell whether a column holds numbers other than flags."""
     from pyarrow import types
 
-    kinds = (types.is_integer, types.is_floating, types.is_boolean)  # flags are 0 and 1
-    return any(kind(column.type) for kind in kinds)
-
-
-def _names(column: "pyarrow.ChunkedArray") -> Any:
-    """Return a column of names as an array of texts; None if it is something else."""
-    from pyarrow import types
-
-    if types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        return np.asarray(column.to_pylist(), dtype=str)
-    return None
+    return holds_numbers(column) and not types.is_boolean(column.type)
 
 
 def _check_filled(path: Path, name: str, empty: int) -> None:

@@ -59,12 +59,17 @@ class Source(NamedTuple):
 
 
 def columns_of(config: RunConfig) -> DataColumns:
-    """Return which columns the run's data have, and how their cells are read."""
+    """Return how the run's data are read; keys that the kind of data doesn't read have their defaults."""
+    cells = ("missing", "missing_values", "encode", "csv_encoding", "separator", "decimal")
+    read = {key: getattr(config, key) for key in cells} if config.dataset == "files" else {}
     return DataColumns(
         config.input_column,
         config.label_column,
         config.group_column,
-        *((config.missing, config.encode) if config.dataset == "files" else ()),
+        config.drop_column,
+        image_size=config.image_size,
+        image_mode=config.image_mode,
+        **read,
     )
 
 

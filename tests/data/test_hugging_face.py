@@ -22,6 +22,9 @@ def saved(folder: Path, data: dict[str, Any], features: Features | None = None, 
     return f"hf:{folder / 'own'}"
 
 
+IMAGE_FEATURES = Features({"img": Image(), "label": Value("int64")})
+
+
 def picture(value: int, mode: str = "L", size: tuple[int, int] = (5, 4)) -> Pictures.Image:
     return Pictures.new(mode, size, value if mode == "L" else (value,) * 3)
 
@@ -57,6 +60,13 @@ def test_a_blank_is_a_class_and_no_natural_id(tmp_path):
     name = saved(tmp_path, {"a": [1.0, 2.0], "label": ["x", " "], "who": ["Ada", " "]})
     assert load_dataset(name, columns=DataColumns("a")).classes == (" ", "x")
     assert "column 'who' has empty cells" in message(name, columns=DataColumns("a", group="who"))
+
+
+def test_images_of_several_sizes_and_modes_are_made_alike(tmp_path):
+    name = saved(tmp_path, {"img": [picture(7), picture(9, "RGB", (8, 6))], "label": [0, 1]}, IMAGE_FEATURES)
+    assert "image-size and image-mode make them alike" in message(name)
+    data = load_dataset(name, columns=DataColumns(image_size="3x2", image_mode="grey"))
+    assert data.x.tolist() == [[[[7, 7]] * 3], [[[9, 9]] * 3]]
 
 
 def test_labels_of_test_are_train_s_by_their_names(tmp_path):

@@ -125,6 +125,10 @@ TEXTS: dict[str, tuple[list[Any], list[Any]]] = {
         ],
         ["never", "", "trace:", "diurnal", "diurnal:a", "bernoulli:0.5,", "bernoulli:1,2,3", "Always"],
     ),
+    "csv-encoding": (["auto", "utf-8", "cp1252", "latin-1"], ["", "klingon", "utf 8"]),
+    "separator": (["auto", "tab", ",", ";", "|"], ["", "a", ";;", ".", "-", '"', "\n"]),
+    "decimal": (["auto", ".", ","], ["", ";", "comma"]),
+    "image-size": (["", "8", "48x64"], ["0", "x8", "8x", "8x8x3", "-1", "8 x 8"]),
     "dataset": (
         [
             *DATASETS,
@@ -334,7 +338,7 @@ def test_a_key_that_is_like_no_other_is_not_answered_with_all_of_them() -> None:
     assert refusal({"zzz": 4}) == "unknown key 'zzz': `fedapp keys` lists all"
     assert (
         refusal({"learn": 4})
-        == "unknown key 'learn': near are lr, personal, stragglers; `fedapp keys` lists all"
+        == "unknown key 'learn': near are lr, personal, separator; `fedapp keys` lists all"
     )
 
 

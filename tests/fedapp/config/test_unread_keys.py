@@ -178,6 +178,12 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"metrics-host": "localhost"}, ["metrics-host"]),
     ({"client-device": "cpu", "server-device": "cpu", "tf32": True}, ["tf32"]),
     ({"input-column": "a"}, ["input-column"]),
+    ({"drop-column": "a", "missing-values": "?"}, ["drop-column", "missing-values"]),
+    (
+        {"csv-encoding": "cp1252", "separator": ";", "decimal": ","},
+        ["csv-encoding", "separator", "decimal"],
+    ),
+    ({"image-size": "8", "image-mode": "grey"}, ["image-size", "image-mode"]),
     ({"label-column": "b", "group-column": "c"}, ["label-column", "group-column"]),
 ]
 
