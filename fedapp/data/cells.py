@@ -106,6 +106,7 @@ def _emptied(
     import pyarrow
     from pyarrow import compute
 
+    wanted: dict[str, str | float]
     is_text = texts_of(column) is not None
     if is_text:
         cells = compute.utf8_trim_whitespace(column)

@@ -332,3 +332,25 @@ def test_the_lines_of_the_docs_give_the_same_numbers_without_the_app(tmp_path, m
     by_app = pd.read_csv(out)
     assert by_lines["class"].tolist() == by_app["class"].tolist()
     np.testing.assert_allclose(by_lines["probability"], by_app["probability"], atol=1e-6)
+
+
+def test_a_spreadsheet_is_predicted_as_it_was_read_in_training(made, tmp_path):
+    frame = patients(90, seed=1)
+    frame.loc[3, "age"], frame.loc[5, "ward"] = -999, "?"
+    frame.assign(visit="2024-05-01").to_csv(tmp_path / "a.csv", sep=";", decimal=",", encoding="cp1252")
+    keys = {key: value for key, value in KEYS.items() if key != "input_column"}
+    run = fedapp.run(
+        dataset="files",
+        data_path=str(tmp_path / "a.csv"),
+        results_dir=str(tmp_path / "results"),
+        drop_column="patient,visit",
+        missing_values="?,-999",
+        **keys,
+    )
+    told = json.loads((run.path / "preparation.json").read_text())
+    assert [column["name"] for column in told["columns"]] == ["age", "ward", "pressure"]
+    plain = frame.assign(age=frame["age"].replace(-999, np.nan), ward=frame["ward"].replace("?", None))
+    expected = run.predict(plain)["probability ill"].tolist()
+    for given in (str(tmp_path / "a.csv"), frame):
+        assert run.predict(given)["probability ill"].tolist() == expected
+    np.testing.assert_allclose(expected, by_hand(run.path, plain)[:, 0], rtol=1e-5)
