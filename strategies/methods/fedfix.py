@@ -5,8 +5,16 @@ Fraboni et al. 2023, section 4.4:
     d_i = ⌈τ_i / Δt⌉ p_i        eq. 40
 
 A client that replies within an interval is sent the new model at the end of the interval, so that its cycle is
-⌈τ_i/Δt⌉ Δt. An interval without arrivals leaves the model unchanged. With Δt ≥ max τ_i FedFix is exactly synchronous
-FedAvg.
+⌈T_i/Δt⌉ Δt for a task of T_i seconds. Eq. 40 has fixed task times. Where they are random, the mean cycle is E⌈T_i/Δt⌉
+intervals, which isn't ⌈E T_i/Δt⌉, and in virtual time, where the law of T_i is known,
+
+    d_i = E⌈T_i / Δt⌉ p_i,      E⌈T_i/Δt⌉ = Σ_{k ≥ 0} P(T_i > k Δt)
+
+so that contributions add up to p_i for every client; with fixed times this is eq. 40. ``fedfix_periods = "of-mean"``
+is eq. 40 as printed, with τ_i = E T_i. In real time τ_i is the observed mean.
+
+An interval without arrivals leaves the model unchanged, and isn't counted as an aggregation (the paper counts it: its
+N is T/Δt). With Δt ≥ max τ_i FedFix is exactly synchronous FedAvg.
 
 If Δt is shorter than τ_i, d_i is a multiple of p_i. With the paper's server step of 1, contributions that arrive
 together then move the model by a multiple of their mean, and the model oscillates or diverges; the log warns of an
@@ -41,9 +49,12 @@ class FedFixConfig(PrivateAsyncConfig):
     ----------
     fedfix_interval : float or "auto"
         Δt, time between two aggregations; auto: the median of the (observed) task times
+    fedfix_periods : str
+        P_i of d_i = P_i p_i where task times are random: the expected number of intervals, or that of the mean time
     """
 
     fedfix_interval: float | Literal["auto"] = parameter(0.5, gt=0, unit="seconds")
+    fedfix_periods: Literal["expected", "of-mean"] = parameter("expected")
 
 
 def contribution_periods(times: Times, interval: float) -> Times:
@@ -60,7 +71,7 @@ class FedFix(AsynchronousStrategy):
     """FedFix (Fraboni et al. 2023, eq. 40).
 
     New model: every `fedfix-interval` seconds, of what has arrived.
-    Rule: W moves by Σ d_i Δ_i, d_i = ⌈τ_i/Δt⌉ p_i.
+    Rule: W moves by Σ d_i Δ_i, d_i = E⌈T_i/Δt⌉ p_i.
     Helps: as asynchronous FedAvg, with fewer, steadier models.
     """
 
@@ -94,15 +105,27 @@ class FedFix(AsynchronousStrategy):
         return self._chosen[1]
 
     def predict_num_aggregations(self, times: Times, seconds: float) -> int:
-        """Return how many intervals so many seconds have."""
-        return math.ceil(seconds / interval_of(self.config.fedfix_interval, times))
+        """Return how many of the intervals in so many seconds have an arrival, if each client's times are fixed."""
+        interval = interval_of(self.config.fedfix_interval, times)
+        with_arrival = np.zeros(math.ceil(seconds / interval * (1 - 1e-9)), dtype=bool)
+        for period in np.unique(contribution_periods(times, interval)).astype(int).tolist():
+            with_arrival[period - 1 :: period] = True
+        return max(int(with_arrival.sum()), 1)
 
     def contribution_periods(self, times: Times) -> Times:
         """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
-        if not self.session.scheduler.always:
-            return times / self.interval
-        return contribution_periods(times, self.interval)
+        return (
+            self._periods(times) if self.config.fedfix_periods == "of-mean" else self.expected_periods(times)
+        )
+
+    def _periods(self, times: Times) -> Times:
+        # Cycles of clients that come and go are means already.
+        return (
+            contribution_periods(times, self.interval)
+            if self.session.scheduler.always
+            else times / self.interval
+        )
 
     def _look_at_interval(self, times: Times) -> None:
         """Warn once if even the fastest client's task takes several intervals, and the step isn't by d_i."""
@@ -125,10 +148,10 @@ class FedFix(AsynchronousStrategy):
             )
 
     def expected_periods(self, times: Times) -> Times:
-        """Return E⌈T_i / Δt⌉ (n,) in virtual time; eq. 40 assumes fixed task times, and is biased for random ones."""
+        """Return E⌈T_i / Δt⌉ (n,) in virtual time, ⌈τ_i / Δt⌉ in real time, which knows the mean τ_i alone."""
         interval = self.interval
         if not self.session.scheduler.always:
-            return self.contribution_periods(times)  # includes the random task times
+            return self._periods(times)
         return self.session.scheduler.mean(
             lambda drawn: contribution_periods(drawn, interval),
             self.session.task_table.active_clients,

@@ -151,6 +151,40 @@ def test_async_fedavg_aggregates_at_every_arrival():
     assert AsyncFedAvg().interval is None
 
 
+@pytest.mark.parametrize("periods", ["expected", "of-mean"])
+def test_fedfix_weighs_by_the_mean_number_of_intervals_of_random_times(
+    federation, model, train_config, periods
+):
+    seen: list[Progress] = []
+    strategy = FedFix(
+        fedfix_interval=0.5,
+        fedfix_periods=periods,
+        time_scenario="exponential:F0",
+        observer=seen.append,
+        eval_every=4000,
+    )
+    grid = federation([0.0] * 3, [1, 2, 5], messages=False)
+    strategy.start(grid, model(1.0), num_rounds=4000, train_config=train_config(1, 0.0))
+    p, last = np.array([0.125, 0.25, 0.625]), seen[-1].clients
+    # P(T > k Δt) = e^(−k Δt/τ), τ = 1: E⌈T/Δt⌉ = 1/(1 − e^(−.5)) = 2.541, and ⌈1/.5⌉ = 2.
+    expected = 1 / (1 - np.exp(-0.5)) if periods == "expected" else 2.0
+    assert last["weight"] == pytest.approx(p * expected, rel=1e-3)
+    assert last["observed-share"] == pytest.approx(p, abs=0.01)
+
+
+def test_fedfix_is_unbiased_by_random_times_of_unequal_clients(federation, model, train_config):
+    shares = {}
+    for periods in ("expected", "of-mean"):
+        seen: list[Progress] = []
+        times = {"time_scenario": "exponential:F80", "fedfix_interval": "auto", "eval_every": 4000}
+        strategy = FedFix(fedfix_periods=periods, observer=seen.append, **times)
+        grid = federation([0.0] * 4, [1, 1, 1, 1], messages=False)
+        strategy.start(grid, model(1.0), num_rounds=4000, train_config=train_config(1, 0.0))
+        shares[periods] = np.array(seen[-1].clients["observed-share"])
+    assert np.abs(shares["expected"] - 0.25).max() < 0.01
+    assert np.abs(shares["of-mean"] - 0.25).max() > 0.04
+
+
 def test_fedfix_aggregates_by_the_clock_only():
     strategy = FedFix(FedFix.Config(fedfix_interval=0.25))
     assert strategy.interval == 0.25
@@ -164,6 +198,11 @@ def test_an_interval_by_itself_is_the_upper_median_of_the_task_times():
     assert (
         FedFix(fedfix_interval="auto").predict_num_aggregations(np.array([0.2, 0.6, 1.0]), 40.0) == 67
     )  # ⌈40 / .6⌉
+    # Tasks of 1 s: only every second interval of .5 s, and every tenth of .1 s, has arrivals.
+    for interval, number in ((0.5, 40), (0.1, 40), (1.0, 40), (2.0, 20)):
+        assert FedFix(fedfix_interval=interval).predict_num_aggregations(np.ones(3), 40.0) == number
+    # Of 12 intervals those with a multiple of 2 or 3: 2, 3, 4, 6, 8, 9, 10, 12.
+    assert FedFix(fedfix_interval=0.5).predict_num_aggregations(np.array([1.0, 1.5]), 6.0) == 8
     with pytest.raises(ValueError, match=r"^fedfix_interval = 'never': must be a number > 0, or auto$"):
         FedFix(fedfix_interval="never")
 
@@ -286,8 +325,7 @@ def test_time_based_weights_are_unbiased(federation, model, train_config, scheme
     grid = federation([0.0] * 5, [1, 2, 3, 4, 10])
     strategy.start(grid, model(1.0), num_rounds=20, train_config=train_config(1, 0.01))
     p = [0.05, 0.1, 0.15, 0.2, 0.5] if kind == "samples" else [0.2] * 5
-    if (scheme, scenario[0]) != ("fedfix", "e"):  # eq. 40 is for fixed times: see events/test_objective.py
-        assert seen[-1].clients["expected-share"] == pytest.approx(p, rel=1e-9)
+    assert seen[-1].clients["expected-share"] == pytest.approx(p, rel=1e-9)
     assert seen[-1].clients["importance"] == pytest.approx(p, rel=1e-12)
 
 
