@@ -71,7 +71,7 @@ class FedFix(AsynchronousStrategy):
     """FedFix (Fraboni et al. 2023, eq. 40).
 
     New model: every `fedfix-interval` seconds, of what has arrived.
-    Rule: W moves by Σ d_i Δ_i, d_i = E⌈T_i/Δt⌉ p_i.
+    Rule: W moves by Σ d_i Δ_i, d_i = p_i times the mean of ⌈τ_i/Δt⌉ over its tasks.
     Helps: as asynchronous FedAvg, with fewer, steadier models.
     """
 
@@ -116,10 +116,10 @@ class FedFix(AsynchronousStrategy):
         """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
         return (
-            self._periods(times) if self.config.fedfix_periods == "of-mean" else self.expected_periods(times)
+            self._intervals(times) if self.config.fedfix_periods == "of-mean" else self.expected_periods(times)
         )
 
-    def _periods(self, times: Times) -> Times:
+    def _intervals(self, times: Times) -> Times:
         # Cycles of clients that come and go are means already.
         return (
             contribution_periods(times, self.interval)
@@ -151,7 +151,7 @@ class FedFix(AsynchronousStrategy):
         """Return E⌈T_i / Δt⌉ (n,) in virtual time, ⌈τ_i / Δt⌉ in real time, which knows the mean τ_i alone."""
         interval = self.interval
         if not self.session.scheduler.always:
-            return self._periods(times)
+            return self._intervals(times)
         return self.session.scheduler.mean(
             lambda drawn: contribution_periods(drawn, interval),
             self.session.task_table.active_clients,
