@@ -13,8 +13,6 @@ from fedapp.data.errors import DataError, one_line
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
-_SHARDS_PER_CLIENT = 2  # as in the non-IID split of "Communication-Efficient Learning of Deep Networks …"
-
 
 def flower_partition(
     partitioner: str,
@@ -32,7 +30,7 @@ def flower_partition(
 
     Parameters
     ----------
-    partitioner : {"iid", "class-dirichlet", "pathological", "shards", "natural"}
+    partitioner : {"iid", "class-dirichlet", "pathological", "natural"}
     rows, labels : int64 arrays (n,)
         Row numbers into the dataset, already in random order where that matters, and their labels.
     groups : int64 array (n,) or None
@@ -71,7 +69,6 @@ def flower_partition(
             return [np.asarray(client[:]["row"], np.int64) for client in clients]
         except (ValueError, ZeroDivisionError) as error:
             advice = {
-                "shards": f" in {_SHARDS_PER_CLIENT} shards; more rows or fewer clients are needed",
                 "class-dirichlet": f" by dirichlet-alpha = {dirichlet_alpha}; a larger one or fewer clients are "
                 "needed",
                 "pathological": f" of classes-per-client = {classes_per_client} classes; more rows, fewer clients or "
@@ -90,7 +87,6 @@ def _partitioner(
         DirichletPartitioner,
         NaturalIdPartitioner,
         PathologicalPartitioner,
-        ShardPartitioner,
     )
 
     match name:
@@ -102,7 +98,5 @@ def _partitioner(
             return PathologicalPartitioner(
                 num_clients, "label", classes, class_assignment_mode="first-deterministic", seed=seed
             )
-        case "shards":
-            return ShardPartitioner(num_clients, "label", _SHARDS_PER_CLIENT, seed=seed)
         case _:
             return NaturalIdPartitioner("group")

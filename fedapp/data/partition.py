@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import get_args
 
@@ -31,7 +31,8 @@ class, where a row has no class: `Dataset.strata`.
   to clients that have less than n/C rows so far; drawn anew, up to ten times, until each has `min_samples`.
 - pathological (Li et al. 2022, "#C = k"): client i has class i modulo K and k − 1 others that are drawn; a class's
   rows are dealt out evenly to the clients that have it, and go unused where none has.
-- shards: two per client of rows sorted by label; the fewer than 2 C rows that don't fill a shard go unused.
+- shards (McMahan et al. 2017, section 3): rows sorted by label are cut into 2 C shards, whose sizes differ by one
+  row at most; each client gets two shards at random.
 - natural: one client per natural id. `num_clients` of those with at least `min_samples` training rows, drawn by the
   seed, in order of their ids; the rest goes unused.
 """
@@ -53,6 +54,8 @@ TEST_ON = (*HALVES, "unseen-clients", OWN)
 - own: all rows are pooled and divided over the clients; then each keeps `test_fraction` of its rows, one at least, to
   test on: see `own_split`.
 """
+
+_SHARDS_PER_CLIENT = 2
 
 LEAST_OWN = 2
 """Least number of rows of a client with test-on = "own": one to train on and one to test on."""
@@ -76,12 +79,16 @@ class Partition:
     test_offsets : int64 array (T + 1,)
         The same for T unseen testing clients, or for the C clients' own test rows; [0, len(test_indices)] for
         held-out rows.
+    unused_indices : int64 array
+        Rows that were to be divided and are in no client, ascending: of classes that no client of pathological draws,
+        of natural clients that aren't drawn, or that have fewer rows than `min_samples`.
     """
 
     client_indices: IntArray
     client_offsets: IntArray
     test_indices: IntArray
     test_offsets: IntArray
+    unused_indices: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_clients(self) -> int:
@@ -104,7 +111,8 @@ class Partition:
     def split(self, fraction: float, seed: int) -> "Partition":
         """Return the partition in which each client keeps a share of its rows to test on."""
         sides = [own_split(self.client(i), fraction, seed, i) for i in range(self.num_clients)]
-        return _partition([train for train, _ in sides], [test for _, test in sides])
+        made = _partition([train for train, _ in sides], [test for _, test in sides])
+        return replace(made, unused_indices=self.unused_indices)
 
 
 def names_of_clients(dataset: Dataset, partition: Partition, partitioner: str) -> tuple[str, ...]:
@@ -230,11 +238,12 @@ def _both_sides(
     require_enough(len(train), "training")
     clients = divide(train, streams.whole_number(seed, "training-division"))
     if test_on in HALVES:
-        return _partition(clients, [test])
+        return _partition(clients, [test], train)
     if test_on == OWN:
-        return _partition(clients, []).split(test_fraction, seed)
+        return _partition(clients, [], train).split(test_fraction, seed)
     require_enough(len(test), "test")
-    return _partition(clients, divide(test, streams.whole_number(seed, "testing-division")))
+    testing = divide(test, streams.whole_number(seed, "testing-division"))
+    return _partition(clients, testing, np.concatenate([train, test]))
 
 
 def _divide(
@@ -263,6 +272,8 @@ def _divide(
     rows, labels = rows[order], labels[order]
     if partitioner == "similarity":
         clients = by_similarity(rows, labels, num_clients, similarity)
+    elif partitioner == "shards":
+        clients = by_shards(rows, labels, num_clients, seed)
     else:
         clients = flower_partition(
             partitioner,
@@ -275,10 +286,15 @@ def _divide(
             dirichlet_alpha=dirichlet_alpha,
             classes_per_client=classes_per_client,
         )
-    _check_division(
-        partitioner, clients, rows, min_samples, exact=partitioner not in ("shards", "pathological")
-    )
+    _check_division(partitioner, clients, rows, min_samples, exact=partitioner != "pathological")
     return clients
+
+
+def by_shards(rows: IntArray, labels: IntArray, num_clients: int, seed: int) -> list[IntArray]:
+    """Cut the rows, sorted by label, into two shards per client of one size (±1), and deal these out at random."""
+    shards = np.array_split(rows[np.argsort(labels, kind="stable")], _SHARDS_PER_CLIENT * num_clients)
+    dealt = streams.generator(seed, "dealt-shards").permutation(len(shards)).reshape(num_clients, -1)
+    return [np.concatenate([shards[shard] for shard in own]) for own in dealt]
 
 
 def by_similarity(rows: IntArray, labels: IntArray, num_clients: int, similarity: float) -> list[IntArray]:
@@ -333,11 +349,12 @@ def _natural(
         return division
 
     if test_on in HALVES:
-        return _partition(clients(drawn[:num_clients]), [test])
+        return _partition(clients(drawn[:num_clients]), [test], train)
     if test_on == OWN:
-        return _partition(clients(drawn[:num_clients]), []).split(test_fraction, seed)
+        return _partition(clients(drawn[:num_clients]), [], train).split(test_fraction, seed)
     num_testing = max(1, round(num_clients * test_fraction / (1 - test_fraction)))
-    return _partition(clients(drawn[:num_clients]), clients(drawn[num_clients : num_clients + num_testing]))
+    testing = clients(drawn[num_clients : num_clients + num_testing])
+    return _partition(clients(drawn[:num_clients]), testing, train)
 
 
 def _split_rows(dataset: Dataset, test_on: str, test_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -357,8 +374,15 @@ def _split_rows(dataset: Dataset, test_on: str, test_fraction: float, seed: int)
     return train, test
 
 
-def _partition(clients: list[IntArray], testing: list[IntArray]) -> Partition:
-    return Partition(*_join(clients), *_join(testing))
+def _partition(
+    clients: list[IntArray], testing: list[IntArray], divided: IntArray | None = None
+) -> Partition:
+    """Return the partition; of the ``divided`` rows those that no training or testing client has are unused."""
+    made = Partition(*_join(clients), *_join(testing))
+    if divided is None:
+        return made
+    used = np.concatenate([made.client_indices, made.test_indices])
+    return replace(made, unused_indices=np.setdiff1d(divided, used))
 
 
 def _join(parts: list[IntArray]) -> tuple[IntArray, IntArray]:

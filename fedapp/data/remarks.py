@@ -16,12 +16,14 @@ _LARGE = 100.0  # root mean square of a feature from which inputs are called lar
 def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False) -> list[str]:
     """Return a line for each thing that is probably not meant.
 
-    Classes without rows, one class or one target alone, one test row, numbers that are scaled as bytes of images
-    are, inputs that are so large that no usual step size suits them.
+    Rows of no client, classes without rows, one class or one target alone, one test row, numbers that are scaled as
+    bytes of images are, inputs that are so large that no usual step size suits them.
     """
     found = (
         _of_classes(dataset, partition) if dataset.targets == "classes" else _of_numbers(dataset, partition)
     )
+    if len(partition.unused_indices):
+        found.append(_of_unused(dataset, partition))
     if len(partition.test_indices) == 1:
         what = "accuracy is 0 or 1" if dataset.targets == "classes" else "its loss says little"
         found.append(f"there is a single test row: {what}")
@@ -33,6 +35,23 @@ def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False
     if not normalize and dataset.scale == 1.0 and dataset.kind not in ("text", "parts") and not tokens:
         found += _of_size(dataset, partition)
     return found
+
+
+def _of_unused(dataset: Dataset, partition: Partition) -> str:
+    """Count the rows that are in no client, and the classes that no client trains on because of that."""
+    line = (
+        f"{len(partition.unused_indices):,} rows are in no client and go unused; clients train on "
+        f"{len(partition.client_indices):,} rows"
+    )
+    if not dataset.has_classes:
+        return line
+    unused, trained = (dataset.strata[rows] for rows in (partition.unused_indices, partition.client_indices))
+    lost = np.setdiff1d(unused, trained)
+    if not len(lost):
+        return line
+    if dataset.targets == "classes":
+        return f"{line}, none of which has class {_named(dataset, lost)}"
+    return f"{line}, none of which is in {len(lost)} of the {dataset.num_strata} tenths of the targets"
 
 
 def _of_numbers(dataset: Dataset, partition: Partition) -> list[str]:
@@ -68,9 +87,9 @@ def _of_size(dataset: Dataset, partition: Partition) -> list[str]:
 
 
 def _of_classes(dataset: Dataset, partition: Partition) -> list[str]:
-    trained, tested = (
+    trained, tested, unused = (
         np.setdiff1d(dataset.y[rows], [IGNORED])
-        for rows in (partition.client_indices, partition.test_indices)
+        for rows in (partition.client_indices, partition.test_indices, partition.unused_indices)
     )
     found = []
     if len(trained) == 1:
@@ -80,10 +99,10 @@ def _of_classes(dataset: Dataset, partition: Partition) -> list[str]:
             f"all test rows are of one class, {_named(dataset, tested)}: accuracy says little, and there is no auroc"
         )
     if dataset.has_classes:  # a vocabulary has tokens that no text of a few has
-        absent = np.setdiff1d(np.arange(dataset.num_classes), np.union1d(trained, tested))
+        absent = np.setdiff1d(np.arange(dataset.num_classes), np.concatenate([trained, tested, unused]))
         if len(absent):
             found.append(f"of {dataset.num_classes} classes no row has {_named(dataset, absent)}")
-    if len(unseen := np.setdiff1d(tested, trained)):
+    if len(unseen := np.setdiff1d(tested, np.union1d(trained, unused))):
         found.append(f"test rows have {_named(dataset, unseen)}, which no training row has")
     return found
 

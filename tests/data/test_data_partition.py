@@ -1,6 +1,7 @@
 """Partitions: every scheme covers its rows once, repeats itself, and says clearly what it can't do."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
-from fedapp.data.partition import _check_division, by_similarity, own_split
+from fedapp.data.partition import _check_division, by_shards, by_similarity, own_split
+from fedapp.data.remarks import remarks
 
 DEFAULTS: dict[str, Any] = {
     "partitioner": "label-quantity-skew",
@@ -170,6 +172,61 @@ def test_shards_give_a_client_few_classes() -> None:
     assert max(len(classes) for classes in labels) <= 4
 
 
+def test_shards_differ_by_one_row_and_every_row_is_in_a_client(digits: Dataset) -> None:
+    made = partition(digits, 360, partitioner="shards")
+    # 1,438 training rows in 720 shards: 718 of two rows and two of one. Shards of one size would leave 718 rows out.
+    assert len(made.client_indices) == 1438
+    assert sorted(set(made.sizes.tolist())) in ([2, 4], [3, 4])
+    assert len(made.unused_indices) == 0
+    assert remarks(digits, made) == []
+    rows = np.arange(13)
+    shards = by_shards(
+        rows, 12 - rows, 3, seed=0
+    )  # cut into 3, 2, 2, 2, 2, 2 rows from the highest number down
+    sizes = {12: 3, 9: 2, 7: 2, 5: 2, 3: 2, 1: 2}  # by each shard's first row
+    cut = {first: list(range(first, first - size, -1)) for first, size in sizes.items()}
+    for own in (part.tolist() for part in shards):
+        first = cut.pop(own[0])
+        second = cut.pop(own[len(first)])
+        assert own == first + second
+    assert not cut
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        # Client i has class i: of the 60 training rows of classes 4 to 9 no client has one.
+        (
+            {"partitioner": "pathological", "classes_per_client": 1},
+            [
+                "60 rows are in no client and go unused; clients train on 40 rows, none of which has class "
+                "4, 5, 6, 7, 8, 9"
+            ],
+        ),
+        # Of 10 natural clients with 11 rows 4 are drawn.
+        ({"partitioner": "natural"}, ["56 rows are in no client and go unused; clients train on 44 rows"]),
+        (
+            {"partitioner": "natural", "test_on": "own"},
+            ["66 rows are in no client and go unused; clients train on 36 rows"],
+        ),
+        # Of 10 natural clients 4 are drawn to train on, and round(4 * 0.2 / 0.8) = 1 to test on.
+        (
+            {"partitioner": "natural", "test_on": "unseen-clients"},
+            ["55 rows are in no client and go unused; clients train on 44 rows"],
+        ),
+        ({"partitioner": "iid"}, []),
+        ({"partitioner": "iid", "test_on": "held-out-even"}, []),
+    ],
+)
+def test_rows_and_classes_of_no_client_are_counted(changes: dict[str, Any], said: list[str]) -> None:
+    natural = changes["partitioner"] == "natural"
+    dataset = replace(toy(100, 10, num_classes=10), groups=np.arange(110) // 11 if natural else None)
+    made = partition(dataset, 4, **changes)
+    assert remarks(dataset, made) == said
+    used = np.concatenate([made.client_indices, made.test_indices, made.unused_indices])
+    assert len(np.unique(used)) == len(used) == 110 - 5 * (changes.get("test_on") == "held-out-even")
+
+
 def test_dirichlet_alpha_sets_the_skew(digits: Dataset) -> None:
     def largest_share(alpha: float) -> float:
         made = partition(digits, 5, partitioner="dirichlet", dirichlet_alpha=alpha)
@@ -286,7 +343,7 @@ def test_each_client_keeps_some_of_its_own_rows_to_test_on(scheme: str) -> None:
         assert (np.diff(train) > 0).all()
         assert (np.diff(test) > 0).all()
     assert len(made.test_offsets) == 9
-    if scheme not in ("natural", "shards", "pathological"):  # those leave rows out
+    if scheme not in ("natural", "pathological"):  # those leave rows out
         assert len(made.client_indices) + len(made.test_indices) == 240
     again = partition(dataset, 8, partitioner=scheme, test_on="own", test_fraction=0.25, seed=3)
     assert np.array_equal(made.test_indices, again.test_indices)
@@ -320,9 +377,10 @@ def test_a_client_of_one_row_has_none_to_test_on() -> None:
 
 def test_errors_of_the_library_are_translated(digits: Dataset) -> None:
     with pytest.raises(
-        DataError, match=r"partitioner = 'shards': .* over 1000 clients .* \(ZeroDivisionError"
+        DataError,
+        match=r"partitioner = 'pathological': .* over 1400 clients .* \(ValueError: Label: \d is needed",
     ):
-        partition(digits, 1000, partitioner="shards", min_samples=1)
+        partition(digits, 1400, partitioner="pathological", min_samples=1)
 
 
 def test_too_many_natural_clients() -> None:
