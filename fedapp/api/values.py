@@ -78,6 +78,8 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
             values[key] = as_value(key, given)
     if is_divided(keys.get("dataset")) and "partitioner" in keys:
         values["partitioner"] = as_value("partitioner", keys["partitioner"])
+    if values.get("dataset") == "npz" and not isinstance(keys.get("dataset"), str):
+        values.pop("group-column", None)  # the natural ids are in the file of arrays
     return values
 
 
@@ -194,7 +196,8 @@ def _refuse_path(keys: Mapping[str, Any]) -> None:
 def _file_of_arrays(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
     """Save arrays in the cache, in a file named by their digest, so that other processes find them."""
     _refuse_path(keys)
-    path = handed_over_dir() / f"{_digest(arrays := _arrays(given))}.npz"
+    group = str(keys.get("group_column", keys.get("group-column", "")))
+    path = handed_over_dir() / f"{_digest(arrays := _arrays(given, group))}.npz"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{uuid4().hex}.npz")
@@ -203,7 +206,13 @@ def _file_of_arrays(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
     return {"dataset": "npz", "data-path": str(path)}
 
 
-def _arrays(given: Any) -> dict[str, np.ndarray]:
+def _arrays(given: Any, group: str) -> dict[str, np.ndarray]:
+    """Return arrays by their names in an npz; ``group`` names the column of natural ids in a dataset's rows."""
+    if group and not is_of_rows(given):
+        raise ConfigError(
+            f"group-column = {group!r}: arrays have no columns; group_train and group_test of a mapping have the "
+            "natural ids of their rows"
+        )
     if isinstance(given, Mapping):
         if unknown := [name for name in given if whole_name(name) not in _ARRAYS]:
             raise ConfigError(
@@ -211,7 +220,7 @@ def _arrays(given: Any) -> dict[str, np.ndarray]:
             )
         named = dict(given)
     elif is_of_rows(given):
-        named = named_arrays(given, lambda reason: DataError(f"dataset: what is given {reason}"))
+        named = named_arrays(given, lambda reason: DataError(f"dataset: what is given {reason}"), group)
     elif isinstance(given, tuple) and len(given) in (2, 4):
         named = dict(zip(_ARRAYS, given, strict=False))
     else:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from fedapp.data.arrays import NAMES, array_data, array_splits, check_unmasked
 from fedapp.data.dataset import Array, DataColumns, RawData, Targets
 from fedapp.data.errors import DataError
+from fedapp.data.group_column import WithoutColumn
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.data.pictures import picture_pixels
@@ -145,8 +147,9 @@ def function_data(
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
         elif not is_hugging_face_form(found):
-            _no_columns(name, columns)
-            found = named_arrays(found, problem)
+            group = columns.group if is_of_rows(found) else ""
+            _no_columns(name, replace(columns, group="") if group else columns)
+            found = named_arrays(found, problem, group)
     except DataError:
         raise
     except Exception as error:
@@ -200,8 +203,8 @@ def _no_columns(name: str, columns: DataColumns) -> None:
             raise DataError(f"{key} = {value!r}: {name} returned no {what}")
 
 
-def named_arrays(found: Any, problem: Problem) -> dict[str, Array]:
-    """Return arrays by their names in an npz."""
+def named_arrays(found: Any, problem: Problem, group: str = "") -> dict[str, Array]:
+    """Return arrays by their names in an npz; ``group`` names the column of natural ids in a dataset's rows."""
     if isinstance(found, Mapping):
         if unknown := [key for key in found if whole_name(key) not in NAMES]:
             raise problem(f"is a dict with {', '.join(map(repr, unknown))}; allowed are {', '.join(NAMES)}")
@@ -209,28 +212,42 @@ def named_arrays(found: Any, problem: Problem) -> dict[str, Array]:
     elif _is_pair_of_datasets(found):
         named = {}
         for part, rows in zip(("train", "test"), found, strict=True):
-            named[f"x_{part}"], named[f"y_{part}"] = _rows(rows, problem)
+            named |= _part_of_rows(rows, part, group, problem)
     elif isinstance(found, tuple | list) and len(found) in (2, 4) and all(map(_is_array, found[1::2])):
         named = dict(zip(NAMES, found, strict=False))
     elif is_of_rows(found):
-        named = dict(zip(NAMES, _rows(found, problem), strict=False))
+        named = _part_of_rows(found, "train", group, problem)
     else:
         size = f" of {len(found)}" if isinstance(found, tuple | list) else ""
         raise problem(f"is a {type(found).__name__}{size}; allowed are {RETURNS}")
     return {key: _array(value, key, problem) for key, value in all_separated(named).items()}
 
 
+def _part_of_rows(rows: Any, part: str, group: str, problem: Problem) -> dict[str, Any]:
+    """Return inputs, targets and, with the column ``group``, natural ids of a torch Dataset, or a DataLoader's batch.
+
+    A DataLoader's ``collate_fn`` makes one batch of all its rows.
+    """
+    loader = rows if _is_loader(rows) else None
+    source = rows if loader is None else loader.dataset
+    if not _has_numbered_rows(source):
+        if loader is not None:
+            raise problem("is a DataLoader of a dataset without numbered rows; at least one is needed")
+        raise problem(f"has a {type(rows).__name__} without length or numbered rows; allowed are {RETURNS}")
+    if len(source) == 0:
+        raise problem("is a dataset without rows; at least one is needed")
+    read = WithoutColumn(source, group) if group else source
+    batch = _rows(read, problem) if loader is None else _collated(loader, read, problem)
+    ids = {f"group_{part}": read.found(problem, batch)} if isinstance(read, WithoutColumn) else {}
+    x, y = batch if loader is None else _inputs_and_targets(batch, problem)
+    return {f"x_{part}": x, f"y_{part}": y, **ids}
+
+
 def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
     """Return inputs and targets of a torch Dataset, or whatever else has a length and pairs by number.
 
-    A DataLoader's ``collate_fn`` makes one batch of all its rows. Inputs may be several, in a dict or tuple.
+    Inputs may be several, in a dict or tuple.
     """
-    if _is_loader(rows):
-        return _collated(rows, problem)
-    if not _has_numbered_rows(rows):
-        raise problem(f"has a {type(rows).__name__} without length or numbered rows; allowed are {RETURNS}")
-    if len(rows) == 0:
-        raise problem("is a dataset without rows; at least one is needed")
     if isinstance(first := rows[0], tuple | list) and len(first) == 2 and _are_several(first[0]):
         return _rows_of_several(rows, problem)
     x = y = np.empty(0)
@@ -315,11 +332,8 @@ def _named(several: Any) -> dict[Any, Any]:
     return dict(several) if isinstance(several, Mapping) else dict(enumerate(several))
 
 
-def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
-    """Return inputs and targets of one batch of all rows, which ``collate_fn`` makes, for example by padding."""
-    rows = loader.dataset
-    if not _has_numbered_rows(rows) or len(rows) == 0:
-        raise problem("is a DataLoader of a dataset without numbered rows; at least one is needed")
+def _collated(loader: Any, rows: Any, problem: Problem) -> Any:
+    """Return one batch of all rows, which ``collate_fn`` makes, for example by padding."""
     _check_sampler(loader, problem)
     found = [rows[row] for row in range(len(rows))]
     _check_read_again(rows, found.__getitem__, problem)
@@ -330,7 +344,11 @@ def _collated(loader: Any, problem: Problem) -> tuple[Any, Any]:
             "is a DataLoader whose collate_fn makes another batch of the same rows when it is called again; all rows "
             "are collated once, so what it draws, such as masks, would be drawn once for the whole run: leave it out"
         )
-    batch = loader.collate_fn(found)
+    return loader.collate_fn(found)
+
+
+def _inputs_and_targets(batch: Any, problem: Problem) -> tuple[Any, Any]:
+    """Return the inputs and targets of a batch that a ``collate_fn`` has made."""
     if isinstance(batch, Mapping) and "labels" in batch:  # as collators of transformers make them
         return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
     if not (isinstance(batch, tuple | list) and len(batch) == 2):

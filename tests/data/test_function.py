@@ -233,6 +233,37 @@ def alone(): return Endless()
     assert "has a Endless without length or numbered rows" in refused(name.replace(":load", ":alone"))
 
 
+def test_natural_ids_of_rows_and_of_a_batch(module):
+    name = module("""
+import torch
+from torch.utils.data import DataLoader, Subset
+sites = ["b", "a", "b"]
+def rows(site):
+    return Subset([({"u": np.ones(2) * k, "v": np.ones(3), **site(k)}, k % 2) for k in range(3)], range(3))
+def load(): return rows(lambda k: {"site": sites[k]})
+def pair(): return load(), DataLoader(Subset(load(), [0]), collate_fn=lambda rows: (
+    {key: torch.tensor(np.stack([x[key] for x, _ in rows])) for key in "uv"}, torch.tensor([y for _, y in rows])))
+def batch(): return DataLoader([(k, site) for k, site in enumerate(sites)], collate_fn=lambda rows: {
+    "u": torch.tensor([[k, 1.0] for k, _ in rows]), "v": torch.ones(3, 1), "labels": torch.tensor([0, 1, 0]),
+    "site": [site for _, site in rows]})
+def some(): return rows(lambda k: {"site": 1} if k else {})
+def whole(): return rows(lambda k: {"site": torch.tensor(7 - k)})
+""")
+    columns = DataColumns(group="site")
+    for function, ids in (
+        ("load", [1, 0, 1]),
+        ("pair", [1, 0, 1, 1]),
+        ("batch", [1, 0, 1]),
+        ("whole", [7, 6, 5]),
+    ):
+        data = load_dataset(name.replace(":load", f":{function}"), columns=columns)
+        assert data.groups.tolist() == ids
+        assert [part.name for part in data.parts] == ["u", "v"]
+    assert "has a natural id, group-column = 'site', in 2 of 3 rows" in refused(
+        name.replace(":load", ":some"), columns=columns
+    )
+
+
 def test_labels_that_are_names(module):
     name = module(f"def load():\n    return {X}, ['a', 'b', 'a', 'c']")
     assert (load_dataset(name).classes, load_dataset(name).y.tolist()) == (("a", "b", "c"), [0, 1, 0, 2])

@@ -73,6 +73,34 @@ def test_ragged_rows_are_padded_by_the_users_function(tmp_path):
     assert same_files(*(run.path for run in runs))
 
 
+def test_rows_for_a_collate_function_have_natural_ids(tmp_path):
+    """Rows of sites "a", "b" and "c" by their number modulo 3: the collate function gets them without the site."""
+    rows = [
+        {"ids": ids, "label": y, "site": "abc"[row % 3]}
+        for row, (ids, y) in enumerate(map(own_models.Sentences().__getitem__, range(300)))
+    ]
+
+    def collate(batch):
+        assert all(row.keys() == {"ids", "label"} for row in batch)
+        inputs, y = own_models.padded([(row["ids"], row["label"]) for row in batch])
+        return {**inputs, "labels": y}
+
+    made = fedapp.run(
+        dataset=DataLoader(rows, collate_fn=collate),
+        group_column="site",
+        partitioner="natural",
+        model=Pooled,
+        num_clients=3,
+        num_server_rounds=1,
+        results_dir=tmp_path,
+    )
+    stored = np.load(made.path / "partition.npz")
+    for client, own in enumerate(np.split(stored["client_indices"], stored["client_offsets"][1:-1])):
+        assert len(own) > 50
+        assert set(own % 3) == {client}
+    assert not made.summary["unread-keys"]
+
+
 class Pooled(own_models.TwoInputs):
     """Without a price."""
 
@@ -163,6 +191,17 @@ Y = np.array([0, 1, 0, 1])
         (
             {"dataset": DataLoader(own_models.Sentences(), collate_fn=own_models.masked)},
             "is a DataLoader whose collate_fn makes another batch of the same rows when it is called again",
+        ),
+        (
+            {
+                "dataset": DataLoader(own_models.Sentences(), collate_fn=own_models.padded),
+                "group_column": "site",
+            },
+            r"has a natural id, group-column = 'site', in 0 of 300 rows; all rows, or the batch that",
+        ),
+        (
+            {"dataset": (IDS, Y), "group_column": "site"},
+            "group-column = 'site': arrays have no columns; group_train and group_test of a mapping have the natural",
         ),
     ],
 )
