@@ -168,7 +168,7 @@ def _split(config: RunConfig, dataset: Dataset) -> tuple[np.ndarray, np.ndarray 
     """
     if config.test_on != OWN:
         return np.arange(dataset.num_train), None
-    return own_split(np.arange(len(dataset.y)), config.test_fraction, config.seed, 0)
+    return own_split(np.arange(len(dataset.y)), config.test_fraction, config.seed, 0, config.hold_out)
 
 
 def node_number(context: Context, key: str) -> int | None:

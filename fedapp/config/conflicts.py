@@ -96,6 +96,11 @@ CONFLICTS: tuple[Conflict, ...] = (
         "another test-on, or another partitioner",
     ),
     Conflict(
+        {"hold-out": one_of("last"), "test-on": one_of("unseen-clients")},
+        "test rows are those of other clients, and no client's last rows",
+        "hold-out = random, or another test-on",
+    ),
+    Conflict(
         {
             "missing": one_of("mean"),
             "dataset": one_of("files"),

@@ -165,6 +165,13 @@ class DataKeys(Keys):
             "client's own"
         ),
     ]
+    hold_out: Annotated[
+        Literal["random", "last"],
+        key(
+            "whether test rows are drawn, or are the last of each client's rows, as of time series",
+            if_("test-on = own, or data without test rows", _rows_are_split),
+        ),
+    ]
     partitioner: Annotated[
         Partitioner,
         key("how rows are divided over clients"),

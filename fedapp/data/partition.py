@@ -12,6 +12,7 @@ from fedapp.data.dataset import Dataset, IntArray
 from fedapp.data.errors import DataError, require_choice
 from fedapp.data.flower_partitioners import flower_partition
 from fedapp.data.skew import label_quantity_skew
+from fedapp.data.sorted_rows import by_shards, by_similarity
 from fedapp.names import Partitioner
 from strategies import streams
 
@@ -55,7 +56,15 @@ TEST_ON = (*HALVES, "unseen-clients", OWN)
   test on: see `own_split`.
 """
 
-_SHARDS_PER_CLIENT = 2
+LAST = "last"
+HOLD_OUT = ("random", LAST)
+"""Values of the run-config key `hold-out`.
+
+- random: test rows are drawn.
+- last: all rows are divided over the clients, and each client's last `test_fraction` of its rows, in the dataset's
+  order, are test rows: those of all clients together with held-out, where the dataset ships no test rows, and the
+  client's with own.
+"""
 
 LEAST_OWN = 2
 """Least number of rows of a client with test-on = "own": one to train on and one to test on."""
@@ -108,11 +117,16 @@ class Partition:
         """Return the rows of testing client i, 0 <= i < T; those held out are client 0."""
         return _part(self.test_indices, self.test_offsets, i)
 
-    def split(self, fraction: float, seed: int) -> "Partition":
+    def split(self, fraction: float, seed: int, hold_out: str = "random") -> "Partition":
         """Return the partition in which each client keeps a share of its rows to test on."""
-        sides = [own_split(self.client(i), fraction, seed, i) for i in range(self.num_clients)]
+        sides = [own_split(self.client(i), fraction, seed, i, hold_out) for i in range(self.num_clients)]
         made = _partition([train for train, _ in sides], [test for _, test in sides])
         return replace(made, unused_indices=self.unused_indices)
+
+    def held_out(self, half: slice) -> "Partition":
+        """Return the partition whose test rows, or every second of them, are those of all clients together."""
+        indices, offsets = _join([np.sort(self.test_indices)[half]])
+        return replace(self, test_indices=indices, test_offsets=offsets)
 
 
 def names_of_clients(dataset: Dataset, partition: Partition, partitioner: str) -> tuple[str, ...]:
@@ -128,8 +142,10 @@ def names_of_clients(dataset: Dataset, partition: Partition, partitioner: str) -
     return tuple(dataset.group_names[each] for each in ids.tolist())
 
 
-def own_split(rows: IntArray, fraction: float, seed: int, client: int) -> tuple[IntArray, IntArray]:
-    """Return a client's training and test rows, ascending: a random share of its rows to test on.
+def own_split(
+    rows: IntArray, fraction: float, seed: int, client: int, hold_out: str = "random"
+) -> tuple[IntArray, IntArray]:
+    """Return a client's training and test rows, ascending: a share of its rows to test on, drawn or the last ones.
 
     One at least, and one at least to train on.
 
@@ -140,10 +156,13 @@ def own_split(rows: IntArray, fraction: float, seed: int, client: int) -> tuple[
     """
     if len(rows) < LEAST_OWN:
         raise DataError(
-            f"test-on = 'own': needs {LEAST_OWN} rows of a client or more, one to train and one to test on; it has "
-            f"{len(rows)}"
+            f"test-on = 'own' and hold-out = 'last' need {LEAST_OWN} rows of a client or more, one to train and one "
+            f"to test on; it has {len(rows)}"
         )
     number = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+    if hold_out == LAST:
+        ascending = np.sort(rows)
+        return ascending[:-number], ascending[-number:]
     shuffled = streams.generator(seed, "own-test-rows", client).permutation(len(rows))
     return np.sort(rows[shuffled[number:]]), np.sort(rows[shuffled[:number]])
 
@@ -161,6 +180,7 @@ def make_partition(
     classes_per_client: int = 2,
     test_on: str,
     test_fraction: float,
+    hold_out: str = "random",
     seed: int,
 ) -> Partition:
     """Split a dataset into training and test rows and divide them over clients; the same seed gives the same.
@@ -187,6 +207,8 @@ def make_partition(
         One of `TEST_ON`.
     test_fraction : float
         Share of the rows to test on, between 0 and 1.
+    hold_out : str
+        One of `HOLD_OUT`.
     seed : int
 
     Raises
@@ -205,9 +227,10 @@ def make_partition(
         test_fraction,
         seed,
     )
-    _check_choices(partitioner, test_on, min_samples)
+    _check_choices(partitioner, test_on, hold_out, min_samples)
+    held = Held(test_on, test_fraction, hold_out, seed)
     if partitioner == "natural":
-        return _natural(dataset, num_clients, min_samples, test_on, test_fraction, seed)
+        return _natural(dataset, num_clients, min_samples, held)
     divide: Divide = partial(
         _divide,
         dataset,
@@ -220,30 +243,50 @@ def make_partition(
         similarity=similarity,
         classes_per_client=classes_per_client,
     )
-    train, test = _split_rows(dataset, test_on, test_fraction, seed)
-    enough = partial(_require_enough, dataset, num_clients, min_samples)
-    return _both_sides(divide, enough, train, test, test_on, test_fraction, seed)
-
-
-def _both_sides(
-    divide: Divide,
-    require_enough: Callable[[int, str], None],
-    train: IntArray,
-    test: IntArray,
-    test_on: str,
-    test_fraction: float,
-    seed: int,
-) -> Partition:
-    """Divide the training rows, and the test rows where there are clients to test on."""
-    require_enough(len(train), "training")
+    train, test = held.split_rows(dataset)
+    _require_enough(dataset, num_clients, min_samples, len(train), "training")
     clients = divide(train, streams.whole_number(seed, "training-division"))
-    if test_on in HALVES:
-        return _partition(clients, [test], train)
-    if test_on == OWN:
-        return _partition(clients, [], train).split(test_fraction, seed)
-    require_enough(len(test), "test")
+    if test_on != "unseen-clients":
+        return held.partition(clients, test, train)
+    _require_enough(dataset, num_clients, min_samples, len(test), "test")
     testing = divide(test, streams.whole_number(seed, "testing-division"))
     return _partition(clients, testing, np.concatenate([train, test]))
+
+
+@dataclass(frozen=True)
+class Held:
+    """Which rows are held out to test on: the values of `test-on`, `test-fraction`, `hold-out` and `seed`."""
+
+    test_on: str
+    fraction: float
+    hold_out: str
+    seed: int
+
+    def split_rows(self, dataset: Dataset) -> tuple[IntArray, IntArray]:
+        """Return training and test rows, ascending; no test rows where each client's are split off later."""
+        num_rows = len(dataset.y)
+        ships_tests = self.test_on in HALVES and dataset.num_train < num_rows
+        if self.test_on == OWN or (self.hold_out == LAST and not ships_tests):
+            return np.arange(num_rows), np.empty(0, np.int64)
+        if ships_tests:
+            train, test = np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
+        else:
+            shuffled = streams.generator(self.seed, "test-rows").permutation(num_rows)
+            num_test = min(max(1, round(self.fraction * num_rows)), num_rows)
+            train, test = np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test])
+        test = test[HALVES.get(self.test_on, slice(None))]
+        if not len(test):
+            raise DataError(
+                f"test-on = {self.test_on!r}: '{dataset.name}' has 1 test row; at least 2 are needed"
+            )
+        return train, test
+
+    def partition(self, clients: list[IntArray], test: IntArray, divided: IntArray) -> Partition:
+        """Return the partition of clients that test on their own rows, or all together on held-out rows."""
+        if len(test):
+            return _partition(clients, [test], divided)
+        made = _partition(clients, [], divided).split(self.fraction, self.seed, self.hold_out)
+        return made if self.test_on == OWN else made.held_out(HALVES[self.test_on])
 
 
 def _divide(
@@ -290,36 +333,7 @@ def _divide(
     return clients
 
 
-def by_shards(rows: IntArray, labels: IntArray, num_clients: int, seed: int) -> list[IntArray]:
-    """Cut the rows, sorted by label, into two shards per client of one size (±1), and deal these out at random."""
-    shards = np.array_split(rows[np.argsort(labels, kind="stable")], _SHARDS_PER_CLIENT * num_clients)
-    dealt = streams.generator(seed, "dealt-shards").permutation(len(shards)).reshape(num_clients, -1)
-    return [np.concatenate([shards[shard] for shard in own]) for own in dealt]
-
-
-def by_similarity(rows: IntArray, labels: IntArray, num_clients: int, similarity: float) -> list[IntArray]:
-    """Deal out a share of the rows as they come, and the rest sorted by label, to clients of one size (±1).
-
-    Parameters
-    ----------
-    rows, labels : int64 arrays (n,)
-        In random order.
-    num_clients : int
-    similarity : float
-        The share, from 0 to 1; of a client's rows it is rounded to whole ones.
-    """
-    sizes = np.array([len(part) for part in np.array_split(rows, num_clients)])
-    alike = np.floor(similarity * sizes + 0.5).astype(np.int64)
-    drawn = alike.sum()
-    rest = rows[drawn:][np.argsort(labels[drawn:], kind="stable")]
-    ends, rest_ends = np.cumsum(alike)[:-1], np.cumsum(sizes - alike)[:-1]
-    pairs = zip(np.split(rows[:drawn], ends), np.split(rest, rest_ends), strict=True)
-    return [np.concatenate(pair) for pair in pairs]
-
-
-def _natural(
-    dataset: Dataset, num_clients: int, min_samples: int, test_on: str, test_fraction: float, seed: int
-) -> Partition:
+def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: Held) -> Partition:
     if dataset.groups is None:
         raise DataError(
             f"partitioner = 'natural': dataset '{dataset.name}' has no natural clients; allowed: "
@@ -327,51 +341,32 @@ def _natural(
         )
     groups = np.asarray(dataset.groups)
     train, test = np.arange(len(dataset.y)), np.empty(0, np.int64)
-    if test_on in HALVES:
-        train, test = _split_rows(dataset, test_on, test_fraction, seed)
+    if held.test_on in HALVES:
+        train, test = held.split_rows(dataset)
     ids, counts = np.unique(groups[train], return_counts=True)
     ids = ids[counts >= min_samples]
-    spare = 1 if test_on == "unseen-clients" else 0
+    spare = 1 if held.test_on == "unseen-clients" else 0
     if num_clients + spare > len(ids):
         raise DataError(
             f"num-supernodes = {num_clients}: '{dataset.name}' has {len(ids)} natural clients with at least "
             f"min-samples = {min_samples} rows; at most {max(len(ids) - spare, 0)} clients are allowed"
             + (", as test-on = 'unseen-clients' needs others to test on" if spare else "")
         )
-    drawn = streams.generator(seed, "natural-clients").permutation(len(ids))
+    drawn = streams.generator(held.seed, "natural-clients").permutation(len(ids))
 
     def clients(chosen: IntArray) -> list[IntArray]:
         rows = train[np.isin(groups[train], ids[chosen])]
         division = flower_partition(
-            "natural", rows, dataset.strata[rows], groups[rows], len(chosen), min_samples, seed
+            "natural", rows, dataset.strata[rows], groups[rows], len(chosen), min_samples, held.seed
         )
         _check_division("natural", division, rows, min_samples, exact=True)
         return division
 
-    if test_on in HALVES:
-        return _partition(clients(drawn[:num_clients]), [test], train)
-    if test_on == OWN:
-        return _partition(clients(drawn[:num_clients]), [], train).split(test_fraction, seed)
-    num_testing = max(1, round(num_clients * test_fraction / (1 - test_fraction)))
+    if held.test_on != "unseen-clients":
+        return held.partition(clients(drawn[:num_clients]), test, train)
+    num_testing = max(1, round(num_clients * held.fraction / (1 - held.fraction)))
     testing = clients(drawn[num_clients : num_clients + num_testing])
     return _partition(clients(drawn[:num_clients]), testing, train)
-
-
-def _split_rows(dataset: Dataset, test_on: str, test_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Return training and test rows, ascending."""
-    num_rows = len(dataset.y)
-    if test_on == OWN:
-        return np.arange(num_rows), np.empty(0, np.int64)
-    if test_on in HALVES and dataset.num_train < num_rows:
-        train, test = np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
-    else:
-        shuffled = streams.generator(seed, "test-rows").permutation(num_rows)
-        num_test = min(max(1, round(test_fraction * num_rows)), num_rows)
-        train, test = np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test])
-    test = test[HALVES.get(test_on, slice(None))]
-    if not len(test):
-        raise DataError(f"test-on = {test_on!r}: '{dataset.name}' has 1 test row; at least 2 are needed")
-    return train, test
 
 
 def _partition(
@@ -421,9 +416,10 @@ def _check_division(
         )
 
 
-def _check_choices(partitioner: str, test_on: str, min_samples: int) -> None:
+def _check_choices(partitioner: str, test_on: str, hold_out: str, min_samples: int) -> None:
     require_choice("partitioner", partitioner, PARTITIONERS)
     require_choice("test-on", test_on, TEST_ON)
+    require_choice("hold-out", hold_out, HOLD_OUT)
     if test_on == OWN and min_samples < LEAST_OWN:
         raise DataError(
             f"min-samples = {min_samples}: with test-on = 'own' a client needs {LEAST_OWN} rows or more, one to "

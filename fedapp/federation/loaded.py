@@ -39,6 +39,7 @@ DIVISION_KEYS = (
     "classes_per_client",
     "test_on",
     "test_fraction",
+    "hold_out",
     "seed",
 )
 Division = tuple[tuple[str, Any], ...]

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
-from fedapp.data.partition import _check_division, by_shards, by_similarity, own_split
+from fedapp.data.partition import _check_division, own_split
 from fedapp.data.remarks import remarks
+from fedapp.data.sorted_rows import by_shards, by_similarity
 
 DEFAULTS: dict[str, Any] = {
     "partitioner": "label-quantity-skew",
@@ -357,6 +358,31 @@ def test_the_division_is_the_same_whatever_share_is_kept_to_test_on() -> None:
         assert set(few.test_client(i)) < set(many.test_client(i))  # of one order
 
 
+@pytest.mark.parametrize("scheme", ["natural", "iid"])
+@pytest.mark.parametrize("test_on", ["own", "held-out", "held-out-odd"])
+def test_the_last_rows_of_each_client_are_held_out(scheme: str, test_on: str) -> None:
+    """Of 60 rows of 4 clients with 15 each the last 20 % are 3 rows of each client."""
+    dataset = toy(60, num_groups=4)
+    made = partition(dataset, 4, partitioner=scheme, test_on=test_on, hold_out="last")
+    assert made.sizes.tolist() == [12] * 4
+    assert dataset.groups is not None
+    if scheme == "natural":  # client i has the rows i, i + 4, …, i + 56
+        assert [made.client(i).tolist() for i in range(4)] == [list(range(i, 48, 4)) for i in range(4)]
+    if test_on == "own":
+        assert all(made.test_client(i).min() > made.client(i).max() for i in range(4))
+        assert [len(made.test_client(i)) for i in range(4)] == [3] * 4
+        return
+    rest = np.setdiff1d(np.arange(60), made.client_indices)
+    assert len(rest) == 12
+    assert (
+        made.test_indices.tolist()
+        == rest[slice(1, None, 2) if test_on == "held-out-odd" else slice(None)].tolist()
+    )
+    assert made.test_offsets.tolist() == [0, len(made.test_indices)]
+    shipped = partition(toy(60, 7, num_groups=4), 4, partitioner=scheme, hold_out="last")
+    assert shipped.test_indices.tolist() == list(range(60, 67))
+
+
 @pytest.mark.parametrize(
     ("rows", "fraction", "train"), [(2, 0.01, 1), (2, 0.99, 1), (10, 0.99, 1), (10, 0.5, 5)]
 )
@@ -367,7 +393,7 @@ def test_one_row_at_least_is_on_either_side(rows: int, fraction: float, train: i
 
 
 def test_a_client_of_one_row_has_none_to_test_on() -> None:
-    with pytest.raises(DataError, match=r"test-on = 'own': needs 2 rows of a client or more, .* it has 1$"):
+    with pytest.raises(DataError, match=r"test-on = 'own' .* need 2 rows of a client or more, .* it has 1$"):
         own_split(np.arange(1), 0.2, 0, 0)
     with pytest.raises(
         DataError, match=r"min-samples = 1: with test-on = 'own' a client needs 2 rows or more"

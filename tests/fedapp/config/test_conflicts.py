@@ -17,6 +17,7 @@ CASES: tuple[dict[str, Any], ...] = (
     {"dataset": "npz"},
     {"dataset": "files"},
     {"dataset": "synthetic", "partitioner": "natural", "test-on": "unseen-clients"},
+    {"hold-out": "last", "test-on": "unseen-clients"},
     {"dataset": "files", "data-path": "/a.csv", "missing": "mean"},
     {"local-epochs": 0},
     {"local-epochs": 1, "local-steps": 10},

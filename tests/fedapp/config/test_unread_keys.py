@@ -338,8 +338,11 @@ def test_where_prometheus_asks_is_read_if_it_may_ask(free_port):
 def test_the_share_to_test_on_is_not_read_where_the_dataset_ships_test_rows(save_npz):
     own = {"dataset": "npz", "partitioner": "iid", "test-fraction": 0.5}
     shipped, whole = save_npz("shipped.npz", test=True), save_npz("whole.npz")
-    assert unread({**own, "data-path": shipped}) == {"test-fraction": 0.5}
-    assert unread({**own, "data-path": whole}) == {}
+    assert unread({**own, "data-path": shipped, "hold-out": "last"}) == {
+        "test-fraction": 0.5,
+        "hold-out": "last",
+    }
+    assert unread({**own, "data-path": whole, "hold-out": "last"}) == {}
     assert unread({**own, "data-path": shipped, "test-on": "unseen-clients"}) == {}
 
 
