@@ -73,7 +73,8 @@ def build_model(
     name : str
         One of ``MODELS``, or ``module:name`` of a class or function of the user's own: see ``own_model``.
     kind : str
-        Kind of the inputs: ``image`` (C, H, W), ``vector`` (d,), ``text`` (80,), or ``parts``: several inputs a row.
+        Kind of the inputs: ``image`` (C, H, W), ``vector`` (d,), ``series`` (T, F), ``text`` (80,), or ``parts``:
+        several inputs a row.
     input_shape : tuple of int, or of Part
         Shape of one input, or name, type and shape of each of several.
     num_classes : int
@@ -123,7 +124,9 @@ def check_model(name: str, *, kind: str, input_shape: Form, num_classes: int) ->
         raise ModelError(
             f"model = 'perceptron': needs two features and two classes (dataset synthetic); {data}"
         )
-    if name in ("cnn", "resnet18") and (kind != "image" or min(cast(tuple[int, ...], input_shape)[1:]) < 4):
+    if name in ("cnn", "resnet18") and (
+        kind not in ("image", "series") or min(cast(tuple[int, ...], input_shape)[-2:]) < 4
+    ):
         raise ModelError(f"model = {name!r}: needs images of 4x4 or more; {data}")
 
 
@@ -140,6 +143,11 @@ def own_model(name: str, input_shape: Form, num_outputs: int) -> nn.Module:
         If it can't be imported.
     """
     found = imported("model", name)
+    if isinstance(found, nn.Module):
+        raise ModelError(
+            f"model = {name!r}: is an instance of {type(found).__name__}; a class, or a function that makes a new "
+            "one, is needed, as each process makes its own from the run's seed"
+        )
     if not callable(found):
         raise ModelError(
             f"model = {name!r}: must be a class or function that makes an nn.Module, is {found!r}"
@@ -215,6 +223,10 @@ def _taken(name: str, make: Callable[..., Any], given: dict[str, Any]) -> dict[s
 
 def _build(name: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     num_features = int(torch.Size(input_shape).numel())
+    if name in ("cnn", "resnet18") and len(input_shape) == 2:  # numbers (N, H, W) are grey images to these
+        return nn.Sequential(
+            nn.Unflatten(1, (1, input_shape[0])), _build(name, (1, *input_shape), num_classes)
+        )
     if name == "perceptron":
         return Perceptron()
     if name == "logistic":

@@ -74,8 +74,9 @@ def _check_alike(inputs: list[Array], groups: list[Array | None], problem: Probl
 def array_data(splits: list[Split], problem: Problem) -> RawData:
     """Return data of one's own: uint8 inputs are scaled by 1/255, others are kept, as float32.
 
-    (N, D) inputs are vectors; (N, H, W) and (N, C, H, W) are images, and so is (N, H, W, C) where the last
-    axis, but not the second, has size 1 or 3. Labels are 0 … num_classes - 1, the largest one found, or have names.
+    (N, D) inputs are vectors; (N, C, H, W) are images, and so is (N, H, W, C) where the last axis, but not the
+    second, has size 1 or 3. (N, H, W) of uint8 are images, of other types series of steps and features, (N, T, F).
+    Labels are 0 … num_classes - 1, the largest one found, or have names.
 
     Raises
     ------
@@ -84,19 +85,18 @@ def array_data(splits: list[Split], problem: Problem) -> RawData:
     """
     shape, parts = splits[0].x.shape, splits[0].parts
     if len(shape) not in (2, 3, 4):
-        raise problem(f"x_train has shape {shape}; allowed: (N, D), (N, H, W), (N, C, H, W), (N, H, W, C)")
+        raise problem(
+            f"x_train has shape {shape}; allowed: (N, D), (N, T, F), (N, H, W), (N, C, H, W), (N, H, W, C)"
+        )
     y, groups, num_train = join_rows(splits)
     kind: Kind = "parts" if parts else "vector" if len(shape) == 2 else "image"
+    if len(shape) == 3 and splits[0].x.dtype != np.uint8:
+        kind = "series"
     remarks: list[str] = []
     if len(shape) == 4 and shape[3] < min(shape[1:3]) and not _channels_are_last(shape):
         remarks.append(
             "x_train has rows of shape {}, taken for {} channels of {}x{}; channels may be last where they are 1 or "
             "3".format(shape[1:], *shape[1:])
-        )
-    if len(shape) == 3 and splits[0].x.dtype != np.uint8:
-        remarks.append(
-            "x_train has rows of shape {}, taken for grey images (1, {}, {}), which normalize = 'standardize' moves "
-            "by a single mean; (N, D) has one for each value".format(shape[1:], *shape[1:])
         )
     blocks = [channels_first(split.x) if kind == "image" else split.x for split in splits]
     scale = 1 / 255 if blocks[0].dtype == np.uint8 else 1.0

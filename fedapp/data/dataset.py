@@ -12,7 +12,7 @@ from fedapp.data.errors import DataError
 from fedapp.data.moments import Moments
 from fedapp.names import Form, Part
 
-Kind = Literal["image", "vector", "text", "parts"]
+Kind = Literal["image", "vector", "series", "text", "parts"]
 Array = NDArray[Any]
 IntArray = NDArray[np.int64]
 
@@ -169,7 +169,8 @@ class Dataset:
     name : str
         Value of the run-config key `dataset`.
     x : array (N, \\*input_shape)
-        uint8 or float32; images channels first (N, C, H, W); text as uint8 token ids (N, 80).
+        uint8 or float32; images channels first (N, C, H, W); series of T steps of F features (N, T, F); text as uint8
+        token ids (N, 80).
     y : int64 array (N,) or (N, …), or float32 array (N, M, …)
         A label per row, for text the token id of the next character; or a label per position of a row, such as a
         pixel of a picture, where -100 marks a position without a label; or numbers for each row.
@@ -179,7 +180,7 @@ class Dataset:
         Number of training rows; N where the dataset ships no test rows.
     num_classes : int
         Number of classes, 0 where targets are numbers.
-    kind : {"image", "vector", "text", "parts"}
+    kind : {"image", "vector", "series", "text", "parts"}
         What an input is; "parts": a row has several inputs, stored one after the other.
     scale : float
         x * scale lies in [0, 1]: 1/16 for digits, 1/255 for uint8 images; 1 for text and for float inputs,
@@ -281,6 +282,11 @@ class Dataset:
         return tuple(map(int, self.x.shape[1:]))
 
     @property
+    def num_features(self) -> int:
+        """Number of standardized features: values of a vector, channels of an image, or features of a series."""
+        return self.input_shape[-1 if self.kind == "series" else 0]
+
+    @property
     def num_strata(self) -> int:
         """Number of strata: of classes, also those that no row has, of tenths, or of natural clients."""
         return (self.has_classes and self.num_classes) or int(self.strata.max()) + 1
@@ -295,7 +301,7 @@ class Dataset:
         normalize : bool, "symmetric" or "standardize"
             True: also subtract the published mean and divide by the published standard deviation, per channel;
             "symmetric": from [0, 1] to [-1, 1]; "standardize": subtract the mean and divide by the deviation in
-            `moments`, per value of a vector or channel of an image.
+            `moments`, per value of a vector, channel of an image or feature of a series.
 
         Returns
         -------
@@ -356,7 +362,7 @@ class Dataset:
                 self.require_moments()
                 assert self.moments is not None
                 mean, std = self.moments.mean, self.moments.std
-            per_channel = (-1,) + (1,) * (x.ndim - 2)
+            per_channel = (-1,) if self.kind == "series" else (-1,) + (1,) * (x.ndim - 2)
             x -= np.asarray(mean, np.float32).reshape(per_channel)
             x /= np.asarray(std, np.float32).reshape(per_channel)
             if normalize == "standardize":

@@ -20,7 +20,7 @@ _RESOLUTION = float(np.finfo(np.float32).eps)
 
 @dataclass(frozen=True)
 class Moments:
-    """Mean and deviation of inputs, per value of a vector or channel of an image; a deviation is never 0."""
+    """Mean and deviation of inputs, of each feature (``Dataset.num_features``); a deviation is never 0."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -47,7 +47,7 @@ class Sums:
 
     @classmethod
     def of(cls, blocks: Iterable[NDArray[Any]]) -> "Sums":
-        """Sum up blocks of inputs (n, F) or (n, F, H, W)."""
+        """Sum up blocks of inputs (n, F), (n, F, T) or (n, F, H, W)."""
         return cls.merged([cls._of_block(block) for block in blocks])
 
     @classmethod

@@ -71,7 +71,7 @@ def _of_size(dataset: Dataset, partition: Partition) -> list[str]:
     """Return a line where a feature's root mean square is large."""
     rows = partition.client_indices[:: max(1, len(partition.client_indices) // _ROWS)]
     x = np.asarray(dataset.x[rows], np.float64)
-    axes = (0, *range(2, x.ndim))
+    axes = (0, 1) if dataset.kind == "series" else (0, *range(2, x.ndim))
     size = np.sqrt(np.square(x).mean(axis=axes))
     if (largest := float(size.max())) <= _LARGE:
         return []

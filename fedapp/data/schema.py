@@ -16,7 +16,7 @@ class Schema:
     Attributes
     ----------
     kind : str
-        image, vector, text or parts.
+        image, vector, series, text or parts.
     dtype : str
         uint8 or float32: inputs of different type are scaled differently (`Dataset.scale`).
     shape : tuple of int

@@ -14,7 +14,7 @@ _BLOCK = 2**18  # numbers converted to float64 at a time
 
 
 def sums_of(dataset: Dataset, rows: IntArray) -> Sums:
-    """Return the sums of some rows' inputs: per value of a vector, per channel of an image.
+    """Return the sums of some rows' inputs: per value of a vector, channel of an image or feature of a series.
 
     Raises
     ------
@@ -28,14 +28,15 @@ def sums_of(dataset: Dataset, rows: IntArray) -> Sums:
 
     def blocks() -> Iterator[Array]:
         for start in range(0, len(rows), block):
-            yield dataset.prepared(dataset.x[rows[start : start + block]])
+            x = dataset.prepared(dataset.x[rows[start : start + block]])
+            yield x.swapaxes(1, 2) if dataset.kind == "series" else x  # the features in axis 1
 
     return Sums.of(blocks())
 
 
 def same_size(sums: Sums, dataset: Dataset) -> bool:
     """Tell whether sums have one entry per feature of a dataset's inputs, and values that real inputs can give."""
-    if not sums.count.shape == sums.total.shape == sums.squares.shape == (dataset.input_shape[0],):
+    if not sums.count.shape == sums.total.shape == sums.squares.shape == (dataset.num_features,):
         return False
     # A NaN fails each of these comparisons.
     counts = np.all((sums.count >= 0) & (sums.count < _LARGEST) & (sums.count == np.floor(sums.count)))

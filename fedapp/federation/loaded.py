@@ -24,8 +24,9 @@ from fedapp.data.standardize import sums_of
 from fedapp.models import build_model
 from fedapp.names import Form, Part
 from fedapp.training.evaluation import metrics_of
-from fedapp.training.losses import loss_of
+from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
+from fedapp.training.outputs import take_logits
 from fedapp.training.parts import unpack
 
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
@@ -145,7 +146,8 @@ def model_of(
     device: torch.device = CPU,
 ) -> nn.Module:
     """Return the run's initial model, the same in every process."""
-    return cached_model(config.model, kind, form, num_classes, config.init, config.seed, device)
+    built_in = config.loss in LOSSES
+    return cached_model(config.model, kind, form, num_classes, config.init, config.seed, device, built_in)
 
 
 def absolute(data_path: str) -> str:
@@ -195,10 +197,12 @@ def cached_model(
     init: str,
     seed: int,
     device: torch.device,
+    built_in_loss: bool,
 ) -> nn.Module:
-    """Build an initial model, once."""
+    """Build an initial model, once; a loss of the user's own gets mappings as the model returns them."""
     model = build_model(name, kind=kind, input_shape=form, num_classes=num_classes, init=init, seed=seed)
     parts = [part for part in form if isinstance(part, Part)]
+    model = take_logits(model, of_mappings=built_in_loss)
     return (unpack(model, parts) if parts else model).to(device)
 
 

@@ -179,7 +179,7 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
     if config.augment != "none" and dataset.kind != "image":
         raise ConfigError(
             f"augment = {config.augment!r}: the inputs of '{config.dataset}' are {dataset.kind}; only images can be "
-            "mirrored or moved, allowed is none"
+            "mirrored or moved, (N, H, W) of uint8 or (N, C, H, W); allowed is none"
         )
     if config.normalize == "standardize":
         dataset.require_values()

@@ -33,6 +33,9 @@ BY_CLASS = {METRICS[name] for name in ("accuracy", "top5", "perplexity", "f1-mac
 # Metrics that read numbers as labels that hold or don't, and outputs as their logits.
 BY_LABEL = {METRICS[name] for name in ("accuracy", "f1-macro", "iou", "auroc")}
 
+# Of these, those that take a logit above 0 for a label that holds.
+BY_SIGN = BY_LABEL - {METRICS["auroc"]}
+
 
 def check_parts(
     model_name: str,
@@ -80,6 +83,7 @@ def check_parts(
         )
         _check_outputs(model_name, loss, metrics, outputs, data, len(x))
         _check_finite(model_name, outputs)
+        _say_probabilities(model_name, model, loss, outputs)
         if not y.is_floating_point():
             _check_classes(model_name, loss, metrics, outputs, y, num_classes)
         targets = y.numpy(force=True) if targets is None else targets
@@ -225,6 +229,30 @@ def _check_outputs(
             f"{key} = {name!r}: takes one tensor, model = {model_name!r} returns {_shape(outputs)}; one of your own "
             f"gets them as they are{', and metrics may be none' if key == 'metrics' else ''}"
         )
+
+
+def _say_probabilities(model_name: str, model: nn.Module, loss: Loss, outputs: Any) -> None:
+    """Warn of a softmax or sigmoid before a loss that takes one itself."""
+    if loss is CROSS_ENTROPY:
+        found = any(_are_probabilities(outputs, axis) for axis in {1, outputs.dim() - 1} if axis > 0)
+    else:
+        found = loss.name == "bce" and isinstance([*model.modules()][-1], nn.Sigmoid)
+    if found:
+        ending = "softmax" if loss is CROSS_ENTROPY else "sigmoid"
+        log.warning(
+            "model = %r: its outputs are probabilities, but loss = %r takes logits, of which it makes probabilities "
+            "itself, so that the model learns little; leave the %s at the model's end out",
+            model_name,
+            loss.name,
+            ending,
+        )
+
+
+def _are_probabilities(outputs: Tensor, axis: int) -> bool:
+    """Tell whether numbers are at least 0 and sum to 1 along an axis that has several."""
+    if outputs.shape[axis] < 2 or bool((outputs < 0).any()):
+        return False
+    return bool(((outputs.sum(axis) - 1).abs() < 1e-4).all())
 
 
 def _one_row(model_name: str, model: nn.Module, state: dict[str, Tensor], x: Tensor, outputs: Any) -> Any:
@@ -390,7 +418,14 @@ def _check_losses(model_name: str, loss: Loss, outputs: Any, y: Tensor, inputs: 
 
 def _check_labels(loss: Loss, metrics: tuple[Metric, ...], targets: np.ndarray) -> None:
     """Refuse metrics of labels on numbers that are none; with bce they may be shares, and outputs are logits."""
-    if targets.dtype.kind != "f" or loss.name == "bce" or bool(((targets == 0) | (targets == 1)).all()):
+    if targets.dtype.kind != "f" or loss.name == "bce":
+        return
+    if loss.name in LOSSES and (wrong := next((metric for metric in metrics if metric in BY_SIGN), None)):
+        raise OwnPartError(
+            f"metrics = {wrong.name!r}: takes outputs for logits, and loss = {loss.name!r} takes them for numbers; "
+            "allowed are rmse, r2, mae and auroc, or loss = cross-entropy or bce"
+        )
+    if bool(((targets == 0) | (targets == 1)).all()):
         return
     if wrong := next((metric for metric in metrics if metric in BY_LABEL), None):
         raise OwnPartError(

@@ -1,12 +1,14 @@
 """npz files of the user's own: what they may hold, and what is said of those that hold something else."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fedapp.data import load_dataset
+from fedapp.data.standardize import same_size, sums_of
 from tests.data.sources import message, save
 
 
@@ -24,6 +26,8 @@ from tests.data.sources import message, save
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float64, np.int16, np.float16])
 def test_npz_shapes_and_types(tmp_path, shape, expected, kind, dtype):
+    if len(shape) == 3 and dtype is not np.uint8:
+        expected, kind = shape[1:], "series"
     x = (np.arange(np.prod(shape)) % 200).reshape(shape).astype(dtype)
     arrays = {"x_train": x[:3], "y_train": np.array([0, 4, 1]), "x_test": x[3:], "y_test": np.array([2])}
     data = load_dataset("npz", save(tmp_path / "own.npz", arrays))
@@ -46,12 +50,26 @@ def test_channels_that_may_be_meant_otherwise_are_told(tmp_path, shape, says):
         assert (f"taken for {shape[0]} channels of {shape[1]}x{shape[2]}" in "".join(data.remarks)) is says
 
 
-@pytest.mark.parametrize(("dtype", "says"), [(np.float64, True), (np.uint8, False)])
-def test_series_are_taken_for_grey_images_and_that_is_told(tmp_path, dtype, says):
+@pytest.mark.parametrize(
+    ("dtype", "kind", "shape"), [(np.float64, "series", (10, 2)), (np.uint8, "image", (1, 10, 2))]
+)
+def test_series_are_passed_as_they_are(tmp_path, dtype, kind, shape):
     arrays = {"x_train": np.ones((3, 10, 2), dtype), "y_train": np.array([0, 4, 1])}
     data = load_dataset("npz", save(tmp_path / "own.npz", arrays))
-    assert data.input_shape == (1, 10, 2)
-    assert ("rows of shape (10, 2), taken for grey images (1, 10, 2)" in "".join(data.remarks)) is says
+    assert (data.kind, data.input_shape, data.remarks) == (kind, shape, ())
+
+
+def test_a_series_has_a_mean_of_each_feature(tmp_path):
+    """Two series of two steps: the first feature is 1, 3, 5, 7, the second 10 throughout."""
+    x = np.array([[[1, 10], [3, 10]], [[5, 10], [7, 10]]])
+    data = load_dataset("npz", save(tmp_path / "own.npz", {"x_train": x, "y_train": np.arange(2)}))
+    sums = sums_of(data, np.arange(2))
+    assert same_size(sums, data)
+    assert (sums.count.tolist(), sums.total.tolist()) == ([4, 4], [16, 40])
+    moments = sums.moments()
+    assert (moments.mean, moments.std) == ((4, 10), (np.sqrt(5), 1))
+    found = replace(data, moments=moments).inputs(np.arange(2), "standardize")
+    assert found == pytest.approx((x - [4, 10]) / [np.sqrt(5), 1], abs=1e-6)
 
 
 def test_labels_that_are_names(tmp_path):
@@ -105,7 +123,7 @@ BAD_FILES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"x_train": np.zeros((3, 1, 1, 1, 1)), "y_train": Y},
-        "x_train has shape (3, 1, 1, 1, 1); allowed: (N, D), (N, H, W), (N, C, H, W), (N, H, W, C)",
+        "x_train has shape (3, 1, 1, 1, 1); allowed: (N, D), (N, T, F), (N, H, W), (N, C, H, W), (N, H, W, C)",
     ),
     (
         {"x_train": X.astype(complex), "y_train": Y},

@@ -166,6 +166,15 @@ def test_number_of_parameters_by_hand(model, name, parameters):
     assert count(build(model, DATA[name])) == parameters
 
 
+def test_numbers_without_an_axis_of_channels_are_grey_images_to_a_cnn():
+    x = torch.rand(3, 8, 8)
+    series = build_model("cnn", kind="series", input_shape=(8, 8), num_classes=10, seed=3)
+    image = build_model("cnn", kind="image", input_shape=(1, 8, 8), num_classes=10, seed=3)
+    assert torch.equal(series(x), image(x.unsqueeze(1)))
+    with pytest.raises(ModelError, match="needs images of 4x4 or more"):
+        build_model("cnn", kind="series", input_shape=(8, 3), num_classes=10)
+
+
 def test_the_perceptron_trains_the_intercept_only():
     model = build("perceptron", DATA["synthetic"], seed=9)
     assert [name for name, _ in model.named_parameters()] == ["bias"]

@@ -90,6 +90,10 @@ def test_tied_weights_stay_one_with_noise_too(tmp_path, config):
         ({"model": f"{HERE}:nothing"}, f"model = '{HERE}:nothing': can't be imported (there is no 'nothing'"),
         ({"model": "no.such:Net"}, "model = 'no.such:Net': can't be imported (ModuleNotFoundError"),
         ({"model": f"{HERE}:number"}, f"model = '{HERE}:number': must be a class or function"),
+        (
+            {"model": f"{HERE}:made"},
+            f"model = '{HERE}:made': is an instance of Linear; a class, or a function that makes a new one",
+        ),
         ({"model": f"{HERE}:no_module"}, f"model = '{HERE}:no_module': must make an nn.Module, makes str"),
         (
             {"model": f"{HERE}:NeedsDepth"},

@@ -538,12 +538,48 @@ def test_metrics_of_classes_need_an_output_for_each(metric):
 @pytest.mark.parametrize("metric", ["accuracy", "f1-macro", "iou", "auroc"])
 def test_metrics_of_labels_need_targets_that_are_0_or_1(metric):
     model, y = nn.Linear(6, 2).eval(), torch.tensor([[0.0, 1.0], [1.0, 0.0]]).repeat(4, 1)
-    check_parts("m:m", model, LOSSES["mse"], (METRICS[metric],), X, y)
+    own = Loss("m:loss", LOSSES["mse"].rows)
+    check_parts("m:m", model, own, (METRICS[metric],), X, y)
     check_parts("m:m", model, LOSSES["bce"], (METRICS["accuracy"],), X, 0.3 * y)  # shares, and logits
     numbers = np.vstack([y.numpy(), [[0.5, 2.5]]])
     said = rf"^metrics = '{metric}': is one of classes, and of labels that are 0 or 1; the targets"
     with pytest.raises(OwnPartError, match=said):
-        check_parts("m:m", model, LOSSES["mse"], (METRICS["rmse"], METRICS[metric]), X, y, targets=numbers)
+        check_parts("m:m", model, own, (METRICS["rmse"], METRICS[metric]), X, y, targets=numbers)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1-macro", "iou"])
+def test_metrics_of_logits_are_refused_beside_a_loss_of_numbers(metric):
+    """Outputs that are fitted to 0 and 1 aren't logits: 0.4, a 0, would count as a 1."""
+    model, y = nn.Linear(6, 1).eval(), (torch.arange(8.0) % 2)[:, None]
+    said = (
+        rf"^metrics = '{metric}': takes outputs for logits, and loss = 'mse' takes them for numbers; allowed"
+    )
+    with pytest.raises(OwnPartError, match=said):
+        check_parts("m:m", model, LOSSES["mse"], (METRICS["rmse"], METRICS[metric]), X, y)
+    check_parts("m:m", model, LOSSES["mse"], (METRICS["auroc"],), X, y)
+
+
+@pytest.mark.parametrize(
+    ("ending", "loss", "said"),
+    [
+        (
+            nn.Softmax(1),
+            "cross-entropy",
+            "probabilities, but loss = 'cross-entropy' takes logits, of which it",
+        ),
+        (nn.LogSoftmax(1), "cross-entropy", ""),  # the softmax of which is the same
+        (nn.Identity(), "cross-entropy", ""),
+        (nn.Sigmoid(), "bce", "leave the sigmoid at the model's end out"),
+        (nn.Identity(), "bce", ""),
+        (nn.Sigmoid(), "mse", ""),
+    ],
+)
+def test_a_softmax_before_a_loss_that_takes_logits_is_told(ending, loss, said, caplog):
+    y = Y if loss == "cross-entropy" else torch.eye(3)[Y]
+    model = nn.Sequential(nn.Linear(6, 3), ending).eval()
+    check_parts("m:m", model, LOSSES[loss], (), X, y)
+    found = [line for line in caplog.messages if "its outputs are probabilities" in line]
+    assert [said in line for line in found] == ([True] if said else [])
 
 
 def test_the_range_of_all_targets_counts():
