@@ -86,8 +86,9 @@ def _gradient(
 
 
 def _by_leaves(value: Tensor, leaves: Parameters) -> Parameters:
+    """Return the gradients; those of ``nn.Embedding(sparse=True)`` are dense, as the terms of a method's rule are."""
     gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return dict(zip(leaves, gradients, strict=True))
+    return {name: each.to_dense() for name, each in zip(leaves, gradients, strict=True)}
 
 
 def train(

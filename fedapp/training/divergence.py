@@ -95,5 +95,5 @@ class DivergenceMeter:
             gradients = torch.autograd.grad(
                 (losses * weight).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
             )
-            total = [sum_ + gradient for sum_, gradient in zip(total, gradients, strict=True)]
+            total = [sum_ + gradient.to_dense() for sum_, gradient in zip(total, gradients, strict=True)]
         return float(torch.sqrt(torch.stack([gradient.square().sum() for gradient in total]).sum()))

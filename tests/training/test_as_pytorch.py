@@ -336,3 +336,40 @@ def test_buffers_outside_the_state_dict_begin_anew_in_each_task():
     task = task_of(Warm())
     assert_as_pytorch(task)
     assert_as_pytorch(task)
+
+
+class Tokens(nn.Module):
+    """The mean of the embeddings of an example's six signs."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(4, 5, sparse=sparse), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.output(self.embedding((x > 0).long()).mean(1))
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        (LocalRule(l2=0.1), {}),
+        (LocalRule(alpha=0.5), {}),  # fedprox and ditto
+        (LocalRule(clip_norm=0.1), {}),
+        (LocalRule(momentum=0.9), {}),
+        (LocalRule(), {"constant": {}}),  # scaffold and feddyn
+        (LocalRule(), {"optimizer": LocalOptimizer("rmsprop")}),
+        (LocalRule(), {"optimizer": LocalOptimizer("adam")}),
+    ],
+)
+def test_sparse_gradients_of_an_embedding_train_as_dense_ones_do(rule, changes):
+    found = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        task = replace(task_of(Tokens(sparse=sparse)), rule=rule, **changes)
+        if "constant" in changes:
+            task = replace(task, constant={name: torch.ones_like(w) for name, w in task.start.items()})
+        found.append(train_one(task)[0])
+        assert found[-1].keys() == dict(task.model.named_parameters()).keys()
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-6, atol=1e-7)
