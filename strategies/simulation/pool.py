@@ -37,6 +37,7 @@ Source = tuple[str, str] | bytes
 # A worker whose last message took less than BRIEF seconds is sent the next one before it has answered, so that it
 # needn't wait for the pool; a message of more bytes could fill the pipe while the worker writes its own.
 BRIEF = 0.05
+ENDING = 5.0  # seconds that a process whose connection is closed has to end by itself
 SMALL = 32 * 1024
 
 # The libraries that start a thread for each core, in every worker, read the number of their threads from these.
@@ -167,6 +168,16 @@ class _Worker:
         self.brief, self.since = now - self.since < BRIEF, now
         return self.tasks.popleft()
 
+    def has_ended(self, within: float) -> bool:
+        """Wait up to some seconds for the process to end; it stays to be waited for by ``kill``."""
+        end = time.monotonic() + within
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self.process.pid, how) is None:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+        return True
+
     def kill(self) -> int:
         """End the process, and all that it has started; return its exit code."""
         with suppress(ProcessLookupError):
@@ -294,6 +305,7 @@ class Pool:
 
     def _lost(self, worker: _Worker) -> list[Message]:
         """Start another worker in place of one that has died; return an error reply to the task that it worked on."""
+        worker.has_ended(within=ENDING)  # by itself, so that the exit code is its own
         code = worker.kill()
         if not worker.ready:
             raise RunError(f"a process ended while it loaded the ClientApp (exit code {code})")

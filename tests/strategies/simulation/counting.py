@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -16,6 +17,8 @@ def train(message: Message, context: Context) -> Message:
     config, partition = message.content["config"], int(context.node_config["partition-id"])
     if config.get("crash") == partition and config["server-round"] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if config.get("exit") == partition:
+        sys.exit(3)
     if config.get("raise") == partition:
         raise RuntimeError(f"client {partition} has no data")
     if config.get("hang") == partition:

@@ -208,6 +208,9 @@ def test_a_client_that_crashes_is_missing_and_others_are_not(grid):
     assert [reply.has_error() for reply in replies] == [False, False, True, False, False]
     assert replies[2].error.code == CRASHED
     assert "exit code -9" in replies[2].error.reason
+    ended = list(grid.send_and_receive(requests(exit=2)))
+    assert [reply.has_error() for reply in ended] == [False, False, True, False, False]
+    assert "exit code 3" in ended[2].error.reason
     again = list(grid.send_and_receive(requests()))
     assert not any(reply.has_error() for reply in again)
     assert again[2].content["metrics"]["tasks"] == before + 1  # its state is that of its last reply
