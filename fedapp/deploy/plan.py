@@ -291,6 +291,10 @@ def _check_host(host: str) -> None:
     try:
         ipaddress.ip_address(host)
     except ValueError:
+        if host.rpartition(".")[2].isdigit():  # as no name of the internet ends
+            raise DeployError(
+                f"--host {host!r}: is no IP address; four numbers from 0 to 255 are needed"
+            ) from None
         if not _HOST.fullmatch(host):
             raise DeployError(
                 f"--host {host!r}: must be a host name or an IP address, without a port"

@@ -225,6 +225,11 @@ def test_a_device_whose_adding_was_interrupted_is_added_again(tmp_path, monkeypa
     ("arguments", "text"),
     [
         (DEVICES, "--host: at least one"),
+        (
+            ("--host", "10.0.0.300", *DEVICES),
+            "--host '10.0.0.300': is no IP address; four numbers from 0 to 255",
+        ),
+        (("--host", "fl.example.org", "--host", "10.0.5", *DEVICES), "--host '10.0.5': is no IP address"),
         (("--host", "http://x", *DEVICES), "--host 'http://x': must be a host name or an IP address"),
         (HOSTS, "--device and --partitions: give one of the two"),
         ((*HOSTS, *DEVICES, "--partitions", 2), "--device and --partitions: give one of the two"),
