@@ -1,6 +1,9 @@
 """Experiment trackers beside the run directory: TensorBoard, Weights & Biases and MLflow, each an extra."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from time import time
@@ -12,6 +15,7 @@ from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import RunDirectory
 
 _PARAMS = 100  # that MLflow takes at a time
+_SQLITE = "sqlite:///"
 
 
 class TensorBoard(Observer):
@@ -101,11 +105,11 @@ class MLflow(Observer):
         from mlflow.entities import Param
 
         if not (uri := os.environ.get("MLFLOW_TRACKING_URI")):
-            uri = f"sqlite:///{(self.path.parent / 'mlflow.db').absolute()}"
+            uri = f"{_SQLITE}{(self.path.parent / 'mlflow.db').absolute()}"
         try:
-            self.client = MlflowClient(uri)
-            experiment = self.client.get_experiment_by_name("fedapp")
-            place = experiment.experiment_id if experiment else self.client.create_experiment("fedapp")
+            with _alone(uri):
+                self.client = MlflowClient(uri)
+                place = self._experiment()
             self.run_id = self.client.create_run(place, run_name=self.path.name).info.run_id
             params = [Param(key, str(value)) for key, value in self.config.flat().items()]
             for start in range(0, len(params), _PARAMS):
@@ -114,6 +118,18 @@ class MLflow(Observer):
             raise ConfigError(
                 f"tracker = 'mlflow': {one_line(error)} (MLFLOW_TRACKING_URI = {uri})"
             ) from error
+
+    def _experiment(self) -> str:
+        """Return the id of the experiment of all runs, which the first run makes."""
+        name = "fedapp"
+        if found := self.client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        try:
+            return str(self.client.create_experiment(name))
+        except Exception:  # a run of another process, on a server say, may have made it since
+            if found := self.client.get_experiment_by_name(name):
+                return str(found.experiment_id)
+            raise
 
     def record(self, entry: Entry) -> None:
         """Note an evaluation's numbers, by aggregation."""
@@ -128,6 +144,17 @@ class MLflow(Observer):
         """End the MLflow run as the run ended."""
         ends = {"finished": "FINISHED", "interrupted": "KILLED", "stopped": "KILLED"}
         self.client.set_terminated(self.run_id, ends.get(status, "FAILED"))
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Let one process at a time make the tables of a database in a file, as MLflow does not."""
+    if not (path := uri.removeprefix(_SQLITE)) or path == uri:
+        yield
+        return
+    with Path(f"{path}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def check_tracker(config: RunConfig) -> None:
