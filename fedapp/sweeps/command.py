@@ -77,7 +77,7 @@ def sweep(
 
     A run that came to its end is never repeated: the same command goes on where an earlier one was stopped, and with
     -o a larger sweep takes over the runs of a smaller one. A run that fails or diverges is a row that says so; the
-    exit code is 1 if all do.
+    exit code is 1 if a run failed, or none came to its end.
     """
     try:
         options = {"tune": tune, "by": by, "tuning-seeds": tuning_seeds}
@@ -96,6 +96,10 @@ def sweep(
         print(path.absolute())
     if not outcome.finished:
         raise SystemExit("error: no run came to its end")
+    if failed := outcome.failed:
+        raise SystemExit(
+            f"error: {failed} of {len(outcome.all_runs)} runs failed; the same command tries them again"
+        )
 
 
 def show(outcome: Outcome, console: Console) -> None:

@@ -18,7 +18,7 @@ from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
-from fedapp.sweeps.point import FINISHED, LABEL, PlannedRun, folder_of, name_of
+from fedapp.sweeps.point import DIVERGED, FINISHED, LABEL, PlannedRun, folder_of, name_of
 from fedapp.sweeps.runner import only_one, run_missing
 from fedapp.sweeps.tuning import Pick, Setting, pick, setting_of
 
@@ -97,6 +97,17 @@ class Outcome:
     def finished(self) -> bool:
         """Whether a run came to its end."""
         return any(self.status_of(each)[0] == FINISHED for each in self.planned)
+
+    @property
+    def all_runs(self) -> list[tuple[PlannedRun, str]]:
+        """The runs that are reported and those on tuning seeds, with the part of the folder that they are in."""
+        return [(each, RUNS) for each in self.planned] + [(each, TUNING) for each in self.tried]
+
+    @property
+    def failed(self) -> int:
+        """How many runs neither came to their end nor diverged, which is a result too."""
+        runs = [RecordedRun(folder_of(each, self.path / part)) for each, part in self.all_runs]
+        return sum(run.status not in (FINISHED, DIVERGED) for run in runs)
 
     @property
     def metrics(self) -> list[str]:

@@ -55,8 +55,12 @@ def swept(tmp_path_factory):
 
 def test_every_combination_is_a_run_and_a_failed_one_a_row(swept):
     out, done = swept
-    assert done.exit_code == 0, done.output
     frame = pd.read_parquet(out / "runs.parquet")
+    failed = int(frame[frame["status"] == "failed"]["run"].nunique())
+    assert done.exit_code == min(failed, 1), done.output
+    assert (f"error: {failed} of 4 runs failed; the same command tries them again" in done.output) == (
+        failed > 0
+    )
     assert frame.columns[:6].tolist() == ["run", "lr", "seed", "status", "reason", "aggregation"]
     good, bad = frame[frame["lr"] == 0.5], frame[frame["lr"] == 1e30]
     assert good[["seed", "aggregation"]].to_numpy().tolist() == [[s, a] for s in (0, 1) for a in (0, 1, 2)]
@@ -163,6 +167,18 @@ def test_only_failures_are_exit_code_1(tmp_path, monkeypatch):
     frame = pd.read_csv(tmp_path / "bad" / "runs.csv")
     assert frame["status"].tolist() == ["failed"]
     assert "no such file" in frame["reason"][0]
+
+
+def test_a_sweep_with_a_failed_run_is_exit_code_1(tmp_path, monkeypatch):
+    def here(*given: Any, jobs: int, **more: Any) -> Any:
+        return make_sweep(*given, jobs=0, **more)
+
+    monkeypatch.setattr("fedapp.sweeps.command.make_sweep", here)
+    base = "dataset='synthetic' num-server-rounds=1 num-clients=3 figures=false"
+    done = sweep(tmp_path / "half", "model=logistic,cnn", base=base)  # a cnn needs images
+    assert done.exit_code == 1
+    assert done.output.endswith("error: 1 of 2 runs failed; the same command tries them again\n")
+    assert pd.read_csv(tmp_path / "half" / "runs.csv")["status"].value_counts()["failed"] == 1
 
 
 @pytest.mark.thorough
