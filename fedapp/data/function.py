@@ -9,7 +9,7 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,6 @@ import numpy as np
 from fedapp.data.arrays import NAMES, array_data, array_splits, check_unmasked
 from fedapp.data.dataset import Array, DataColumns, RawData, Targets
 from fedapp.data.errors import DataError
-from fedapp.data.group_column import WithoutColumn
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.data.pictures import picture_pixels
@@ -236,11 +235,68 @@ def _part_of_rows(rows: Any, part: str, group: str, problem: Problem) -> dict[st
         raise problem(f"has a {type(rows).__name__} without length or numbered rows; allowed are {RETURNS}")
     if len(source) == 0:
         raise problem("is a dataset without rows; at least one is needed")
-    read = WithoutColumn(source, group) if group else source
+    read = _WithoutColumn(source, group) if group else source
     batch = _rows(read, problem) if loader is None else _collated(loader, read, problem)
-    ids = {f"group_{part}": read.found(problem, batch)} if isinstance(read, WithoutColumn) else {}
+    ids = {f"group_{part}": read.found(problem, batch)} if isinstance(read, _WithoutColumn) else {}
     x, y = batch if loader is None else _inputs_and_targets(batch, problem)
     return {f"x_{part}": x, f"y_{part}": y, **ids}
+
+
+class _WithoutColumn:
+    """Rows of a dataset without the column of natural ids, which are kept.
+
+    A row is a mapping that has the column, or a pair (inputs, target) whose inputs are such a mapping. Other rows
+    stay as they are.
+
+    Attributes
+    ----------
+    ids : dict of int to id
+        The natural ids of the rows that have been read, by row number.
+    """
+
+    def __init__(self, rows: Any, column: str) -> None:
+        self.rows, self.column = rows, column
+        self.ids: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        """Return a row without the column."""
+        item = self.rows[row]
+        if isinstance(item, Mapping):
+            return self._without(row, item)
+        if isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Mapping):
+            return self._without(row, item[0]), item[1]
+        return item
+
+    def _without(self, row: int, named: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.column not in named:
+            return named
+        self.ids[row] = named[self.column]
+        return {name: value for name, value in named.items() if name != self.column}
+
+    def found(self, problem: Problem, batch: Any = None) -> Array:
+        """Return the natural ids of all rows (N,), which the rows have, or else the batch that was made of them.
+
+        The column is taken out of the batch.
+        """
+        ids: Any = [self.ids[row] for row in range(len(self)) if row in self.ids]
+        if not ids and (named := _mapping_of(batch)) is not None and self.column in named:
+            ids = list(named.pop(self.column))
+        if len(ids) != len(self):
+            raise problem(
+                f"has a natural id, group-column = {self.column!r}, in {len(ids)} of {len(self)} rows; all rows, or "
+                "the batch that collate_fn makes, must be dicts, or have inputs in dicts, with this name"
+            )
+        return np.asarray([each.item() if hasattr(each, "item") else each for each in ids])
+
+
+def _mapping_of(batch: Any) -> MutableMapping[str, Any] | None:
+    """Return the dict of a batch's inputs; None where they have no names."""
+    inputs = batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch
+    return inputs if isinstance(inputs, MutableMapping) else None
 
 
 def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:

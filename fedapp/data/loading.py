@@ -337,7 +337,7 @@ def _files_key(files: list[Path]) -> dict[str, Any]:
     return {"files": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]}
 
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Raise when the layout of a cache folder, or what a reader makes of a source, changes."""
 
 _ATTEMPTS = 3

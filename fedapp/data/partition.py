@@ -10,9 +10,8 @@ import numpy as np
 
 from fedapp.data.dataset import Dataset, IntArray
 from fedapp.data.errors import DataError, require_choice
-from fedapp.data.flower_partitioners import flower_partition
+from fedapp.data.flower_partitioners import by_shards, by_similarity, flower_partition
 from fedapp.data.skew import label_quantity_skew
-from fedapp.data.sorted_rows import by_shards, by_similarity
 from fedapp.names import Partitioner
 from strategies import streams
 
@@ -228,7 +227,7 @@ def make_partition(
         seed,
     )
     _check_choices(partitioner, test_on, hold_out, min_samples)
-    held = Held(test_on, test_fraction, hold_out, seed)
+    held = HeldOut(test_on, test_fraction, hold_out, seed)
     if partitioner == "natural":
         return _natural(dataset, num_clients, min_samples, held)
     divide: Divide = partial(
@@ -254,7 +253,7 @@ def make_partition(
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOut:
     """Which rows are held out to test on: the values of `test-on`, `test-fraction`, `hold-out` and `seed`."""
 
     test_on: str
@@ -333,7 +332,7 @@ def _divide(
     return clients
 
 
-def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: Held) -> Partition:
+def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: HeldOut) -> Partition:
     if dataset.groups is None:
         raise DataError(
             f"partitioner = 'natural': dataset '{dataset.name}' has no natural clients; allowed: "

@@ -26,8 +26,7 @@ from fedapp.names import Form, Part
 from fedapp.training.evaluation import metrics_of
 from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
-from fedapp.training.outputs import take_logits
-from fedapp.training.parts import unpack
+from fedapp.training.parts import take_logits, unpack
 
 # Keys that decide which client has which rows, apart from the dataset and the number of clients.
 DIVISION_KEYS = (

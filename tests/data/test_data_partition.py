@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
+from fedapp.data.flower_partitioners import by_shards, by_similarity
 from fedapp.data.partition import _check_division, own_split
 from fedapp.data.remarks import remarks
-from fedapp.data.sorted_rows import by_shards, by_similarity
 
 DEFAULTS: dict[str, Any] = {
     "partitioner": "label-quantity-skew",

@@ -117,8 +117,8 @@ def test_lists_and_arrays_of_numbers(tmp_path):
     name = saved(tmp_path / "b", {"m": np.arange(12.0).reshape(2, 2, 3), "label": ["b", "a"]}, features)
     data = load_dataset(name)
     assert (data.kind, data.input_shape, data.classes, data.y.tolist()) == (
-        "image",
-        (1, 2, 3),
+        "series",
+        (2, 3),
         ("a", "b"),
         [1, 0],
     )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedapp
-from fedapp.training.outputs import logits_of
+from fedapp.training.parts import logits_of
 from tests import own_models
 from tests.runs import same_files
 
