@@ -66,5 +66,6 @@ Way = Literal["stacked", "dual", "vmapped", "single"]
 WAYS: tuple[Way, ...] = get_args(Way)
 
 ALLOWED_METRICS = (
-    f"auto, none, or some of {', '.join(METRICS)} and module:name of your own, with commas between them"
+    f"auto, none, or some of {', '.join(METRICS)} and module:name of your own, with commas between them; "
+    "min: or max: before your own says which values are better"
 )

@@ -10,6 +10,7 @@ from fedapp.config.run_keys import scaled
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.data.errors import PREFIX
 from fedapp.data.loading import folder_of
+from fedapp.training.own_metrics import with_directions
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -85,6 +86,8 @@ def _as_recorded(given: Mapping[str, Value], before: Mapping[str, Value]) -> dic
         for key, value in given.items()
         if (key, value) not in (("clock", "auto"), ("num-server-rounds", 0))
     }
+    if "metrics" in values:
+        values["metrics"] = with_directions(str(values["metrics"]))
     if path := values.get("data-path"):
         values["data-path"] = str(path_of("data-path", str(path)))
     if (name := str(values.get("dataset", ""))).startswith(PREFIX) and folder_of(name) is not None:

@@ -21,6 +21,7 @@ from fedapp.own.parts import (
     sources_of,
 )
 from fedapp.own.sources import file_digest
+from strategies.flower.higher_is_better import higher_is_better, split_direction
 
 __all__ = [
     "HERE",
@@ -29,6 +30,7 @@ __all__ = [
     "changed_since",
     "described",
     "file_digest",
+    "higher_is_better",
     "imported",
     "in_process_names",
     "is_own",
@@ -38,4 +40,5 @@ __all__ = [
     "source_digest",
     "source_files",
     "sources_of",
+    "split_direction",
 ]

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from fedapp.own.fingerprint import fingerprint
 from fedapp.own.sources import file_digest, files_of, has_changed
+from strategies.flower.higher_is_better import split_direction
 
 HERE = "python"  # stands for the module of parts that exist in this process alone
 
@@ -103,6 +104,7 @@ def in_process_names(values: Mapping[str, Any]) -> dict[str, str]:
 def own_parts(values: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return by key the names of the user-defined parts in a config's values."""
     named = {key: str(values.get(key, "")).split(",") for key in PARTS}
+    named["metrics"] = [split_direction(name)[1] for name in named["metrics"]]
     return {key: own for key, names in named.items() if (own := [name for name in names if is_own(name)])}
 
 

@@ -1,4 +1,7 @@
-"""A metric of each client, sorted from the worst to the best, of one run or several."""
+"""A metric of each client, sorted from the worst to the best, of one run or several.
+
+Clients are sorted from the lowest value where it isn't known which values are better.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +15,8 @@ from fedapp.report.client_tables import last_clients, names_of_clients
 from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
 from fedapp.report.files import LOSS
 from fedapp.report.overlay import COLORS, MOST
-from fedapp.report.recorded import RecordedRun, metrics_of
-from strategies.flower.higher_is_better import PERSONAL, less_is_better
+from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
+from strategies.flower.higher_is_better import PERSONAL, higher_is_better
 
 FIGURE = "clients.png"
 
@@ -61,10 +64,12 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
     figure = new_figure(4.2, f"{title}: {metric} of each client" if title else f"{metric} of each client")
     axes = figure.subplots()
     style_axes(axes)
+    higher = higher_is_better(metric, directions_of(list(runs.values())))
     for (name, found), color in zip(known.items(), COLORS, strict=False):
         for whose, values in found.items():
-            _draw_sorted(axes, values, color, _label(name, whose), own=bool(whose), metric=metric)
-    axes.set(xlabel="clients, from the worst to the best", ylabel=metric, xlim=(0, 1))
+            _draw_sorted(axes, values, color, _label(name, whose), own=bool(whose), higher=higher)
+    order = "from the lowest to the highest" if higher is None else "from the worst to the best"
+    axes.set(xlabel=f"clients, {order}", ylabel=metric, xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     if len(runs) == 1:
@@ -74,13 +79,13 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
 
 
 def _draw_sorted(
-    axes: Axes, values: NDArray[np.float64], color: str, label: str, *, own: bool, metric: str
+    axes: Axes, values: NDArray[np.float64], color: str, label: str, *, own: bool, higher: bool | None
 ) -> None:
     """Draw sorted values over the share of clients, each in the middle of its part of it."""
-    ordered = np.sort(values)[::-1] if less_is_better(metric) else np.sort(values)
-    worst = ordered[: -(-len(ordered) // 10)].mean()
+    ordered = np.sort(values)[::-1] if higher is False else np.sort(values)
+    tenth = ordered[: -(-len(ordered) // 10)].mean()
     places = (np.arange(len(ordered)) + 0.5) / len(ordered)
-    label = f"{label}\nmean {ordered.mean():.3g}, worst tenth {worst:.3g}"
+    label = f"{label}\nmean {ordered.mean():.3g}, {'lowest' if higher is None else 'worst'} tenth {tenth:.3g}"
     marker = "o" if len(ordered) <= _DOTS else ""
     axes.plot(places, ordered, "--" if own else "-", color=color, lw=1.4, marker=marker, ms=3.5, label=label)
 

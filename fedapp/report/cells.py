@@ -16,9 +16,9 @@ import numpy as np
 
 from fedapp.report.differences import described, descriptions, differing, values_of
 from fedapp.report.files import FAILED, RUNNING
-from fedapp.report.recorded import AXES, RecordedRun
+from fedapp.report.recorded import AXES, RecordedRun, directions_of
 from fedapp.report.series import Array, on_one_grid, spread_text
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better
 
 T = TypeVar("T", float, Array)
 
@@ -188,12 +188,32 @@ def equal_time(cells: Sequence[Cell]) -> float | None:
     return end if max(run.end("time") for run in runs) > 1.01 * end else None
 
 
-def best_of(cells: Sequence[Cell], key: str, time: float | None = None) -> Cell | None:
-    """Return the cell with the best mean of a metric at a time, or at the end; None if none has one.
+def direction_of(cells: Sequence[Cell], key: str, stated: Mapping[str, bool] | None = None) -> bool | None:
+    """Return whether a higher value of a metric is better: as ``stated``, by the runs' configs, or by its name."""
+    of_runs = directions_of([run for cell in cells for run in cell.runs])
+    return higher_is_better(key, {**of_runs, **(stated or {})})
 
-    A cell with a run that failed or diverged comes after all others: its mean is over the runs that went well.
+
+def end_text(cells: Iterable[Cell]) -> str:
+    """Return what final metrics are of: a run leaves its last model, or with ``keep = "best"`` its best one."""
+    keeps = {run.keeps_best for cell in cells for run in cell.runs}
+    return "kept model" if keeps == {True} else "at the end" + ", or kept" * (True in keeps)
+
+
+def best_of(
+    cells: Sequence[Cell],
+    key: str,
+    time: float | None = None,
+    stated: Mapping[str, bool] | None = None,
+) -> Cell | None:
+    """Return the cell with the best mean of a metric at a time, or at the end.
+
+    None if no cell has one, or if it isn't known which values are better. A cell with a run that failed or diverged
+    comes after all others: its mean is over the runs that went well.
     """
-    sign = 1.0 if less_is_better(key) else -1.0
+    if (higher := direction_of(cells, key, stated)) is None:
+        return None
+    sign = -1.0 if higher else 1.0
     scored = [
         (not _LOST.isdisjoint(cell.lacking), sign * float(np.mean(cell.scores(key, time))), number)
         for number, cell in enumerate(cells)

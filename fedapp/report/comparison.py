@@ -10,10 +10,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fedapp.report.cells import Cell, axes_of, best_of, cells_of, equal_time, warnings_of
+from fedapp.report.cells import (
+    Cell,
+    axes_of,
+    best_of,
+    cells_of,
+    direction_of,
+    end_text,
+    equal_time,
+    warnings_of,
+)
 from fedapp.report.differences import described, differing
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import add_values, markdown_row
+from strategies.flower.higher_is_better import unknown_direction
 
 FIGURE, CLIENTS, REPORT = "comparison.png", "clients.png", "comparison.md"
 
@@ -53,7 +63,12 @@ class Comparison:
     @property
     def header(self) -> list[str]:
         """The columns of a metric's table."""
-        return ["", "seeds", "at the end", *(_PLACES[axis].format(end) for axis, end in self.axes.items())]
+        return [
+            "",
+            "seeds",
+            end_text(self.cells),
+            *(_PLACES[axis].format(end) for axis, end in self.axes.items()),
+        ]
 
     def rows(self, key: str) -> list[list[str]]:
         """Return a metric's table: mean ± standard deviation over seeds."""
@@ -82,6 +97,11 @@ class Comparison:
             f"{name}: {run.standing}"
             for name, run in zip(names_of(self.runs), self.runs, strict=True)
             if run.standing not in ("finished", "?")
+        ]
+        notes += [
+            f"{key}: no run is marked as the best: {unknown_direction(key)}; metrics = 'min:…' or 'max:…' states it"
+            for key in self.metrics
+            if direction_of(self.cells, key) is None
         ]
         return notes + ends + [line for cell in self.cells for line in warnings_of(cell)]
 

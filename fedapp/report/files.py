@@ -17,7 +17,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from strategies.flower.higher_is_better import PERSONAL, less_is_better
+from strategies.flower.higher_is_better import PERSONAL, higher_is_better, split_direction
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -165,9 +165,9 @@ Record = Mapping[str, object]
 
 
 def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
-    """Return which of a run's numbers are its model's metrics: the one that judges the run first, loss last.
+    """Return which of a run's numbers are its model's metrics: those that the config names, in its order, loss last.
 
-    Second is the mean of the first over clients' own models, if there are any.
+    The first is the run's metric. Second is the mean of the first over clients' own models, if there are any.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def metrics_among(keys: Iterable[str], *named: object) -> list[str]:
     """
     there = set(keys)
     own = [name for names in named for name in _names(names)]
-    found = [key for key in dict.fromkeys((_USUAL[0], *own, *_USUAL, LOSS)) if key in there]
+    found = [key for key in dict.fromkeys((*own, *_USUAL, LOSS)) if key in there]
     personal = f"{PERSONAL}{found[0]}-mean" if found else ""
     return [*found[:1], personal, *found[1:]] if personal in there else found
 
@@ -194,13 +194,54 @@ def may_be_measured(metric: str, named: Iterable[object]) -> bool:
 
 def _names(named: object) -> list[str]:
     """Return the names of a config's metrics; a metric of the user's own has the name of its function."""
-    names = (_OF_PYTHON.sub(r"\1", name.strip()) for name in str(named).split(","))
+    names = (_OF_PYTHON.sub(r"\1", split_direction(name)[1]) for name in str(named).split(","))
     return [name.rpartition(":")[2].rpartition(".")[2].replace("_", "-") for name in names]
 
 
-def best_at(records: Sequence[Record], metric: str) -> int | None:
-    """Return the first evaluation with the best value of a metric, by its place; None if none is finite."""
-    sign = 1.0 if less_is_better(metric) else -1.0
+def stated_directions(*named: object) -> dict[str, bool]:
+    """Return whether a higher value is better, of each metric of which values of the key ``metrics`` state it.
+
+    A metric of which two values state the opposite isn't among them.
+    """
+    parts = [part for names in named for part in str(names).split(",")]
+    stated = {(_names(part)[0], split_direction(part)[0]) for part in parts} - {("", None)}
+    known = {name: higher for name, higher in stated if higher is not None}
+    return {name: higher for name, higher in known.items() if (name, not higher) not in stated}
+
+
+def keeps_best(config: Record) -> bool:
+    """Return True if a run leaves the model of its best evaluation, by its config."""
+    return config.get("keep") == "best"
+
+
+def kept_at(records: Sequence[Record], summary: Record) -> int | None:
+    """Return the place of the evaluation whose model a run with ``keep = "best"`` leaves; None if there is none."""
+    number = summary.get("best-aggregation")
+    places = (place for place, record in enumerate(records) if record.get("aggregation") == number)
+    return None if number is None else next(places, None)
+
+
+# Metrics of the model beside those that the config names.
+_OF_MODEL = ("train-loss", "federated-loss", "surrogate-loss")
+
+
+def is_of_model(key: str, named: object) -> bool:
+    """Return True if a number of an evaluation is of its model: a loss, a metric, or one over clients.
+
+    Totals and counts of the run aren't.
+    """
+    own = key.removesuffix("-std")
+    return key.startswith(_OF_CLIENTS) or own in (*_OF_MODEL, *measured_by(named))
+
+
+def best_at(records: Sequence[Record], metric: str, stated: Mapping[str, bool] | None = None) -> int | None:
+    """Return the first evaluation with the best value of a metric, by its place.
+
+    None if no value is finite, or if the metric's direction is neither ``stated`` nor known by its name.
+    """
+    if (higher := higher_is_better(metric, stated)) is None:
+        return None
+    sign = -1.0 if higher else 1.0
     scores = [sign * as_number(record.get(metric)) for record in records]
     finite = [place for place, score in enumerate(scores) if math.isfinite(score)]
     return min(finite, key=scores.__getitem__, default=None)

@@ -8,10 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedapp.report.cells import Cell, axis_label, best_of
+from fedapp.report.cells import Cell, axis_label, best_of, direction_of
 from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, style_axes
 from fedapp.report.series import Array, mean_and_spread
-from strategies.flower.higher_is_better import less_is_better
 
 COLORS = [TEST, TRAIN, "#117733", "#AA4499", "#999933", "#332288", "#88CCEE", "#882255"]
 
@@ -29,7 +28,8 @@ def draw_overlay(
 ) -> Path:
     """Draw a panel for each metric (rows) and axis (columns), 1200 pixels wide.
 
-    Beyond eight settings, those with the best first metric at the end, which the title says.
+    Beyond eight settings, those with the best first metric at the end, or the first ones where it isn't known which
+    values are better; the title says so.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def _few(cells: Sequence[Cell], metrics: Sequence[str]) -> tuple[list[Cell], str
         best.append(next_best)
         left.remove(next_best)
     if not best:
-        return list(cells[:MOST]), ""
-    order = "lowest" if less_is_better(metrics[0]) else "highest"
+        return list(cells[:MOST]), f"\n{MOST} of {len(cells)} settings: the first" * (len(cells) > MOST)
+    order = "highest" if direction_of(cells, metrics[0]) else "lowest"
     return best, f"\n{len(best)} of {len(cells)} settings: those with the {order} {metrics[0]}"
 
 

@@ -12,7 +12,14 @@ import numpy as np
 
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.differences import descriptions, differing, ends_of
-from fedapp.report.files import metrics_among, read_summary, read_warnings
+from fedapp.report.files import (
+    is_of_model,
+    keeps_best,
+    metrics_among,
+    read_summary,
+    read_warnings,
+    stated_directions,
+)
 from fedapp.report.series import Array, steps
 
 # Horizontal axes of a curve: the label, and the columns whose sum is the axis.
@@ -102,10 +109,22 @@ class RecordedRun:
         total: Array = np.sum([self.column(key) for key in AXES[axis][1]], axis=0)
         return total / 1e6 if axis == "bytes" else total
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the run leaves the model of its best evaluation in place of the last one."""
+        return keeps_best(self.config)
+
     def final(self, key: str) -> float:
-        """Return a metric of the last evaluation; NaN where there is none."""
+        """Return a metric of the model that the run leaves, or another number of the last evaluation; NaN if missing.
+
+        That model is of the last evaluation; with ``keep = "best"``, of the best one.
+        """
         column = self.column(key)
-        return float(column[-1]) if len(column) else float("nan")
+        if not len(column):
+            return float("nan")
+        kept = np.flatnonzero(self.column("aggregation") == self.summary.get("best-aggregation", -1))
+        of_kept = self.keeps_best and kept.size and is_of_model(key, self.config.get("metrics", ""))
+        return float(column[kept[0] if of_kept else -1])
 
     def at(self, axis: str, place: float, key: str) -> float:
         """Return a metric of the last evaluation that is not beyond a place on one of `AXES`, but for rounding."""
@@ -134,6 +153,11 @@ def names_of(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def metrics_of(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return the metrics of the model that runs have: accuracy, those that the config names, rmse and r2, loss."""
+    """Return the metrics of the model that runs have: those that the configs name, the usual ones, loss."""
     there = (key for run in runs for key in (*run.columns, *run.summary))
     return metrics_among(there, *(run.config.get("metrics", "") for run in runs))
+
+
+def directions_of(runs: Sequence[RecordedRun]) -> dict[str, bool]:
+    """Return whether a higher value is better, of the metrics of which the runs' configs state it alike."""
+    return stated_directions(*(run.config.get("metrics", "") for run in runs))

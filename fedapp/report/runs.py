@@ -35,6 +35,9 @@ def sweeps_in(folder: Path) -> list[Path]:
 def runs_table(runs: Iterable[Path], *, differences: bool) -> Table:
     """Return a row for each run: status, with ``differences`` the values in which runs differ, and final metrics.
 
+    Metrics are those of the model that a run leaves. Where a run has ``keep = "best"``, a column names the round of
+    that model.
+
     Runs of a sweep are named by the values in which they differ, without the hash at the end of their folders' names.
     """
     every = [RecordedRun(path) for path in runs]
@@ -43,12 +46,14 @@ def runs_table(runs: Iterable[Path], *, differences: bool) -> Table:
     metrics = metrics_of(every) or ["accuracy", LOSS]
     if all(run.config.get("metrics", AUTO) == AUTO for run in every):  # no run names metrics of its own
         metrics = list(dict.fromkeys((metrics[0], metrics[-1])))
-    headers = ["run", "status", "strategy", "data", "differs in", "rounds", *metrics]
+    kept = any(run.keeps_best for run in every)
+    headers = ["run", "status", "strategy", "data", "differs in", "rounds", "kept", *metrics]
     told = descriptions([run.config for run in every], keys)
     names = names_of(every) if in_sweep else [run.path.name for run in every]
     rows = [_row(run, name, what, metrics) for run, name, what in zip(every, names, told, strict=True)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown = [at for at, name in enumerate(headers) if name != "differs in" or keys]
+    lacking = {"differs in": not keys, "kept": not kept}
+    shown = [at for at, name in enumerate(headers) if not lacking.get(name)]
     for at in shown:
         least = {"run": 14, "differs in": 20, "data": 8}.get(headers[at])  # columns that may be folded
         table.add_column(headers[at], overflow="fold", no_wrap=least is None, min_width=least)
@@ -98,6 +103,7 @@ def _row(run: RecordedRun, name: str, differs_in: str, metrics: Sequence[str]) -
         str(run.config.get("dataset", "?")),
         differs_in,
         str(summary.get("aggregations", "?")),
+        str(summary.get("best-aggregation", "-")) if run.keeps_best else "last",
         *(
             f"{score:.4f}" if isinstance(score, int | float) and math.isfinite(score) else "-"
             for score in scores

@@ -10,8 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from fedapp.report import as_number
-from fedapp.report.files import LOSS, best_at, metrics_among, step_of
-from strategies.flower.higher_is_better import PERSONAL, less_is_better
+from fedapp.report.files import (
+    LOSS,
+    best_at,
+    keeps_best,
+    kept_at,
+    metrics_among,
+    stated_directions,
+    step_of,
+)
+from strategies.flower.higher_is_better import PERSONAL, higher_is_better, split_direction
 
 Record = Mapping[str, object]
 _SPACED_ROWS = 7  # besides the best evaluation
@@ -21,10 +29,11 @@ _MOST_CLIENTS = 30  # most clients that the table of named clients lists
 _WIDTH = 60  # title and caption wrap at the table's width, which would otherwise be that of its columns
 
 
-def closing_table(summary: Record, metrics: Sequence[Record], named: str = "auto") -> Table:
+def closing_table(summary: Record, metrics: Sequence[Record], config: Record) -> Table:
     """Return a table of at most eight evaluations of a run and its totals, 60 columns wide.
 
-    The best evaluation is the best by the first metric, or by the loss without metrics.
+    With ``keep = "best"`` the evaluation of the kept model is marked; otherwise the best one by the first metric, or
+    by the loss without metrics, if it is known which of its values are better.
 
     Parameters
     ----------
@@ -32,18 +41,23 @@ def closing_table(summary: Record, metrics: Sequence[Record], named: str = "auto
         Content of ``summary.json``: wall-seconds in seconds, bytes-up and -down in bytes; any may be missing.
     metrics
         The evaluations, from :func:`fedapp.report.read_metrics`.
-    named
-        The config's ``metrics``.
+    config
+        The run config by key: ``metrics``, ``keep`` and ``best-of`` are read.
     """
+    named = str(config.get("metrics", "auto"))
     there = {key for record in metrics for key in record}
     own = metrics_among(there, named) or [LOSS]
-    best, step = best_at(metrics, own[0]), step_of(metrics)
+    keeps, step, stated = keeps_best(config), step_of(metrics), stated_directions(named)
+    by = split_direction(str(config.get("best-of", LOSS)))[1] if keeps else own[0]
+    best = kept_at(metrics, summary) if keeps else best_at(metrics, by, stated)
     trained = any(math.isfinite(as_number(record.get("train-loss"))) for record in metrics)
-    keys = [LOSS, *[key for key in own if key != LOSS][:_SCORES]] + ["train-loss"] * trained
+    scores = [key for key in dict.fromkeys((own[0], by, *own)) if key not in (LOSS, "train-loss")]
+    keys = [LOSS, *scores[:_SCORES]] + ["train-loss"] * trained
     caption = _caption(summary)
     if best is not None:
-        caption += f"\n{'lowest' if less_is_better(own[0]) else 'peak'} {own[0]} "
-        caption += f"{_cell(metrics[best][own[0]], 4)} at {step} {metrics[best].get('aggregation')}"
+        number, value = metrics[best].get("aggregation"), _cell(metrics[best].get(by), 4)
+        what = f"{'peak' if higher_is_better(by, stated) else 'lowest'} {by} {value} at {step} {number}"
+        caption += f"\nkept: {step} {number}, {by} {value}" if keeps else f"\n{what}"
     table = Table(
         title=_title(summary, named),
         caption=caption,
@@ -61,7 +75,7 @@ def closing_table(summary: Record, metrics: Sequence[Record], named: str = "auto
     for index in sorted(rows.union(() if best is None else (best,))):
         cells = [_cell(metrics[index].get("aggregation"), 0), _cell(metrics[index].get("time"), 1)]
         cells += [_cell(metrics[index].get(key), 4) for key in keys]
-        remark = ", ".join(["best"] * (index == best) + ["last"] * (index == last))
+        remark = ", ".join(["kept" if keeps else "best"] * (index == best) + ["last"] * (index == last))
         table.add_row(*cells, remark, style="bold" if index == best else None)
     return table
 

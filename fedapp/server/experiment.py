@@ -41,7 +41,7 @@ from fedapp.models import ModelError
 from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
 from fedapp.server import fleet
-from fedapp.server.best import check_metrics
+from fedapp.server.best import check_metrics, directed_best_of, directions_of, say_unknown_directions
 from fedapp.server.exporter import check_exporter
 from fedapp.server.length import with_length
 from fedapp.server.personal import check_layers, say_pooled
@@ -60,6 +60,7 @@ from fedapp.training.evaluation import AUTO, NONE, chosen_metrics
 from fedapp.training.gpu import gpu
 from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
+from fedapp.training.own_metrics import with_directions
 from fedapp.training.personal import apart
 from fedapp.training.precision import say_slow
 from fedapp.training.state import is_in_numpy, names_of
@@ -139,6 +140,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Experiment:
     config = _with_clock(config, on_devices=on_devices)
+    config = config.model_copy(update={"metrics": with_directions(config.metrics)})
     given = config
     try:
         if config.step_heterogeneity != "none":
@@ -152,6 +154,9 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
         strategy.check(num_clients)
         # What the strategy demands, such as the spectral method's weights, is what the run's record says.
         resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
+        resolved["best_of"] = (
+            config.best_of
+        )  # the strategy's states the direction, which the record's metrics do
         config = config.model_copy(update=resolved)
         if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
             config = with_length(config, strategy, num_clients)
@@ -301,6 +306,7 @@ def _say(
                 "data: the %d tables of data-path are divided anew; partitioner = natural makes each a client",
                 len(tables),
             )
+    say_unknown_directions(config)
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
 
@@ -368,11 +374,13 @@ def build_strategy(config: RunConfig) -> FederatedStrategy:
     """Make the configured strategy: its config's fields are run-config keys."""
     strategy = strategy_class(config.strategy)
     clock = WallClock() if config.clock == "wall" else VirtualClock()
+    config = config.model_copy(update={"best_of": directed_best_of(config)})
     made = strategy(
         strategy_config(strategy, partial(getattr, config)),
         clock=clock,
         fraction_evaluate=float(config.client_evaluation),
     )
+    made.run_options.higher_is_better = directions_of(config)
     usual: dict[str, Any] = type(config).defaults()
     made.run_options.default_config = strategy_config(strategy, lambda name: usual[name.replace("_", "-")])
     return made

@@ -21,7 +21,7 @@ from fedapp.data.loading import is_generated
 from fedapp.data.partition import OWN
 from fedapp.own import PARTS, sources_of
 from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
-from fedapp.report.files import RUNNING, this_process
+from fedapp.report.files import RUNNING, is_of_model, read_metrics, this_process
 from fedapp.server.experiment import Experiment
 from fedapp.server.privacy import neighbours
 from fedapp.server.record import Entry, Observer
@@ -307,6 +307,7 @@ class Summary(Observer):
         self.unread = list(experiment.unread)
         self.content: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
+        self._kept: Mapping[str, Any] = {}  # the evaluation of the model that is kept
         self._earlier: list[str] = []  # the machines that made the rounds before the run was resumed
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -328,7 +329,19 @@ class Summary(Observer):
     def record(self, entry: Entry) -> None:
         """Write how it stands."""
         if entry.progress.evaluated:
+            self._note_kept(entry.line(""))
             self._write(RUNNING)
+
+    def _note_kept(self, evaluation: Mapping[str, Any]) -> None:
+        """Note the metrics of the model that is kept, which is that of this evaluation or of an earlier one."""
+        best = self.best
+        if best is None or not best.keeps or best.aggregation in (None, self._kept.get("aggregation")):
+            return
+        records = [evaluation]
+        if evaluation["aggregation"] != best.aggregation:  # its metrics came late, or the run is resumed
+            records = read_metrics(self.directory.path)
+        kept = (record for record in records if record["aggregation"] == best.aggregation)
+        self._kept = dict(next(kept, {}))
 
     def state(self) -> dict[str, Any]:
         """Return the last aggregation, the wall seconds, and the machines so far."""
@@ -363,6 +376,7 @@ class Summary(Observer):
             ),
             "aggregations": self._last.get("aggregation", 0),
             **{key: value for key, value in self._last.items() if key != "aggregation"},
+            **{key: value for key, value in self._kept.items() if is_of_model(key, config.metrics)},
             **self._best_evaluation(),
         }
         self.directory.write_summary(self.content)

@@ -63,7 +63,7 @@ class Display(Observer):
         self.sparingly = sparingly
         self.step = "round" if has_rounds else "aggregation"
         config = summary.experiment.config
-        self.named = config.metrics
+        self.named, self.config = config.metrics, config.flat()
         self.time = "time {:.4g} s" if config.clock == "wall" else "virtual time {:.4g}"
         self.json = json
         self.summary = summary
@@ -117,7 +117,7 @@ class Display(Observer):
         if self.json or not self.metrics:
             return
         evaluations = read_metrics(self.path)
-        self.console.print(closing_table(self.summary.content, evaluations, self.named))
+        self.console.print(closing_table(self.summary.content, evaluations, self.config))
         clients, config = last_clients(self.path), self.summary.experiment.config
         scores = metrics_among(clients, self.named)
         for table in (

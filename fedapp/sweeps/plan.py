@@ -12,6 +12,7 @@ from fedapp.config.options import repeated_key
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.files import AUTO, may_be_measured, measured_by
 from fedapp.sweeps.point import LABEL, NUM_CLIENTS, SYNTHETIC, Axis, PlannedRun, labels_along, points
+from strategies.flower.higher_is_better import measured_name, split_direction
 
 SEED, METRICS, DATASET = "seed", "metrics", "dataset"
 FEW = 3  # most tuning seeds, if the plan gives no number: otherwise as many as are reported
@@ -73,8 +74,8 @@ class SweepPlan(Grid):
     tune : list of str
         Axes of which each cell gets its best value, found on other seeds than those that are reported.
     by : str
-        The metric that says what is best, at a run's end; empty: the first of the runs' metrics, such as accuracy or
-        rmse, or loss where there is none.
+        The metric that says what is best, at a run's end, also as ``min:NAME`` or ``max:NAME``; empty: the first of
+        the runs' metrics, or loss where there is none.
     tuning_seeds : int
         Number of seeds for tuning, which follow the largest reported seed; 0: as many as are reported, and three at
         most. ``tuning-seeds`` in a file.
@@ -105,8 +106,8 @@ class SweepPlan(Grid):
                 raise ValueError(f"tune: {axis!r} is no axis; there are {', '.join(self.grid)}")
             if axis == SEED:
                 raise ValueError("tune: the seed isn't tuned")
-        if self.by and not may_be_measured(self.by, named := self._values(METRICS, AUTO)):
-            raise ValueError(f"by: {unmeasured(self.by, named)}")
+        if self.metric and not may_be_measured(self.metric, named := self._values(METRICS, AUTO)):
+            raise ValueError(f"by: {unmeasured(self.metric, named)}")
         if self.tune and any(not isinstance(seed, int) for seed in self.seeds):
             raise ValueError("tune: seeds must be whole numbers, without labels")
         return self
@@ -136,6 +137,17 @@ class SweepPlan(Grid):
             return key not in PLACES
         datasets = self._values(DATASET, defaults()[DATASET])
         return any(has_own_data(str(each)) or str(each) == SYNTHETIC for each in datasets)
+
+    @property
+    def metric(self) -> str:
+        """The metric of ``by``, without its direction; empty: the first of the runs' metrics."""
+        return split_direction(self.by)[1]
+
+    @property
+    def stated(self) -> dict[str, bool]:
+        """Whether a higher value of the metric of ``by`` is better, if ``by`` states it."""
+        higher = split_direction(self.by)[0]
+        return {} if higher is None else {measured_name(self.metric): higher}
 
     @property
     def seeds(self) -> list[Any]:

@@ -10,13 +10,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedapp.report.cells import Cell, axes_of, best_of, warnings_of
+from fedapp.report.cells import Cell, axes_of, direction_of, warnings_of
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
 from fedapp.report.table import add_values, markdown_row
 from fedapp.sweeps.plan import SEED
 from fedapp.sweeps.point import folder_of, name_of
 from fedapp.sweeps.sweep import FIGURE, REPORT, TUNING, Outcome, score_text
+from fedapp.sweeps.tuning import HOW_STATED
+from strategies.flower.higher_is_better import unknown_direction
 
 CSV, PARQUET, TUNING_CSV = "runs.csv", "runs.parquet", "tuning.csv"
 
@@ -125,7 +127,7 @@ def table(outcome: Outcome) -> Table:
     """Return the table of all cells for the terminal; the best is bold."""
     seeds = outcome.plan.seeds
     over = f"over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    best = best_of(outcome.cells, outcome.by, outcome.time)
+    best = outcome.best
     found = Table(
         title=f"{place_text(outcome)}, {'mean ± standard deviation ' * (len(seeds) > 1)}{over}",
         box=box.SIMPLE_HEAD,
@@ -146,19 +148,20 @@ def table(outcome: Outcome) -> Table:
 def place_text(outcome: Outcome) -> str:
     """Say where the runs are compared; the columns time and MB are those of the end of each run."""
     if outcome.time is None:
-        return "at the end of each run"
+        runs = [run for cell in outcome.cells for run in cell.runs]
+        return f"{'the kept model' if runs and all(run.keeps_best for run in runs) else 'at the end'} of each run"
     return f"at equal time, {outcome.time:.4g}, which every run has reached"
 
 
 def report(outcome: Outcome, has_figure: bool) -> str:
     """Return the report: table, figure, what was picked, what is to be known, the plan."""
     head = header(outcome)
-    best = best_of(outcome.cells, outcome.by, outcome.time)
+    best = outcome.best
     text = [f"# {_title(outcome)}", "", markdown_row(head), "|" + "---|" * len(head)]
     for cell, row in lines(outcome):
         is_best = best is not None and cell.name == best.name
         text.append(markdown_row([f"**{each}**" if is_best else each for each in row]))
-    bold = f" Bold: the best by {outcome.by}." * (outcome.by in outcome.metrics)
+    bold = f" Bold: the best by {outcome.by}." * (best is not None)
     place = place_text(outcome)
     text += ["", f"{place[0].upper()}{place[1:]}: mean ± standard deviation over the seeds.{bold}"]
     text += ["", f"![curves]({FIGURE})"] if has_figure else []
@@ -199,6 +202,8 @@ def remarks(outcome: Outcome) -> list[str]:
     if outcome.metrics and outcome.by not in outcome.metrics:
         there = ", ".join(outcome.metrics)
         notes.append(f"by {outcome.by}: no run has that, so none is the best; there are {there}")
+    elif outcome.metrics and direction_of(outcome.cells, outcome.by, outcome.plan.stated) is None:
+        notes.append(f"no setting is marked as the best: {unknown_direction(outcome.by)}; {HOW_STATED}")
     for chosen in outcome.picks.values():
         where = name_of(dict(zip(outcome.plan.cell_axes, chosen.cell, strict=True)))
         if chosen.value is None:

@@ -13,14 +13,14 @@ from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders, renew
-from fedapp.report.cells import Cell, equal_time
+from fedapp.report.cells import Cell, best_of, equal_time
 from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
 from fedapp.sweeps.point import DIVERGED, FINISHED, LABEL, PlannedRun, folder_of, name_of
 from fedapp.sweeps.runner import only_one, run_missing
-from fedapp.sweeps.tuning import Pick, Setting, pick, setting_of
+from fedapp.sweeps.tuning import Pick, Setting, check_direction, pick, setting_of
 
 RUNS, TUNING = "runs", "tuning"
 PLAN, KEYS, REPORT, FIGURE = "plan.toml", "keys.json", "report.md", "curves.png"
@@ -81,6 +81,11 @@ class Outcome:
     def time(self) -> float | None:
         """The time at which settings are compared; None for the end of each run."""
         return equal_time(self.cells)
+
+    @property
+    def best(self) -> Cell | None:
+        """The best setting by ``by``; None if there is none, or if it isn't known which values are better."""
+        return best_of(self.cells, self.by, self.time, self.plan.stated)
 
     @cached_property
     def columns(self) -> dict[str, str]:
@@ -145,6 +150,8 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
     """
     renew()  # data may have changed since the last sweep of this process
     planned = plan.runs()
+    if plan.tune:
+        check_direction(plan, planned)
     on_other_seeds = plan.runs(plan.seeds_to_tune_on) if plan.tune else []
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder):  # a plan that is refused mustn't take the place of one whose runs are being made
@@ -152,7 +159,7 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
         (folder / KEYS).write_text(json.dumps({RUNS: _keys(planned), TUNING: _keys(on_other_seeds)}), "utf-8")
         failures: dict[str, str] = {}
         picks: dict[Setting, Pick] = {}
-        by: str = plan.by
+        by: str = plan.metric
         if plan.tune:
             axes, seeds = ", ".join(plan.tune), ", ".join(map(str, plan.seeds_to_tune_on))
             console.print(f"{axes} on seeds {seeds}", markup=False, highlight=False)
@@ -179,7 +186,7 @@ def outcome_in(folder: Path) -> Outcome:
     if not (folder / PLAN).is_file():
         raise ConfigError(f"{folder}: no sweep is there, a folder with a {PLAN}")
     plan = read_file(folder / PLAN, SweepPlan)
-    planned, picks, by = _as_made(plan.runs(), folder, RUNS), {}, str(plan.by)
+    planned, picks, by = _as_made(plan.runs(), folder, RUNS), {}, plan.metric
     on_other_seeds: list[PlannedRun] = []
     if plan.tune:
         on_other_seeds = _as_made(plan.runs(plan.seeds_to_tune_on), folder, TUNING)
@@ -241,8 +248,8 @@ def _refuse_unknown_metric(plan: SweepPlan, planned: Sequence[PlannedRun], folde
     """Refuse the plan's metric ``by`` if nothing was picked because no run has that metric."""
     runs = [RecordedRun(folder_of(each, folder / TUNING)) for each in planned]
     there = metrics_of(runs)
-    if plan.by and there and plan.by not in there and any(run.status == FINISHED for run in runs):
-        raise ConfigError(f"by = {plan.by!r}: no run has that metric; allowed are {', '.join(there)}")
+    if plan.by and there and plan.metric not in there and any(run.status == FINISHED for run in runs):
+        raise ConfigError(f"by = {plan.metric!r}: no run has that metric; allowed are {', '.join(there)}")
 
 
 def score_text(score: float) -> str:

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from fedapp.config import Value
+from fedapp.config import ConfigError, Value
 from fedapp.report.cells import Cell, equal_time
+from fedapp.report.files import LOSS, measured_by, stated_directions
 from fedapp.report.recorded import RecordedRun
-from fedapp.sweeps.plan import SweepPlan
+from fedapp.sweeps.plan import METRICS, SweepPlan
 from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
-from strategies.flower.higher_is_better import less_is_better
+from fedapp.training.own_metrics import with_directions
+from strategies.flower.higher_is_better import higher_is_better, unknown_direction
+
+# How a metric's direction is stated for a sweep.
+HOW_STATED = (
+    "by = 'min:NAME' or 'max:NAME' states it, as do metrics = 'min:module:name' and the function's attribute "
+    "higher_is_better"
+)
 
 Setting = tuple[Value, ...]
 
@@ -47,12 +55,39 @@ def pick(plan: SweepPlan, planned: Sequence[PlannedRun], runs: Path, by: str) ->
 
     The values of a method without rounds are compared at equal time, as `equal_time` says. A value with a run that
     failed or diverged is none to pick.
+
+    Raises
+    ------
+    ConfigError
+        If it isn't known whether a lower or a higher value is better.
     """
+    named = (RecordedRun(folder_of(each, runs)).config.get(METRICS, "") for each in planned)
+    higher = _direction(plan, by, stated_directions(*named))
     tried: dict[Setting, dict[Setting, list[RecordedRun]]] = {}
     for each in planned:
         cell, tuned = setting_of(each, plan.cell_axes), setting_of(each, plan.tune)
         tried.setdefault(cell, {}).setdefault(tuned, []).append(RecordedRun(folder_of(each, runs)))
-    return {cell: _best(plan, cell, *_scores(found, by), by) for cell, found in tried.items()}
+    return {cell: _best(plan, cell, *_scores(found, by), higher=higher) for cell, found in tried.items()}
+
+
+def check_direction(plan: SweepPlan, planned: Sequence[PlannedRun]) -> None:
+    """Refuse to tune by a metric of which it isn't known whether a lower or a higher value is better.
+
+    Raises
+    ------
+    ConfigError, OwnPartError
+    """
+    for names in dict.fromkeys(each.config.metrics for each in planned):
+        by = plan.metric or next(iter(measured_by(names)[1:]), LOSS)
+        _direction(plan, by, stated_directions(with_directions(names)))
+
+
+def _direction(plan: SweepPlan, by: str, stated: Mapping[str, bool]) -> bool:
+    """Return whether a higher value of the metric by which values are picked is better."""
+    higher = higher_is_better(by, {**stated, **plan.stated})
+    if higher is None:
+        raise ConfigError(f"tune = {', '.join(plan.tune)}: {unknown_direction(by)}; {HOW_STATED}")
+    return higher
 
 
 def _scores(
@@ -74,12 +109,12 @@ def setting_of(planned: PlannedRun, axes: Sequence[str]) -> Setting:
 
 
 def _best(
-    plan: SweepPlan, cell: Setting, scores: Mapping[Setting, float], time: float | None, by: str
+    plan: SweepPlan, cell: Setting, scores: Mapping[Setting, float], time: float | None, *, higher: bool
 ) -> Pick:
     finite = {tuned: score for tuned, score in scores.items() if math.isfinite(score)}
     if not finite:
         return Pick(cell, None, scores)
-    sign = 1.0 if less_is_better(by) else -1.0
+    sign = -1.0 if higher else 1.0
     value = min(finite, key=lambda tuned: sign * finite[tuned])
     edges = [
         axis

@@ -1,10 +1,9 @@
 """What a model scores on rows of data: its loss, and the metrics beside the loss."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,36 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fedapp.names import ALLOWED_METRICS, IGNORED
-from fedapp.names import METRICS as METRIC_NAMES
-from fedapp.own import HERE, OwnPartError, imported, is_own
+from fedapp.names import IGNORED
+from fedapp.own import OwnPartError, higher_is_better, split_direction
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets, by_example, classes_first
+from fedapp.training.own_metrics import own_metric
 from fedapp.training.parts import inputs_of
 from fedapp.training.rule import Parameters
 from fedapp.training.state import completed, for_one_call
 from fedapp.training.trainee import as_it_is, by_channel, takes_by_channel
 
 AUTO, NONE = "auto", "none"
-
-# What a run's files say beside its metrics; tests/fedapp/server/test_summary.py compares the names with the files.
-_TAKEN = {
-    # metrics.jsonl
-    *("loss", "train-loss", "aggregation", "time", "clock", "evaluation", "clients", "losses"),
-    *("participants", "contributions", "failures", "lost-tasks", "clipped-updates", "discarded-updates"),
-    *("late-updates", "dropped-updates", "tasks-late", "tasks-dropped"),
-    *("device-seconds", "wasted-seconds", "joules", "weights-distance", "divergence", "drift"),
-    # runs.csv of a sweep, and summary.json
-    *("run", "seed", "picked"),
-    *("status", "reason", "complete", "process", "strategy", "engine", "num-clients", "aggregations"),
-    *("unread-keys", "unstable", "warnings", "wall-seconds", "date", "machine"),
-    *(f"best-{name}" for name in ("aggregation", "loss", *METRIC_NAMES)),
-    # clients.parquet, also by the names that strategies have for its columns
-    *("client", "name", "tasks", "accepted", "late", "failed", "refused", "discarded", "clipped", "lost"),
-    *("bytes", "seconds", "wasted", "task-time", "participation", "work", "weight", "contribution-weight"),
-    *("importance", "expected-share", "expected", "observed-share", "observed"),
-}
-_TAKEN_PREFIXES = ("client-", "personal-", "federated-loss", "surrogate-loss", "staleness-", "dp-", "bytes-")
 
 
 @dataclass(frozen=True)
@@ -250,10 +230,13 @@ def chosen_metrics(names: str, loss: str, targets: Tensor) -> tuple[Metric, ...]
 def metrics_of(names: str) -> tuple[Metric, ...]:
     """Return the metrics of a list of names; one of the user's own is a function (outputs, targets) → float.
 
+    A name may state the metric's direction: ``min:NAME`` or ``max:NAME``.
+
     Raises
     ------
     OwnPartError
-        If there is none of a name, two are called alike, or one as something else that a run tells.
+        If there is none of a name, two are called alike, one as something else that a run tells, or a built-in metric
+        has the other direction.
     """
     listed = [] if names == NONE else [name.strip() for name in names.split(",")]
     found = tuple(_metric(name) for name in listed)
@@ -264,33 +247,14 @@ def metrics_of(names: str) -> tuple[Metric, ...]:
     return found
 
 
-def _metric(name: str) -> Metric:
+def _metric(text: str) -> Metric:
+    stated, name = split_direction(text)
     if name in METRICS:
+        if stated not in (None, known := higher_is_better(name)):
+            raise OwnPartError(f"metrics = {text!r}: a {'higher' if known else 'lower'} {name} is better")
         return METRICS[name]
-    if not is_own(name):
-        raise OwnPartError(f"metrics = {name!r}: must be {ALLOWED_METRICS}")
-    function = imported("metrics", name)
-    if not callable(function):
-        raise OwnPartError(f"metrics = {name!r}: must be a function (outputs, targets) → float")
-    called = _called(name)
-    if is_taken(called):
-        raise OwnPartError(
-            f"metrics = {name!r}: a run's {called!r} is something else; the function needs another name"
-        )
-    return Metric(called, lambda outputs, targets: float(cast(Any, function)(outputs, targets)))
-
-
-def is_taken(name: str) -> bool:
-    """Return True if a run's files have something other than a metric of the user's own under a name."""
-    return name in _TAKEN or name.startswith(_TAKEN_PREFIXES)
-
-
-def _called(name: str) -> str:
-    """Return the name of a metric of the user's own: its function's, without the digest of one in no module."""
-    own = name.rpartition(":")[2].rpartition(".")[2]
-    if name.startswith(f"{HERE}:"):
-        own = re.sub(r"_[0-9a-f]{8}$", "", own)
-    return own.replace("_", "-")
+    called, function = own_metric(name)
+    return Metric(called, lambda outputs, targets: float(function(outputs, targets)))
 
 
 # Rows per forward pass: bounds the memory of a large test set. What convolutions and recurrent layers make of a few

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Message, MetricRecord, RecordDict
 
 from strategies.flower import messages
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better
 
 # A function of the contents of the valid replies and of the key of their weights, as in Flower; None is no metric.
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord | None]
@@ -158,20 +158,28 @@ WORST = "worst-tenth"
 MOST_BY_CLIENT = 20
 
 
-def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
+def spread(
+    metric: str, values: Iterable[float], stated: Mapping[str, bool | None] | None = None
+) -> dict[str, float]:
     """Return the spread of a metric over clients, all with equal weight; {} without any client.
+
+    Parameters
+    ----------
+    stated : mapping of str to bool, optional
+        Whether a higher value is better, of metrics whose name doesn't say so.
 
     Returns
     -------
     dict
-        ``client-METRIC-mean``, ``-worst-tenth`` (the mean over the worst ⌈C/10⌉ clients), ``-best``, ``-std``; and
-        ``-jain`` of a score without negative values. Metrics of personal models keep their prefix:
-        ``personal-METRIC-mean``.
+        ``client-METRIC-mean`` and ``-std``; where the metric's direction is known, ``-worst-tenth`` (the mean over
+        the worst ⌈C/10⌉ clients) and ``-best``; and ``-jain`` of a score without negative values. Metrics of personal
+        models keep their prefix: ``personal-METRIC-mean``.
     """
     column = np.sort(np.fromiter(values, dtype=np.float64))
     if not column.size:
         return {}
-    if not less_is_better(metric):
+    is_score = higher_is_better(metric, stated)
+    if is_score:
         column = column[::-1]  # the best come first
     if np.isnan(column).any():  # with a NaN, the worst clients are unknown
         column[:] = np.nan
@@ -179,7 +187,9 @@ def spread(metric: str, values: Iterable[float]) -> dict[str, float]:
     with np.errstate(invalid="ignore", over="ignore"):  # an infinite loss has no spread
         numbers = {"mean": column.mean(), WORST: worst.mean(), "best": column[0], "std": column.std()}
         squares = float(column @ column)
-    if not less_is_better(metric) and (column >= 0).all() and 0 < squares < math.inf:
+    if is_score is None:
+        numbers = {name: numbers[name] for name in ("mean", "std")}
+    if is_score and (column >= 0).all() and 0 < squares < math.inf:
         numbers["jain"] = column.sum() ** 2 / (column.size * squares)
     return {f"{of_clients(metric)}-{name}": float(number) for name, number in numbers.items()}
 

@@ -18,7 +18,12 @@ from strategies.core.config import BEST, StrategyConfig
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, flat
 from strategies.flower.errors import RunError
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import (
+    higher_is_better,
+    measured_name,
+    split_direction,
+    unknown_direction,
+)
 
 log = logging.getLogger("flwr.strategies")
 
@@ -51,6 +56,11 @@ class Target:
 class BestModel:
     """The best evaluation of a run and its model, and whether the run is to end.
 
+    Raises
+    ------
+    ValueError
+        If evaluations are compared by a metric whose direction isn't known.
+
     Attributes
     ----------
     keeps : bool
@@ -59,6 +69,8 @@ class BestModel:
         The metric by which evaluations are compared; None if they aren't.
     watched : tuple of str
         The metrics that an evaluation must have.
+    stated : mapping of str to bool
+        The direction of the metric that ``best_of = "min:NAME"`` or ``"max:NAME"`` states: whether higher is better.
     aggregation : int, optional
         Number of the aggregation that made the best model; None before the first evaluation.
     value : float
@@ -71,8 +83,15 @@ class BestModel:
 
     def __init__(self, config: StrategyConfig) -> None:
         self.keeps, self._most_without_better = config.keep == BEST, config.patience
-        self.by = config.best_of if config.compares_evaluations else None
-        self._sign = -1.0 if less_is_better(config.best_of) else 1.0
+        stated, name = split_direction(config.best_of)
+        self.by = name if config.compares_evaluations else None
+        self.stated: Mapping[str, bool] = {} if stated is None else {measured_name(name): stated}
+        is_score = higher_is_better(name, self.stated)
+        if self.by is not None and is_score is None:
+            raise ValueError(
+                f"best_of = {name!r}: {unknown_direction(name)}; 'min:{name}' or 'max:{name}' states it"
+            )
+        self._sign = 1.0 if is_score else -1.0
         self._target = Target.read(config.stop_at) if config.stop_at else None
         named = (self.by, self._target.metric if self._target else None)
         self.watched = tuple(dict.fromkeys(metric for metric in named if metric is not None))

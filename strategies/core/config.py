@@ -85,7 +85,8 @@ class StrategyConfig:
     keep : str
         the model that a run leaves: the last, or the best beside it
     best_of : str
-        the metric of the best evaluation: losses and errors the lowest, others the highest
+        the metric of the best evaluation; min:METRIC or max:METRIC states which values are better, where the metric's
+        name doesn't say it
     stop_at : str
         bound of a metric at which the run ends
     patience : int

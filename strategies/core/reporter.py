@@ -15,6 +15,7 @@ from strategies.clock import WallClock
 from strategies.core.run_state import RunState
 from strategies.core.stability import StabilityMonitor
 from strategies.flower import messages
+from strategies.flower.higher_is_better import higher_is_better, measured_name
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,20 @@ class Reporter:
     ) -> Mapping[str, list[float]]:
         """Return the per-client statistics, and collect the spread of the clients' metrics."""
         by_client, self.by_client = self.by_client, {}
+        stated = {**self._run.options.higher_is_better, **(self._run.best.stated if self._run.best else {})}
         for name, values in by_client.items():
-            collected.update(client_metrics.spread(name, values.values()))
+            collected.update(client_metrics.spread(name, values.values(), stated))
+        unknown = [
+            name
+            for name in by_client
+            if measured_name(name) not in stated and higher_is_better(name, stated) is None
+        ]
+        if unknown:
+            self._run.warn_once(
+                "clients' %s: the worst tenth and the best aren't reported, as it isn't known whether a lower or a "
+                "higher value is better; run_options.higher_is_better states it",
+                ", ".join(unknown),
+            )
         size = max(map(len, clients.values()), default=0)
         if self._roster.devices:
             clients = {**self._client_stats.columns(size), **clients}

@@ -114,6 +114,9 @@ class RunOptions:
         Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
     client_names : mapping of int to str
         Names of clients by index, where a simulation knows them, such as the natural ids in the data; for display.
+    higher_is_better : mapping of str to bool
+        Whether a higher value of a metric is better, of clients' metrics whose names don't say so; None if that isn't
+        known, and is said.
     """
 
     clock: Clock | None = None
@@ -126,6 +129,7 @@ class RunOptions:
     stateful_components: list[Any] = field(default_factory=list)
     deterministic_noise: bool = False
     client_names: Mapping[int, str] = field(default_factory=dict)
+    higher_is_better: Mapping[str, bool | None] = field(default_factory=dict)
 
 
 class RunState:

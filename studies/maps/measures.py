@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from strategies.clock import RESOLUTION
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better
 from studies.maps.curves import MapCurve
 
 
@@ -29,5 +29,5 @@ def mean_over(curve: MapCurve, budget: float) -> float:
 
 
 def sign_of(metric: str) -> float:
-    """Return −1 for a metric of which less is better."""
-    return -1.0 if less_is_better(metric) else 1.0
+    """Return −1 for a metric of which a lower value is better; a plan has none whose direction isn't known."""
+    return 1.0 if higher_is_better(metric) else -1.0

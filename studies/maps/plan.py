@@ -12,6 +12,7 @@ from fedapp.report.files import AUTO, may_be_measured
 from fedapp.sweeps.plan import METRICS, SEED, Strict, unmeasured
 from fedapp.sweeps.point import LABEL, Axis, PlannedRun
 from strategies import REGISTRY, AsynchronousStrategy
+from strategies.flower.higher_is_better import higher_is_better, unknown_direction
 
 # Fields of a method's table that aren't keys of the run config.
 WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH = "why", "same-upwards", "only-upwards", "search"
@@ -205,6 +206,8 @@ class MapPlan(Strict):
             named[sources[seen[METRICS]][METRICS] if METRICS in seen else AUTO] = None
         if not may_be_measured(self.metric, named):
             raise ValueError(f"metric: {unmeasured(self.metric, named)}")
+        if higher_is_better(self.metric) is None:
+            raise ValueError(f"metric: {unknown_direction(self.metric)}; a name such as mean-error says it")
         return self
 
     @property

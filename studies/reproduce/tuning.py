@@ -12,7 +12,7 @@ from pydantic import Field
 from fedapp.config import ConfigError, Value
 from fedapp.sweeps.plan import SEED, Strict
 from fedapp.sweeps.point import Axis, PlannedRun, labels_along
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better, unknown_direction
 from studies.reproduce.runs import KEPT, OBJECTIVE, Curves, Run, Runs, has_labels, mean
 
 Cell = tuple[Value, ...]
@@ -41,6 +41,8 @@ class Tuning(Strict):
 
     def check(self, grid: Mapping[str, Axis]) -> None:
         """Raise ValueError, unless the grid has these axes and labels, and judges other seeds."""
+        if self.by != "objective" and higher_is_better(self.by) is None:
+            raise ValueError(f"tuning.by: {unknown_direction(self.by)}; a name such as mean-error says it")
         labels = {axis: labels_along(choices) for axis, choices in grid.items()}
         for axis, label in {self.axis: None, **self.of}.items():
             if axis not in labels:
@@ -106,7 +108,7 @@ class Tuning(Strict):
 
     def _score(self, runs: Runs, label: Value) -> float:
         own = [run for run in runs if run[self.axis] == label]
-        is_loss = self.by == "objective" or less_is_better(self.by)
+        is_loss = self.by == "objective" or not higher_is_better(self.by)
         score = mean([float((run.tail if is_loss else run.column)(self.by).mean()) for run in own])
         return (score if is_loss else -score) if math.isfinite(score) else math.inf
 

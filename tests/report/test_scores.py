@@ -28,12 +28,13 @@ CONFIG = 'strategy = "{}"\ndataset = "d"\nmodel = "m"\nmetrics = "{}"\n'
         (("r2", "loss", "rmse", "time"), "auto", ["rmse", "r2", "loss"]),
         (("loss", "time"), "none", ["loss"]),
         (("loss", "mae", "r2"), "r2, mae", ["r2", "mae", "loss"]),
-        (("auroc", "accuracy", "loss"), "auroc,accuracy", ["accuracy", "auroc", "loss"]),
+        (("accuracy", "auroc", "loss"), "auroc,accuracy", ["auroc", "accuracy", "loss"]),
+        (("accuracy", "auroc", "loss"), "max:auroc", ["auroc", "accuracy", "loss"]),
         (("loss", "within-ten"), "custom.mine:Scores.within_ten", ["within-ten", "loss"]),
         (
-            ("loss", "personal-accuracy-mean", "accuracy", "personal-loss-mean", "top5"),
+            ("loss", "personal-accuracy-mean", "accuracy", "personal-top5-mean", "top5"),
             "top5",
-            ["accuracy", "personal-accuracy-mean", "top5", "loss"],
+            ["top5", "personal-top5-mean", "accuracy", "loss"],
         ),
         (("loss", "personal-rmse-mean", "rmse", "r2"), "auto", ["rmse", "personal-rmse-mean", "r2", "loss"]),
         ((), "auto", []),
@@ -72,7 +73,7 @@ def closing(folder: Path, named: str) -> str:
     records = lines_of(folder)
     console = Console(width=80, file=io.StringIO())
     with console.capture() as capture:
-        console.print(closing_table(summary_of(folder), records, named))
+        console.print(closing_table(summary_of(folder), records, {"metrics": named}))
     return capture.get()
 
 

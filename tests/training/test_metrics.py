@@ -14,7 +14,7 @@ from fedapp.own import OwnPartError, register
 from fedapp.report.files import measured_by
 from fedapp.training.evaluation import METRICS, chosen_metrics, evaluate, metrics_of
 from fedapp.training.losses import loss_of
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better
 
 LOGITS = torch.tensor([[2.0, 1, 0], [0, 2, 1], [0, 1, 2], [2, 0, 1]])
 LABELS = torch.tensor([0, 1, 1, 2])
@@ -154,7 +154,7 @@ def test_one_handed_over_is_called_as_its_function_is():
     assert re.fullmatch(r"accuracy,python:mean_error_[0-9a-f]{8}", names)
     assert [metric.name for metric in metrics_of(names)] == ["accuracy", "mean-error"]
     assert measured_by(names) == ["loss", "accuracy", "mean-error"]
-    assert less_is_better("mean-error")
+    assert higher_is_better("mean-error") is False
 
 
 def test_two_that_are_called_alike_are_refused():

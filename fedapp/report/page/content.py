@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.cells import Cell, cells_of, equal_time
 from fedapp.report.client_tables import WALL, column, read_clients
-from fedapp.report.files import LOSS, read_summary, read_warnings
+from fedapp.report.files import LOSS, metrics_among, read_summary, read_warnings, stated_directions
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
 from fedapp.report.series import mean_and_spread
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -144,7 +144,12 @@ def _run(path: Path, name: str, runs: int) -> dict[str, Any]:
         "summary": {key: _plain(value) for key, value in summary.items() if key != "process"},
         "config": {key: _plain(value) for key, value in _config(path).items()},
         "curves": _curves(path, table, min(max(POINTS // runs, FEWEST_POINTS), MOST_POINTS), left_out),
-        "clients": _clients(table, min(max(CLIENTS // runs, FEWEST_CLIENTS), MOST_CLIENTS), left_out),
+        "clients": _clients(
+            table,
+            min(max(CLIENTS // runs, FEWEST_CLIENTS), MOST_CLIENTS),
+            left_out,
+            str(read_config(path).get("metrics", "")),
+        ),
         "partition": _partition(path, min(max(CLIENTS // runs, FEWEST_CLIENTS), 500), left_out),
         "graph": _graph(path, _side(runs), left_out),
         "tasks": _read(bars, left_out) or {},
@@ -203,8 +208,11 @@ def _curves(path: Path, table: Any, most: int, left_out: list[str]) -> dict[str,
     return {"clock": clock, "columns": curves}
 
 
-def _clients(table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
-    """Return the last rows of every client, and of each metric the last evaluation that has it."""
+def _clients(table: Any, most: int, left_out: list[str], named: str) -> dict[str, Any]:
+    """Return the last rows of every client, and of each metric the last evaluation that has it.
+
+    ``named`` is the value of the config's key ``metrics``.
+    """
     if table is None or not len(table):
         return {}
     numbers = column(table, "aggregation")
@@ -221,14 +229,16 @@ def _clients(table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
         values[name] = np.full(size, np.nan)
         values[name][column(table, "client")[last].astype(int)] = own[last]
         since[name] = int(numbers[there].max())
-    scores = [name for name in metrics if name != LOSS and name in values] or [LOSS]
-    order = values.get("accuracy", values.get(scores[0], np.arange(size)))
+    scores = [*metrics_among(values, named), *(name for name in metrics if name in values)]
+    order = values[scores[0]] if scores else np.arange(size)
     ranks = np.argsort(order, kind="stable")
     chosen = np.sort(ranks[_spaced(size, most)])
     if len(chosen) < size:
         left_out.append(
             f"{size - len(chosen):,} of {size:,} clients: clients evenly spaced by rank are drawn"
         )
+    stated = stated_directions(named)
+    directions = {name: higher_is_better(name, stated) for name in metrics}
     names = [""] * size
     last = pc.filter(table, pc.is_valid(table["name"]))
     for index, name in zip(last["client"].to_pylist(), last["name"].to_pylist(), strict=True):
@@ -238,7 +248,8 @@ def _clients(table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
         "index": chosen.tolist(),
         "names": [names[index] for index in chosen] if any(names) else [],
         "metrics": [name for name in metrics if name in values],
-        "costs": [name for name in metrics if less_is_better(name)],
+        "costs": [name for name in metrics if directions[name] is False],
+        "unknown": [name for name in metrics if directions[name] is None],
         "since": since,
         "columns": {name: _rounded(each[chosen]) for name, each in values.items()},
     }

@@ -168,6 +168,7 @@
   }
 
   // A score of each client, from the worst to the best, of all runs: of the global model, and dotted of their own models.
+  // Clients are sorted from the lowest value where it isn't known which values are better.
   function everyone(charts, metric) {
     const traces = shown().flatMap((run) => [metric, `personal-${metric}`].flatMap((key) => {
       const clients = run.clients || {}, values = ((clients.columns || {})[key] || []).filter((value) => value !== null);
@@ -180,7 +181,9 @@
         marker: { size: 5, color: look(run).color, symbol: own ? "diamond" : "circle" },
         hovertemplate: "%{x:.3~g} % of clients: %{y:.5~g}" }];
     }));
-    if (traces.length) chart(charts, "everyone", `${metric} of each client in the end, from the worst to the best`, traces,
+    const unknown = shown().some((run) => run.clients && (run.clients.unknown || []).includes(metric));
+    const order = unknown ? "from the lowest to the highest" : "from the worst to the best";
+    if (traces.length) chart(charts, "everyone", `${metric} of each client in the end, ${order}`, traces,
       layout("share of the clients, %", metric));
   }
 
@@ -189,7 +192,7 @@
   // Columns of the chosen run's clients, sorted from worst to best; ⌈C/10⌉ are the worst tenth.
   function sorted(charts, run, metric) {
     const clients = run.clients, values = clients.columns[metric];
-    const cost = clients.costs.includes(metric);
+    const cost = clients.costs.includes(metric), first = clients.unknown.includes(metric) ? "lowest" : "worst";
     const order = values.map((_, at) => at).filter((at) => values[at] !== null)
       .sort((a, b) => cost ? values[b] - values[a] : values[a] - values[b]);
     const tenth = Math.ceil(order.length / 10);
@@ -197,8 +200,8 @@
       y: order.slice(from, to).map((at) => values[at]), text: order.slice(from, to).map((at) => clientOf(clients, at)),
       name, type: "scatter", mode: "markers", marker: { color, symbol, size: order.length > 300 ? 4 : 8 },
       hovertemplate: "client %{text}<br>%{y:.5~g}<extra></extra>" });
-    chart(charts, `clients-${metric}`, `${metric} of each client, worst first (aggregation ${clients.since[metric]})`,
-      [part(0, tenth, "worst tenth", COLORS[1], "diamond"), part(tenth, order.length, "the others", COLORS[0], "circle")],
+    chart(charts, `clients-${metric}`, `${metric} of each client, ${first} first (aggregation ${clients.since[metric]})`,
+      [part(0, tenth, `${first} tenth`, COLORS[1], "diamond"), part(tenth, order.length, "the others", COLORS[0], "circle")],
       layout("rank", metric, { showlegend: true, legend: { orientation: "h", y: 1.08 } }));
   }
 
@@ -398,7 +401,7 @@
     if (grouped()) ends.append(make("p", `Mean ± standard deviation over the seeds, ${content.place}.`),
       table(["setting", "seeds", ...content.scores], settings().map((setting) => [setting.name, setting.of,
         ...content.scores.map((key) => setting.scores[key])])));
-    const keys = ["status", "reason", "warnings", "strategy", "engine", "aggregations",
+    const keys = ["status", "reason", "warnings", "strategy", "engine", "aggregations", "best-aggregation",
       ...content.scores.filter((key) => key !== "loss").flatMap((key) => [key, `client-${key}-worst-tenth`]),
       "loss", "wall-seconds", "bytes-up", "bytes-down", "failures"].filter((key) => runs.some((run) => key in run.summary));
     const single = table(["run", ...keys], runs.map((run) => [run.name, ...keys.map((key) => number(run.summary[key]))]));

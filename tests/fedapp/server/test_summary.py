@@ -18,7 +18,7 @@ from fedapp.report.files import GONE, read_summary, this_process
 from fedapp.server import prepare, run
 from fedapp.server.journal import machine
 from fedapp.server.run_directory import RunDirectory
-from fedapp.training.evaluation import is_taken
+from fedapp.training.own_metrics import is_taken
 from strategies import DivergedError
 from strategies.flower import messages
 from tests.fedapp.server.conftest import Devices

@@ -12,7 +12,7 @@ from flwr.app import MetricRecord
 from strategies import FedAvg
 from strategies.clients import client_metrics
 from strategies.flower.grids import DEPLOYMENT
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better
 
 Make = Callable[..., Any]
 
@@ -47,7 +47,7 @@ def test_the_spread_by_hand():
     ],
 )
 def test_which_way_is_worse(metric, less):
-    assert less_is_better(metric) is less
+    assert higher_is_better(metric) is (not less)
 
 
 def started(
@@ -79,6 +79,22 @@ def test_metrics_of_an_evaluation_are_told_client_by_client(federation, model, t
     assert last.metrics["client-loss-worst-tenth"] == 3
     assert last.metrics["client-f1-worst-tenth"] == 0.1
     assert last.metrics["client-f1-mean"] == pytest.approx(0.3)
+
+
+def test_a_metric_of_unknown_direction_has_no_worst_clients_and_that_is_said_once(
+    federation, model, train_config, caplog
+):
+    def evaluate(server_round: int, arrays: Any) -> MetricRecord:
+        return MetricRecord({"loss": 1.0, "per-client.score": [0.1, 0.2, 0.6]})
+
+    last = started(federation, model, train_config, evaluate)[-1].metrics
+    assert {name for name in last if "score" in name} == {"client-score-mean", "client-score-std"}
+    said = [
+        record.getMessage() for record in caplog.records if "higher value is better" in record.getMessage()
+    ]
+    assert [
+        line.startswith("clients' score: the worst tenth and the best aren't reported") for line in said
+    ] == [True]
 
 
 def test_clients_that_evaluate_themselves_are_told_one_by_one(federation, model, train_config):

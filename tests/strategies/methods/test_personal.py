@@ -13,7 +13,7 @@ from strategies.core.client_vectors import pooled, squared_distances
 from strategies.core.conflicts import ConflictError
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT
-from strategies.flower.higher_is_better import less_is_better
+from strategies.flower.higher_is_better import higher_is_better
 from strategies.methods.fedamp import attention
 from strategies.streams import generator
 from strategies.testing import MemoryGrid
@@ -310,4 +310,4 @@ def test_jains_index_is_of_scores_alone():
     ],
 )
 def test_which_way_a_metric_of_own_models_is_worse(metric, less):
-    assert less_is_better(metric) is less
+    assert higher_is_better(metric) is (not less)
