@@ -44,9 +44,10 @@ def scored_reply(
 
     def metrics_of(state: dict[str, Tensor]) -> dict[str, float]:
         found: Score = score(model, state, x, y, loss, measured)
-        # Of rows without a position that counts there is nothing to tell.
+        # A metric that isn't defined on these rows is left out.
         told, rows = {"loss": found.loss, **found.values()}, np.array([0, len(x)])
-        return {name: value for name, value in told.items() if not found.uncounted(name, rows)}
+        values = {name: np.array([value]) for name, value in told.items()}
+        return {name: value for name, value in told.items() if not found.undefined(name, values, rows)}
 
     metrics = MetricRecord({messages.NUM_EXAMPLES: len(data.rows), **metrics_of(sent)})
     own = _own_state(message, context, record, sent, device)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedapp.report.client_tables import last_clients, names_of_clients
 from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
-from fedapp.report.files import LOSS
+from fedapp.report.files import LOSS, rows_in_words
 from fedapp.report.overlay import COLORS, MOST
 from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better
@@ -61,7 +61,8 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
         return None
     if len(known) > MOST:
         title += f"\n{MOST} of {len(known)} settings: the first"
-    figure = new_figure(4.2, f"{title}: {metric} of each client" if title else f"{metric} of each client")
+    what = f"{metric} on each client's {rows_in_words(run.rows for run in runs.values())}"
+    figure = new_figure(4.2, f"{title}: {what}" if title else what)
     axes = figure.subplots()
     style_axes(axes)
     higher = higher_is_better(metric, directions_of(list(runs.values())))
@@ -73,7 +74,7 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     if len(runs) == 1:
-        _name_places(axes, next(iter(runs.values())).path, metric)
+        _name_places(axes, next(iter(runs.values())).path, metric, higher=higher)
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return save(figure, path)
 
@@ -90,16 +91,14 @@ def _draw_sorted(
     axes.plot(places, ordered, "--" if own else "-", color=color, lw=1.4, marker=marker, ms=3.5, label=label)
 
 
-def _name_places(axes: Axes, run_dir: Path, metric: str) -> None:
+def _name_places(axes: Axes, run_dir: Path, metric: str, *, higher: bool | None) -> None:
     """Name the clients of one run below their dots, if only the global model is drawn and there are few clients."""
     values, names = np.array(last_clients(run_dir).get(metric, []), np.float64), names_of_clients(run_dir)
     there = np.flatnonzero(np.isfinite(values))
     lines = axes.get_lines()
     if not names or len(lines) != 1 or not 0 < len(there) <= _NAMED:
         return
-    ordered = there[
-        np.argsort(-values[there] if less_is_better(metric) else values[there], kind="stable")
-    ].tolist()
+    ordered = there[np.argsort((-1 if higher is False else 1) * values[there], kind="stable")].tolist()
     named = [shortened(names.get(client, str(client))) for client in ordered]
     axes.set_xticks(np.asarray(lines[0].get_xdata()), named, rotation=30, ha="right")
 

@@ -159,7 +159,13 @@ WALL = "wall-seconds"
 CLIENTS = "clients"
 
 # The first columns; the others are numbers.
-_HEAD = {"aggregation": pa.int64(), "time": pa.float64(), "client": pa.int64(), "name": pa.string()}
+_HEAD = {
+    "aggregation": pa.int64(),
+    "time": pa.float64(),
+    "client": pa.int64(),
+    "name": pa.string(),
+    "rows": pa.string(),
+}
 
 # Names of columns in a strategy's metrics → names in the file.
 _NAMES = {
@@ -173,10 +179,16 @@ _BACK = {name: theirs for theirs, name in _NAMES.items()}
 
 
 class ClientsFile:
-    """Writes a run's rows; a folder has one writer."""
+    """Writes a run's rows; a folder has one writer.
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
+    Parameters
+    ----------
+    rows : str
+        The rows of a client on which its metrics are measured: ``train`` or ``test``.
+    """
+
+    def __init__(self, run_dir: Path, rows: str = "train") -> None:
+        self.run_dir, self.rows = run_dir, rows
         self._table = GrowingTable(run_dir, CLIENTS)
 
     def append(
@@ -195,6 +207,7 @@ class ClientsFile:
             "time": pa.array(np.full(len(there), time), _HEAD["time"]),
             "client": pa.array(np.asarray(there, np.int64)),
             "name": pa.array([names.get(int(index)) for index in there], _HEAD["name"]),
+            "rows": pa.array([self.rows] * len(there), _HEAD["rows"]),
         }
         rest = {name: pa.array(values[there], from_pandas=True) for name, values in columns.items()}
         if len(there):

@@ -21,6 +21,7 @@ from fedapp.report.cells import (
     warnings_of,
 )
 from fedapp.report.differences import described, differing
+from fedapp.report.files import with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import add_values, markdown_row
 from strategies.flower.higher_is_better import unknown_direction
@@ -59,6 +60,10 @@ class Comparison:
         varied = differing(configs)
         shared = [key for key in ("strategy", "dataset", "model") if key not in varied]
         return described(configs[0], shared) or "runs"
+
+    def heading(self, key: str) -> str:
+        """Return a metric's name; of one over clients with the rows on which it is measured."""
+        return with_rows(key, (run.rows for run in self.runs))
 
     @property
     def header(self) -> list[str]:
@@ -116,7 +121,9 @@ class Comparison:
 
     def _table(self, key: str) -> Table:
         best = best_of(self.cells, key, self.time)
-        table = Table(title=escape(f"{self.title}: {key}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = Table(
+            title=escape(f"{self.title}: {self.heading(key)}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        )
         rows = self.rows(key)
         table.add_column(self.header[0], overflow="fold", min_width=13)
         for number, name in enumerate(self.header[1:], 1):
@@ -130,7 +137,12 @@ class Comparison:
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"# {self.title}", ""]
         for key in self.metrics:
-            lines += [f"## {key}", "", markdown_row(self.header), "|" + "---|" * len(self.header)]
+            lines += [
+                f"## {self.heading(key)}",
+                "",
+                markdown_row(self.header),
+                "|" + "---|" * len(self.header),
+            ]
             lines += [*map(markdown_row, self.rows(key)), ""]
         paths = []
         if self.axes and self.metrics:

@@ -57,7 +57,7 @@ def latex_of(comparison: Comparison) -> str:
 def _tabular(comparison: Comparison, key: str) -> str:
     head, *rows = [[_in_latex(cell) for cell in row] for row in (comparison.header, *comparison.rows(key))]
     lines = [
-        f"% {comparison.title}: {key}",
+        f"% {comparison.title}: {comparison.heading(key)}",
         rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
         r"\toprule",
         *(" & ".join(row) + r" \\" for row in [[_in_latex(key), *head[1:]]]),

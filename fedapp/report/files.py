@@ -221,6 +221,21 @@ def kept_at(records: Sequence[Record], summary: Record) -> int | None:
     return None if number is None else next(places, None)
 
 
+def rows_of(config: Record) -> str:
+    """Return on which rows of clients the metrics of each client are measured: ``train`` or ``test``."""
+    return "test" if config.get("test-on") == "own" else "train"
+
+
+def with_rows(metric: str, rows: Iterable[str]) -> str:
+    """Return a metric's heading: of a metric over clients with the rows on which each client's is measured."""
+    return f"{metric} ({rows_in_words(rows)})" if metric.startswith(_OF_CLIENTS) else metric
+
+
+def rows_in_words(rows: Iterable[str]) -> str:
+    """Return the rows on which metrics of several runs' clients are measured, in words."""
+    return " or ".join("training" if each == "train" else each for each in sorted(set(rows))) + " rows"
+
+
 # Metrics of the model beside those that the config names.
 _OF_MODEL = ("train-loss", "federated-loss", "surrogate-loss")
 

@@ -18,6 +18,7 @@ from fedapp.report.files import (
     metrics_among,
     read_summary,
     read_warnings,
+    rows_of,
     stated_directions,
 )
 from fedapp.report.series import Array, steps
@@ -113,6 +114,11 @@ class RecordedRun:
     def keeps_best(self) -> bool:
         """Whether the run leaves the model of its best evaluation in place of the last one."""
         return keeps_best(self.config)
+
+    @property
+    def rows(self) -> str:
+        """The rows on which each client's metrics are measured: ``train`` or ``test``."""
+        return rows_of(self.config)
 
     def final(self, key: str) -> float:
         """Return a metric of the model that the run leaves, or another number of the last evaluation; NaN if missing.

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from fedapp.report.client_tables import last_clients
 from fedapp.report.differences import descriptions, differing
-from fedapp.report.files import AUTO, LOSS, metrics_among, read_config
+from fedapp.report.files import AUTO, LOSS, metrics_among, read_config, rows_of, with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
-from fedapp.report.table import clients_table, devices_table, rows_of_clients
+from fedapp.report.table import clients_table, devices_table
 
 _OWN_COLUMN = ("strategy", "dataset")
 
@@ -55,8 +55,9 @@ def runs_table(runs: Iterable[Path], *, differences: bool) -> Table:
     lacking = {"differs in": not keys, "kept": not kept}
     shown = [at for at, name in enumerate(headers) if not lacking.get(name)]
     for at in shown:
+        name = with_rows(headers[at], (run.rows for run in every))
         least = {"run": 14, "differs in": 20, "data": 8}.get(headers[at])  # columns that may be folded
-        table.add_column(headers[at], overflow="fold", no_wrap=least is None, min_width=least)
+        table.add_column(name, overflow="fold", no_wrap=least is None, min_width=least)
     for row in rows:
         table.add_row(*(Text(row[at]) for at in shown))  # a str's brackets would be markup
     return table
@@ -115,6 +116,5 @@ def client_tables_of(run: Path) -> list[Table]:
     """Return the tables of a run's clients that have names, and of its devices, if it has any."""
     clients, config = last_clients(run), read_config(run)
     scores = metrics_among(clients, config.get("metrics", AUTO))
-    rows = rows_of_clients(str(config.get("test-on", "")))
-    tables = clients_table(clients, scores, rows), devices_table(clients)
+    tables = clients_table(clients, scores, rows_of(config)), devices_table(clients)
     return [table for table in tables if table is not None]

@@ -16,8 +16,11 @@ from fedapp.report.files import (
     keeps_best,
     kept_at,
     metrics_among,
+    rows_in_words,
+    rows_of,
     stated_directions,
     step_of,
+    with_rows,
 )
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better, split_direction
 
@@ -66,7 +69,7 @@ def closing_table(summary: Record, metrics: Sequence[Record], config: Record) ->
         collapse_padding=True,
     )
     virtual = bool(metrics) and metrics[-1].get("clock") == "virtual"
-    wrapped = [key.replace(PERSONAL, f"{PERSONAL}\n") for key in keys]
+    wrapped = [_wrapped(with_rows(key, [rows_of(config)])) for key in keys]
     for header in (_HEADERS.get(step, step), "virtual\ntime" if virtual else "seconds", *wrapped):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -78,6 +81,13 @@ def closing_table(summary: Record, metrics: Sequence[Record], config: Record) ->
         remark = ", ".join(["kept" if keeps else "best"] * (index == best) + ["last"] * (index == last))
         table.add_row(*cells, remark, style="bold" if index == best else None)
     return table
+
+
+def _wrapped(heading: str) -> str:
+    """Return the heading of a metric over clients in lines as narrow as a column."""
+    for begin in (PERSONAL, "client-"):
+        heading = heading.replace(begin, f"{begin}\n")
+    return heading.replace(" (", "\n(")
 
 
 def devices_table(clients: Mapping[str, Sequence[Any]]) -> Table | None:
@@ -109,12 +119,14 @@ def clients_table(clients: Mapping[str, Sequence[Any]], metrics: Sequence[str], 
     metrics
         The metrics to show, in their order.
     rows
-        Says on which rows the clients are evaluated.
+        The rows on which clients are evaluated: ``train`` or ``test``.
     """
     names, there = clients.get("name", []), [metric for metric in metrics if metric in clients]
     if not any(names) or len(names) > _MOST_CLIENTS or not there:
         return None
-    table = Table(title=f"each client, on {rows}", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table = Table(
+        title=f"each client, on its {rows_in_words([rows])}", box=box.SIMPLE_HEAD, collapse_padding=True
+    )
     table.add_column("client", overflow="fold")
     for metric in there:
         table.add_column(metric, justify="right", no_wrap=True)
@@ -123,11 +135,6 @@ def clients_table(clients: Mapping[str, Sequence[Any]], metrics: Sequence[str], 
         numbers = [_cell(column[index], 4) if index < len(column) else "-" for column in cells]
         table.add_row(Text(name or str(index)), *numbers)
     return table
-
-
-def rows_of_clients(test_on: str) -> str:
-    """Say on which rows of its own a client is evaluated, by the value of the key ``test-on``."""
-    return "its test rows" if test_on == "own" else "its training rows"
 
 
 def add_values(table: Table, header: str, values: Sequence[str]) -> None:

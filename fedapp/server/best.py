@@ -43,7 +43,7 @@ def directions_of(config: RunConfig) -> dict[str, bool | None]:
 
 
 def directed_best_of(config: RunConfig) -> str:
-    """Return ``best-of`` with the direction that ``metrics`` states: ``min:NAME`` or ``max:NAME``.
+    """Return ``best-of``, where its name doesn't say it with the direction that ``metrics`` states: ``min:NAME``.
 
     Raises
     ------
@@ -57,7 +57,9 @@ def directed_best_of(config: RunConfig) -> str:
         return config.best_of
     if higher is None and (config.keep == BEST or config.patience):
         raise ConfigError(f"best-of = {name!r}: {unknown_direction(name)}; {HOW_STATED}")
-    return config.best_of if higher is None else f"{'max' if higher else 'min'}:{name}"
+    if higher is None or higher_is_better(name) is higher:
+        return config.best_of
+    return f"{'max' if higher else 'min'}:{name}"
 
 
 def say_unknown_directions(config: RunConfig) -> None:

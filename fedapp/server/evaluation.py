@@ -92,7 +92,7 @@ class Evaluation:
             by_client = score.by_client(partition.test_offsets)
             for metric in self._metrics:
                 known = by_client[metric.name][np.isfinite(by_client[metric.name])]
-                metrics[f"{metric.name}-std"] = float(known.std())
+                metrics[f"{metric.name}-std"] = float(known.std()) if known.size else float("nan")
         last = self.by_client == "last" and server_round == config.num_server_rounds
         if self.by_client == "always" or last:
             own = config.test_on == OWN
@@ -117,10 +117,15 @@ class Evaluation:
 
 
 def _told(score: Score, offsets: np.ndarray, called: Mapping[str, str]) -> dict[str, Any]:
-    """Return a score of every client in lists, by what they are ``called``, and which clients have none."""
+    """Return a score of every client in lists, by what they are ``called``, and which clients have none.
+
+    A metric that no client has is NaN for all.
+    """
     values = score.by_client(offsets)
-    without = {f"{messages.WITHOUT}{key}": score.uncounted(name, offsets) for name, key in called.items()}
+    without = {
+        f"{messages.WITHOUT}{key}": score.undefined(name, values, offsets) for name, key in called.items()
+    }
     return {
         **{key: values[name].tolist() for name, key in called.items()},
-        **{key: clients for key, clients in without.items() if clients},
+        **{key: clients for key, clients in without.items() if 0 < len(clients) < len(offsets) - 1},
     }

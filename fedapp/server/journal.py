@@ -21,7 +21,7 @@ from fedapp.data.loading import is_generated
 from fedapp.data.partition import OWN
 from fedapp.own import PARTS, sources_of
 from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
-from fedapp.report.files import RUNNING, is_of_model, read_metrics, this_process
+from fedapp.report.files import RUNNING, is_of_model, read_metrics, rows_of, this_process
 from fedapp.server.experiment import Experiment
 from fedapp.server.privacy import neighbours
 from fedapp.server.record import Entry, Observer
@@ -48,7 +48,8 @@ class Journal(Observer):
         self.strategy = strategy
         self.directory = directory
         self._graph_of: tuple[tuple[int, ...], int] = ((), 0)  # the version of the graph that is written
-        self._clients, self._tasks = ClientsFile(directory.path), TasksFile(directory.path)
+        rows = rows_of(experiment.config.flat())
+        self._clients, self._tasks = ClientsFile(directory.path, rows), TasksFile(directory.path)
         self._watch = strategy.session.timeline.watch = watch
         self._publish_at = 0.0
         values = experiment.config.flat()

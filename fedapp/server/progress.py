@@ -12,9 +12,9 @@ from rich.console import Console
 
 from fedapp.report import read_metrics
 from fedapp.report.client_tables import last_clients
-from fedapp.report.files import LOSS, metrics_among
+from fedapp.report.files import LOSS, metrics_among, rows_of
 from fedapp.report.live_bar import LiveBar
-from fedapp.report.table import clients_table, closing_table, devices_table, rows_of_clients
+from fedapp.report.table import clients_table, closing_table, devices_table
 from fedapp.server.journal import Summary
 from fedapp.server.record import Entry, Observer
 from strategies.clock import WallClock
@@ -118,10 +118,10 @@ class Display(Observer):
             return
         evaluations = read_metrics(self.path)
         self.console.print(closing_table(self.summary.content, evaluations, self.config))
-        clients, config = last_clients(self.path), self.summary.experiment.config
+        clients = last_clients(self.path)
         scores = metrics_among(clients, self.named)
         for table in (
-            clients_table(clients, scores, rows_of_clients(config.test_on)),
+            clients_table(clients, scores, rows_of(self.config)),
             devices_table(clients),
         ):
             if table is not None:

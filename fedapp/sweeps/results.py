@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedapp.report.cells import Cell, axes_of, direction_of, warnings_of
+from fedapp.report.files import with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
 from fedapp.report.table import add_values, markdown_row
@@ -107,7 +108,8 @@ def _tidy(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pd.DataFra
 def header(outcome: Outcome) -> list[str]:
     """Return the columns of the table of cells."""
     axes = [outcome.columns[axis] for axis in (*outcome.plan.cell_axes, *outcome.plan.tune)]
-    return [*axes, "runs", *outcome.metrics, "time", "MB"]
+    rows = [run.rows for cell in outcome.cells for run in cell.runs]
+    return [*axes, "runs", *(with_rows(key, rows) for key in outcome.metrics), "time", "MB"]
 
 
 def lines(outcome: Outcome) -> list[tuple[Cell, list[str]]]:

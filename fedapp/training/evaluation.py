@@ -338,6 +338,14 @@ class Score:
         sums = np.concatenate([[0], np.cumsum(counts)])[offsets]
         return np.flatnonzero((np.diff(sums) == 0) & (np.diff(offsets) > 0)).tolist()
 
+    def undefined(self, name: str, by_client: Mapping[str, np.ndarray], offsets: np.ndarray) -> list[int]:
+        """Return the clients on whose rows the loss or a metric isn't defined, whatever the model.
+
+        No position of theirs counts, or the metric is no number though the loss is finite, as an AUROC of one class.
+        """
+        of_targets = np.isnan(by_client[name]) & np.isfinite(by_client["loss"])
+        return sorted({*self.uncounted(name, offsets), *np.flatnonzero(of_targets).tolist()})
+
     def _value(self, metric: Metric, among: slice) -> float:
         if metric.name in self.rows:
             return metric.of_mean(self._mean(metric.name, self.rows[metric.name], among))

@@ -21,7 +21,19 @@ _TAKEN = {
     *("unread-keys", "unstable", "warnings", "wall-seconds", "date", "machine"),
     *(f"best-{name}" for name in ("aggregation", "loss", *METRICS)),
     # clients.parquet, also by the names that strategies have for its columns
-    *("client", "name", "tasks", "accepted", "late", "failed", "refused", "discarded", "clipped", "lost"),
+    *(
+        "client",
+        "name",
+        "rows",
+        "tasks",
+        "accepted",
+        "late",
+        "failed",
+        "refused",
+        "discarded",
+        "clipped",
+        "lost",
+    ),
     *("bytes", "seconds", "wasted", "task-time", "participation", "work", "weight", "contribution-weight"),
     *("importance", "expected-share", "expected", "observed-share", "observed"),
 }

@@ -184,6 +184,15 @@ class BestModel:
         else:
             self._without += 1
 
+    def warn_without_value(self) -> None:
+        """Warn at the end of a run if no evaluation could be the best one."""
+        if self.by is not None and self.aggregation is None and self.by in self._last:
+            log.warning(
+                "best_of = %r: no evaluation had a finite value, so none is the best%s",
+                self.by,
+                ", and the last model is kept" if self.keeps else "",
+            )
+
     def _judge(self) -> None:
         """Say why the run is to end, if it is."""
         target, number, value = self._target, 0.0, math.nan

@@ -160,6 +160,10 @@ class Reporter:
         stated = {**self._run.options.higher_is_better, **(self._run.best.stated if self._run.best else {})}
         for name, values in by_client.items():
             collected.update(client_metrics.spread(name, values.values(), stated))
+        most = max(map(len, by_client.values()), default=0)
+        for name, values in by_client.items():
+            if len(values) < most:
+                collected[f"{client_metrics.of_clients(name)}-clients"] = len(values)
         unknown = [
             name
             for name in by_client

@@ -409,6 +409,8 @@ class RunState:
 
     def outcome(self, result: Result) -> Result:
         """Return the result of the whole run: the whole model, and the best one, where that is kept."""
+        if self.best is not None and not self.should_stop():
+            self.best.warn_without_value()
         best = None if self.best is None else self.best.arrays
         return replace(result, arrays=self.full_model(result.arrays if best is None else best))
 

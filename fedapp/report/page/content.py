@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.cells import Cell, cells_of, equal_time
 from fedapp.report.client_tables import WALL, column, read_clients
-from fedapp.report.files import LOSS, metrics_among, read_summary, read_warnings, stated_directions
+from fedapp.report.files import (
+    LOSS,
+    metrics_among,
+    read_summary,
+    read_warnings,
+    rows_of,
+    stated_directions,
+)
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
 from fedapp.report.series import mean_and_spread
@@ -62,6 +69,7 @@ _COUNTS = (
     "aggregation",
     "client",
     "name",
+    "rows",
     *_SHOWN,
 )
 
@@ -148,7 +156,7 @@ def _run(path: Path, name: str, runs: int) -> dict[str, Any]:
             table,
             min(max(CLIENTS // runs, FEWEST_CLIENTS), MOST_CLIENTS),
             left_out,
-            str(read_config(path).get("metrics", "")),
+            read_config(path),
         ),
         "partition": _partition(path, min(max(CLIENTS // runs, FEWEST_CLIENTS), 500), left_out),
         "graph": _graph(path, _side(runs), left_out),
@@ -208,11 +216,8 @@ def _curves(path: Path, table: Any, most: int, left_out: list[str]) -> dict[str,
     return {"clock": clock, "columns": curves}
 
 
-def _clients(table: Any, most: int, left_out: list[str], named: str) -> dict[str, Any]:
-    """Return the last rows of every client, and of each metric the last evaluation that has it.
-
-    ``named`` is the value of the config's key ``metrics``.
-    """
+def _clients(table: Any, most: int, left_out: list[str], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the last rows of every client, and of each metric the last evaluation that has it."""
     if table is None or not len(table):
         return {}
     numbers = column(table, "aggregation")
@@ -229,6 +234,7 @@ def _clients(table: Any, most: int, left_out: list[str], named: str) -> dict[str
         values[name] = np.full(size, np.nan)
         values[name][column(table, "client")[last].astype(int)] = own[last]
         since[name] = int(numbers[there].max())
+    named = str(config.get("metrics", ""))
     scores = [*metrics_among(values, named), *(name for name in metrics if name in values)]
     order = values[scores[0]] if scores else np.arange(size)
     ranks = np.argsort(order, kind="stable")
@@ -248,6 +254,7 @@ def _clients(table: Any, most: int, left_out: list[str], named: str) -> dict[str
         "index": chosen.tolist(),
         "names": [names[index] for index in chosen] if any(names) else [],
         "metrics": [name for name in metrics if name in values],
+        "rows": rows_of(config),
         "costs": [name for name in metrics if directions[name] is False],
         "unknown": [name for name in metrics if directions[name] is None],
         "since": since,

@@ -160,12 +160,17 @@
       const form = layout(names[chosen.axis], key, { hovermode: shown().length > 12 ? "closest" : "x unified" });
       if (!traces.length) form.annotations = [{ text: "none of these runs has it", showarrow: false, xref: "paper",
         yref: "paper", x: 0.5, y: 0.5 }];
-      chart(charts, id, key, traces, form);
+      chart(charts, id, titled(key), traces, form);
     }
     const score = content.scores.find((key) => key !== "loss") || "loss";
     everyone(charts, score);
     sweep(charts);
   }
+
+  // On which rows of clients the metrics of each client are measured.
+  const rowsOf = (runs) => [...new Set(runs.map((run) => (run.clients || {}).rows).filter(Boolean))].sort()
+    .map((rows) => rows === "train" ? "training" : rows).join(" or ");
+  const titled = (key) => /^(client|personal)-/.test(key) && rowsOf(shown()) ? `${key} (${rowsOf(shown())} rows)` : key;
 
   // A score of each client, from the worst to the best, of all runs: of the global model, and dotted of their own models.
   // Clients are sorted from the lowest value where it isn't known which values are better.
@@ -183,7 +188,7 @@
     }));
     const unknown = shown().some((run) => run.clients && (run.clients.unknown || []).includes(metric));
     const order = unknown ? "from the lowest to the highest" : "from the worst to the best";
-    if (traces.length) chart(charts, "everyone", `${metric} of each client in the end, ${order}`, traces,
+    if (traces.length) chart(charts, "everyone", `${metric} on each client's ${rowsOf(shown())} rows in the end, ${order}`, traces,
       layout("share of the clients, %", metric));
   }
 
@@ -200,7 +205,7 @@
       y: order.slice(from, to).map((at) => values[at]), text: order.slice(from, to).map((at) => clientOf(clients, at)),
       name, type: "scatter", mode: "markers", marker: { color, symbol, size: order.length > 300 ? 4 : 8 },
       hovertemplate: "client %{text}<br>%{y:.5~g}<extra></extra>" });
-    chart(charts, `clients-${metric}`, `${metric} of each client, ${first} first (aggregation ${clients.since[metric]})`,
+    chart(charts, `clients-${metric}`, `${metric} on each client's ${rowsOf([run])} rows, ${first} first (aggregation ${clients.since[metric]})`,
       [part(0, tenth, `${first} tenth`, COLORS[1], "diamond"), part(tenth, order.length, "the others", COLORS[0], "circle")],
       layout("rank", metric, { showlegend: true, legend: { orientation: "h", y: 1.08 } }));
   }
@@ -404,7 +409,7 @@
     const keys = ["status", "reason", "warnings", "strategy", "engine", "aggregations", "best-aggregation",
       ...content.scores.filter((key) => key !== "loss").flatMap((key) => [key, `client-${key}-worst-tenth`]),
       "loss", "wall-seconds", "bytes-up", "bytes-down", "failures"].filter((key) => runs.some((run) => key in run.summary));
-    const single = table(["run", ...keys], runs.map((run) => [run.name, ...keys.map((key) => number(run.summary[key]))]));
+    const single = table(["run", ...keys.map(titled)], runs.map((run) => [run.name, ...keys.map((key) => number(run.summary[key]))]));
     if (grouped()) {
       const more = make("details", null, chosen.single ? { open: "" } : {});
       more.append(make("summary", "single runs"), single);

@@ -13,7 +13,8 @@ from tests.strategies.parts import model_of
 
 LOWER = (
     "loss median-mae mse valid_RMSE nll brier-score ece perplexity smape wer test_error error-rate MSELoss "
-    "MedianError negative-log-likelihood false-positive-rate fpr-at-tpr95 accuracy-std client-median-mae-worst-tenth losses"
+    "MedianError negative-log-likelihood false-positive-rate fpr-at-tpr95 accuracy-std "
+    "client-median-mae-worst-tenth losses"
 )
 HIGHER = (
     "accuracy acc auroc roc-auc f1-macro F1Score top5 top-5 recall-at-fpr worst-recall mAP50 r2 r-squared c-index "
