@@ -10,7 +10,7 @@ from fedapp.config.run_keys import scaled
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.data.errors import PREFIX
 from fedapp.data.loading import folder_of
-from fedapp.training.own_metrics import with_directions
+from fedapp.own.metrics import with_directions
 
 log = logging.getLogger("flwr.fedapp")
 

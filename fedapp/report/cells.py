@@ -18,6 +18,7 @@ from fedapp.report.differences import described, descriptions, differing, values
 from fedapp.report.files import FAILED, RUNNING
 from fedapp.report.recorded import AXES, RecordedRun, directions_of
 from fedapp.report.series import Array, on_one_grid, spread_text
+from fedapp.report.tested import unlike_runs
 from strategies.flower.higher_is_better import higher_is_better
 
 T = TypeVar("T", float, Array)
@@ -194,6 +195,11 @@ def direction_of(cells: Sequence[Cell], key: str, stated: Mapping[str, bool] | N
     return higher_is_better(key, {**of_runs, **(stated or {})})
 
 
+def why_unlike(cells: Sequence[Cell], key: str) -> str:
+    """Return why a metric of some settings can't be compared, as `unlike_runs` does; "" if it can."""
+    return unlike_runs([cell.runs for cell in cells if cell.runs], key)
+
+
 def end_text(cells: Iterable[Cell]) -> str:
     """Return what final metrics are of: a run leaves its last model, or with ``keep = "best"`` its best one."""
     keeps = {run.keeps_best for cell in cells for run in cell.runs}
@@ -208,10 +214,11 @@ def best_of(
 ) -> Cell | None:
     """Return the cell with the best mean of a metric at a time, or at the end.
 
-    None if no cell has one, or if it isn't known which values are better. A cell with a run that failed or diverged
-    comes after all others: its mean is over the runs that went well.
+    None if no cell has one, if it isn't known which values are better, or if the cells can't be compared. A cell with
+    a run that failed or diverged comes after all others: its mean is over the runs that went well.
     """
-    if (higher := direction_of(cells, key, stated)) is None:
+    higher = direction_of(cells, key, stated)
+    if higher is None or why_unlike(cells, key):
         return None
     sign = -1.0 if higher else 1.0
     scored = [

@@ -19,6 +19,7 @@ from fedapp.report.cells import (
     end_text,
     equal_time,
     warnings_of,
+    why_unlike,
 )
 from fedapp.report.differences import described, differing
 from fedapp.report.files import with_rows
@@ -103,6 +104,9 @@ class Comparison:
             for name, run in zip(names_of(self.runs), self.runs, strict=True)
             if run.standing not in ("finished", "?")
         ]
+        unlike = {key: why_unlike(self.cells, key) for key in self.metrics}
+        for reason in dict.fromkeys(filter(None, unlike.values())):
+            notes.append(f"not comparable: {reason}")
         notes += [
             f"{key}: no run is marked as the best: {unknown_direction(key)}; metrics = 'min:…' or 'max:…' states it"
             for key in self.metrics
@@ -121,9 +125,8 @@ class Comparison:
 
     def _table(self, key: str) -> Table:
         best = best_of(self.cells, key, self.time)
-        table = Table(
-            title=escape(f"{self.title}: {self.heading(key)}"), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
+        title = "\n".join(filter(None, (why_unlike(self.cells, key), f"{self.title}: {self.heading(key)}")))
+        table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         rows = self.rows(key)
         table.add_column(self.header[0], overflow="fold", min_width=13)
         for number, name in enumerate(self.header[1:], 1):
@@ -137,9 +140,11 @@ class Comparison:
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"# {self.title}", ""]
         for key in self.metrics:
+            unlike = why_unlike(self.cells, key)
             lines += [
                 f"## {self.heading(key)}",
                 "",
+                *([f"**Not comparable:** {unlike}", ""] if unlike else []),
                 markdown_row(self.header),
                 "|" + "---|" * len(self.header),
             ]

@@ -5,6 +5,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from fedapp.report.cells import why_unlike
 from fedapp.report.comparison import Comparison
 from fedapp.report.series import mean_and_spread
 
@@ -56,7 +57,9 @@ def latex_of(comparison: Comparison) -> str:
 
 def _tabular(comparison: Comparison, key: str) -> str:
     head, *rows = [[_in_latex(cell) for cell in row] for row in (comparison.header, *comparison.rows(key))]
+    unlike = why_unlike(comparison.cells, key)
     lines = [
+        *([f"% not comparable: {unlike}"] if unlike else []),
         f"% {comparison.title}: {comparison.heading(key)}",
         rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
         r"\toprule",

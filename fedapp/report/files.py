@@ -198,6 +198,12 @@ def _names(named: object) -> list[str]:
     return [name.rpartition(":")[2].rpartition(".")[2].replace("_", "-") for name in names]
 
 
+def functions_of(named: object) -> dict[str, str]:
+    """Return what each metric of a value of the key ``metrics`` is, by its name in the files: ``module:name``."""
+    parts = [_OF_PYTHON.sub(r"\1", split_direction(part)[1]) for part in str(named).split(",")]
+    return {_names(part)[0]: part for part in parts}
+
+
 def stated_directions(*named: object) -> dict[str, bool]:
     """Return whether a higher value is better, of each metric of which values of the key ``metrics`` state it.
 

@@ -32,7 +32,7 @@ _MOST_CLIENTS = 30  # most clients that the table of named clients lists
 _WIDTH = 60  # title and caption wrap at the table's width, which would otherwise be that of its columns
 
 
-def closing_table(summary: Record, metrics: Sequence[Record], config: Record) -> Table:
+def closing_table(summary: Record, metrics: Sequence[Record], config: Record | None = None) -> Table:
     """Return a table of at most eight evaluations of a run and its totals, 60 columns wide.
 
     With ``keep = "best"`` the evaluation of the kept model is marked; otherwise the best one by the first metric, or
@@ -45,8 +45,9 @@ def closing_table(summary: Record, metrics: Sequence[Record], config: Record) ->
     metrics
         The evaluations, from :func:`fedapp.report.read_metrics`.
     config
-        The run config by key: ``metrics``, ``keep`` and ``best-of`` are read.
+        The run config by key: ``metrics``, ``keep``, ``best-of`` and ``test-on`` are read.
     """
+    config = config or {}
     named = str(config.get("metrics", "auto"))
     there = {key for record in metrics for key in record}
     own = metrics_among(there, named) or [LOSS]

@@ -40,6 +40,7 @@ from fedapp.logs import kept_lines
 from fedapp.models import ModelError
 from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
+from fedapp.own.metrics import with_directions
 from fedapp.server import fleet
 from fedapp.server.best import check_metrics, directed_best_of, directions_of, say_unknown_directions
 from fedapp.server.exporter import check_exporter
@@ -60,7 +61,6 @@ from fedapp.training.evaluation import AUTO, NONE, chosen_metrics
 from fedapp.training.gpu import gpu
 from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
-from fedapp.training.own_metrics import with_directions
 from fedapp.training.personal import apart
 from fedapp.training.precision import say_slow
 from fedapp.training.state import is_in_numpy, names_of

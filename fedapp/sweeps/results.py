@@ -130,8 +130,9 @@ def table(outcome: Outcome) -> Table:
     seeds = outcome.plan.seeds
     over = f"over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     best = outcome.best
+    unlike = f"{outcome.unlike}\n" if outcome.unlike else ""
     found = Table(
-        title=f"{place_text(outcome)}, {'mean ± standard deviation ' * (len(seeds) > 1)}{over}",
+        title=f"{unlike}{place_text(outcome)}, {'mean ± standard deviation ' * (len(seeds) > 1)}{over}",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
@@ -159,7 +160,9 @@ def report(outcome: Outcome, has_figure: bool) -> str:
     """Return the report: table, figure, what was picked, what is to be known, the plan."""
     head = header(outcome)
     best = outcome.best
-    text = [f"# {_title(outcome)}", "", markdown_row(head), "|" + "---|" * len(head)]
+    text = [f"# {_title(outcome)}", ""]
+    text += [f"**Not comparable:** {outcome.unlike}", ""] if outcome.unlike else []
+    text += [markdown_row(head), "|" + "---|" * len(head)]
     for cell, row in lines(outcome):
         is_best = best is not None and cell.name == best.name
         text.append(markdown_row([f"**{each}**" if is_best else each for each in row]))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders, renew
-from fedapp.report.cells import Cell, best_of, equal_time
+from fedapp.report.cells import Cell, best_of, equal_time, why_unlike
 from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
@@ -86,6 +86,11 @@ class Outcome:
     def best(self) -> Cell | None:
         """The best setting by ``by``; None if there is none, or if it isn't known which values are better."""
         return best_of(self.cells, self.by, self.time, self.plan.stated)
+
+    @cached_property
+    def unlike(self) -> str:
+        """Why the settings can't be compared by ``by``; "" if they can."""
+        return why_unlike(self.cells, self.by)
 
     @cached_property
     def columns(self) -> dict[str, str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.config import ConfigError, Value
+from fedapp.own.metrics import with_directions
 from fedapp.report.cells import Cell, equal_time
 from fedapp.report.files import LOSS, measured_by, stated_directions
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.plan import METRICS, SweepPlan
 from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
-from fedapp.training.own_metrics import with_directions
 from strategies.flower.higher_is_better import higher_is_better, unknown_direction
 
 # How a metric's direction is stated for a sweep.

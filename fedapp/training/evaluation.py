@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from fedapp.names import IGNORED
-from fedapp.own import OwnPartError, higher_is_better, split_direction
+from fedapp.names import ALLOWED_METRICS, IGNORED
+from fedapp.own import OwnPartError, higher_is_better, is_own, split_direction
+from fedapp.own.metrics import own_metric
 from fedapp.training.layers import dense_layers
 from fedapp.training.losses import CROSS_ENTROPY, Loss, Targets, by_example, classes_first
-from fedapp.training.own_metrics import own_metric
 from fedapp.training.parts import inputs_of
 from fedapp.training.rule import Parameters
 from fedapp.training.state import completed, for_one_call
@@ -253,6 +253,8 @@ def _metric(text: str) -> Metric:
         if stated not in (None, known := higher_is_better(name)):
             raise OwnPartError(f"metrics = {text!r}: a {'higher' if known else 'lower'} {name} is better")
         return METRICS[name]
+    if not is_own(name):
+        raise OwnPartError(f"metrics = {name!r}: must be {ALLOWED_METRICS}")
     called, function = own_metric(name)
     return Metric(called, lambda outputs, targets: float(function(outputs, targets)))
 

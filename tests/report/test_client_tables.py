@@ -73,9 +73,11 @@ def test_a_resumed_run_goes_on_after_the_rows_of_its_checkpoint(written, tmp_pat
 
 def test_a_metric_takes_no_column_of_the_records_own(tmp_path):
     file = ClientsFile(tmp_path)
-    file.append(1, 0.0, {"loss": [1.0], "client": [7.0], "name": [8.0], "aggregation": [9.0]}, {})
+    file.append(
+        1, 0.0, {"loss": [1.0], "rows": [5.0], "client": [7.0], "name": [8.0], "aggregation": [9.0]}, {}
+    )
     (row,) = read_clients(tmp_path).to_pylist()
-    assert row == {"aggregation": 1, "time": 0.0, "client": 0, "name": None, "loss": 1.0}
+    assert row == {"aggregation": 1, "time": 0.0, "client": 0, "name": None, "rows": "train", "loss": 1.0}
 
 
 def test_a_folder_without_any_has_none(tmp_path):

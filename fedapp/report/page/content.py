@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.cells import Cell, cells_of, equal_time
+from fedapp.report.cells import Cell, cells_of, equal_time, why_unlike
 from fedapp.report.client_tables import WALL, column, read_clients
 from fedapp.report.files import (
     LOSS,
@@ -106,8 +106,10 @@ def _settings(
     members: dict[str, list[str]] = {cell.name: [] for cell in cells}
     for cell in cells:
         members[cell.name] += [names[run.path] for run in cell.runs]
+    place = "at the end" if time is None else f"at time {time:.4g}"
+    unlike = next(filter(None, (why_unlike(cells, key) for key in scores)), "")
     return {
-        "place": "at the end" if time is None else f"at time {time:.4g}",
+        "place": place + f"; not comparable: {unlike}" * bool(unlike),
         "settings": [
             {
                 "name": cell.name,

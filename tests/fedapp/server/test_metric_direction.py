@@ -12,11 +12,11 @@ from rich.console import Console
 import fedapp
 from fedapp.config import ConfigError
 from fedapp.own import OwnPartError
+from fedapp.own.metrics import with_directions
 from fedapp.report import read_config
 from fedapp.report.files import stated_directions
 from fedapp.report.runs import runs_table
 from fedapp.report.table import closing_table
-from fedapp.training.own_metrics import with_directions
 from tests.runs import lines_of, summary_of
 
 rng = np.random.default_rng(0)

@@ -13,12 +13,12 @@ import pytest
 
 import fedapp
 from fedapp.config import RunConfig
+from fedapp.own.metrics import is_taken
 from fedapp.report.client_tables import by_evaluation, last_clients, read_clients
 from fedapp.report.files import GONE, read_summary, this_process
 from fedapp.server import prepare, run
 from fedapp.server.journal import machine
 from fedapp.server.run_directory import RunDirectory
-from fedapp.training.own_metrics import is_taken
 from strategies import DivergedError
 from strategies.flower import messages
 from tests.fedapp.server.conftest import Devices

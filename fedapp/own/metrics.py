@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from fedapp.names import ALLOWED_METRICS, METRICS
-from fedapp.own import HERE, OwnPartError, imported, is_own, split_direction
+from fedapp.own.parts import HERE, OwnPartError, imported, is_own
+from strategies.flower.higher_is_better import split_direction
 
 ATTRIBUTE = "higher_is_better"  # as torchmetrics' metrics have it
 
@@ -19,7 +19,6 @@ _TAKEN = {
     *("run", "seed", "picked"),
     *("status", "reason", "complete", "process", "strategy", "engine", "num-clients", "aggregations"),
     *("unread-keys", "unstable", "warnings", "wall-seconds", "date", "machine"),
-    *(f"best-{name}" for name in ("aggregation", "loss", *METRICS)),
     # clients.parquet, also by the names that strategies have for its columns
     *(
         "client",
@@ -37,7 +36,16 @@ _TAKEN = {
     *("bytes", "seconds", "wasted", "task-time", "participation", "work", "weight", "contribution-weight"),
     *("importance", "expected-share", "expected", "observed-share", "observed"),
 }
-_TAKEN_PREFIXES = ("client-", "personal-", "federated-loss", "surrogate-loss", "staleness-", "dp-", "bytes-")
+_TAKEN_PREFIXES = (
+    "best-",
+    "client-",
+    "personal-",
+    "federated-loss",
+    "surrogate-loss",
+    "staleness-",
+    "dp-",
+    "bytes-",
+)
 
 
 def own_metric(name: str) -> tuple[str, Any]:
@@ -48,8 +56,6 @@ def own_metric(name: str) -> tuple[str, Any]:
     OwnPartError
         If there is no such function, or a run's files have its name for something else.
     """
-    if not is_own(name):
-        raise OwnPartError(f"metrics = {name!r}: must be {ALLOWED_METRICS}")
     function = imported("metrics", name)
     if not callable(function):
         raise OwnPartError(f"metrics = {name!r}: must be a function (outputs, targets) → float")
