@@ -18,6 +18,7 @@ from fedapp.data import DataError
 from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
 from fedapp.names import AUTO, IN_PROCESS, VECTORIZED, Way
 from fedapp.server import Observer, RunDirectory
+from fedapp.server.run_folder import goes_on_from
 from fedapp.sweeps.command import default_folder
 from fedapp.sweeps.looking import recorded
 from fedapp.sweeps.plan import SweepPlan, checked
@@ -100,7 +101,8 @@ def run(
                 error.add_note(f"What the run has recorded is in {made[0].path}")
             raise
     if should_stop():
-        raise KeyboardInterrupt(f"what the run has recorded is in {directory.path}")
+        how = goes_on_from(directory.path)
+        raise KeyboardInterrupt(f"what the run has recorded is in {directory.path}{'; ' * bool(how)}{how}")
     return RunResult(directory.path)
 
 

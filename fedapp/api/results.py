@@ -29,8 +29,22 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedapp.data")
 
 
+# Files whose change says that a run has gone on.
+_FILES = ("config.toml", "summary.json", "metrics.jsonl", "clients.parquet")
+
+
+def _changed_at(path: Path) -> int:
+    """Return when a file was last written, nanoseconds; 0 without the file."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 class RunResult:
-    """A recorded run, read from its folder at the first access.
+    """A recorded run, read from its folder at the first access, and anew when its files have changed.
+
+    So all that it returns is of one run, also when the run has been resumed since.
 
     Attributes
     ----------
@@ -40,7 +54,17 @@ class RunResult:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._record = RecordedRun(path)
+        self._stamp: tuple[int, ...] | None = None
+        self._read = RecordedRun(path)
+        self._tables: dict[str, Any] = {}
+
+    @property
+    def _record(self) -> RecordedRun:
+        """The record of the files as they are now."""
+        stamp = tuple(_changed_at(self.path / name) for name in _FILES)
+        if stamp != self._stamp:
+            self._stamp, self._read, self._tables = stamp, RecordedRun(self.path), {}
+        return self._read
 
     @property
     def status(self) -> str:
@@ -52,7 +76,7 @@ class RunResult:
         """The content of summary.json: final metrics, totals, how it ended."""
         return self._record.summary
 
-    @cached_property
+    @property
     def config(self) -> RunConfig:
         """The run config: ``result.config.lr``."""
         return RunConfig.recorded(
@@ -64,22 +88,29 @@ class RunResult:
         """The number of clients."""
         return int(self._record.config["num-clients"])
 
-    @cached_property
+    @property
     def metrics(self) -> "pd.DataFrame":
         """A row for each evaluation: ``aggregation``, ``time``, and every scalar metric; NaN where it is missing."""
         import pandas as pd
 
-        # There may be no evaluation yet.
-        columns = {"aggregation": (), "time": ()} | dict(self._record.columns)
-        return pd.DataFrame(columns).astype({"aggregation": int, "time": float})
+        record = self._record
+        if "metrics" not in self._tables:
+            # There may be no evaluation yet.
+            columns = {"aggregation": (), "time": ()} | dict(record.columns)
+            self._tables["metrics"] = pd.DataFrame(columns).astype({"aggregation": int, "time": float})
+        found: pd.DataFrame = self._tables["metrics"]
+        return found
 
-    @cached_property
+    @property
     def clients(self) -> "pd.DataFrame | None":
         """A row for each evaluation and client: clients.parquet; None if the run has none."""
         import pandas as pd
 
-        path = self.path / "clients.parquet"
-        return pd.read_parquet(path) if path.is_file() else None
+        path = self._record.path / "clients.parquet"
+        if "clients" not in self._tables:
+            self._tables["clients"] = pd.read_parquet(path) if path.is_file() else None
+        found: pd.DataFrame | None = self._tables["clients"]
+        return found
 
     def model(self) -> "nn.Module":
         """Return the run's global model, a new one each time, on the CPU and ready to evaluate.

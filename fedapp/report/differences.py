@@ -4,6 +4,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from fedapp.report.files import without_digest
+
 DATA_PATH = "data-path"
 
 # Keys that say where and how a run is recorded or computed, not what it computes.
@@ -70,6 +72,9 @@ def descriptions(configs: Sequence[Config], keys: Sequence[str]) -> list[str]:
 def _told_apart(key: str, values: Sequence[Any]) -> dict[str, Any]:
     """Return how each value of a key is shown, by its `_identity`."""
     each = {_identity(value): value for value in values}
+    parts = {same: without_digest(value) for same, value in each.items() if isinstance(value, str)}
+    if len(set(parts.values())) < len(parts):  # two parts of one name
+        return {same: value.replace("python:", "", 1) for same, value in each.items()}
     if key == DATA_PATH:
         return dict(zip(each, ends_of(list(each.values())), strict=True))
     floats = {same: value for same, value in each.items() if isinstance(value, float)}
@@ -108,7 +113,9 @@ def _identity(value: object) -> str:
 
 
 def _shown(key: str, value: Any) -> str:
-    if isinstance(value, float):
+    if isinstance(value, str):
+        value = without_digest(value)
+    elif isinstance(value, float):
         value = f"{value:g}"
     elif isinstance(value, bool):
         value = str(value).lower()

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
-from fedapp.report.files import LOSS, metrics_among, step_of
+from fedapp.report.files import LOSS, metrics_among, step_of, without_digest
 
 Array = NDArray[Any]
 
@@ -270,7 +270,8 @@ def class_counts(indices: Array, offsets: Array, labels: Array, num_classes: int
 
 def _from_config(run_dir: Path, *keys: str) -> str:
     config = read_config(run_dir)
-    return ", ".join(f"{config[key]}" + " clients" * (key == "num-clients") for key in keys if key in config)
+    told = {key: without_digest(str(config[key])) for key in keys if key in config}
+    return ", ".join(text + " clients" * (key == "num-clients") for key, text in told.items())
 
 
 # Keys that a title always names, and keys it never names: they don't change the curves, or the run resolves them.

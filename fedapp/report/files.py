@@ -154,8 +154,8 @@ AUTO, NONE = "auto", "none"  # values of the key metrics
 # The metrics of metrics = "auto": accuracy for classes, rmse and r2 for numbers.
 _USUAL = ("accuracy", "rmse", "r2")
 
-# A function that was handed over in Python, with a digest behind its name.
-_OF_PYTHON = re.compile(r"^(python:.*)_[0-9a-f]{8}$")
+# A part that was handed over in Python, with a digest behind its name.
+_OF_PYTHON = re.compile(r"(python:[^,\s]+?)_[0-9a-f]{8}(?=,|$)")
 
 # How names of metrics over clients begin or end; which a run has depends on its method and on client evaluation.
 _OF_CLIENTS = (PERSONAL, "client-")
@@ -192,15 +192,20 @@ def may_be_measured(metric: str, named: Iterable[object]) -> bool:
     return of_clients or any(metric in measured_by(each) for each in named)
 
 
+def without_digest(name: str) -> str:
+    """Return the name of a part that exists in a process alone, ``python:NAME``, without the digest behind it."""
+    return _OF_PYTHON.sub(r"\1", name)
+
+
 def _names(named: object) -> list[str]:
     """Return the names of a config's metrics; a metric of the user's own has the name of its function."""
-    names = (_OF_PYTHON.sub(r"\1", split_direction(name)[1]) for name in str(named).split(","))
+    names = (without_digest(split_direction(name)[1]) for name in str(named).split(","))
     return [name.rpartition(":")[2].rpartition(".")[2].replace("_", "-") for name in names]
 
 
 def functions_of(named: object) -> dict[str, str]:
     """Return what each metric of a value of the key ``metrics`` is, by its name in the files: ``module:name``."""
-    parts = [_OF_PYTHON.sub(r"\1", split_direction(part)[1]) for part in str(named).split(",")]
+    parts = [without_digest(split_direction(part)[1]) for part in str(named).split(",")]
     return {_names(part)[0]: part for part in parts}
 
 

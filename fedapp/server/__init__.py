@@ -6,7 +6,8 @@ from fedapp.server.failure import WorseThanGuessingError
 from fedapp.server.personal import check_engine
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run import run
-from fedapp.server.run_directory import RunDirectory, StillGoingOnError
+from fedapp.server.run_directory import RunDirectory
+from fedapp.server.run_folder import StillGoingOnError
 
 __all__ = [
     "USER_ERRORS",

@@ -8,7 +8,7 @@ it ended, and which machine made it.
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -338,7 +338,7 @@ class Summary(Observer):
         best = self.best
         if best is None or not best.keeps or best.aggregation in (None, self._kept.get("aggregation")):
             return
-        records = [evaluation]
+        records: Sequence[Mapping[str, Any]] = [evaluation]
         if evaluation["aggregation"] != best.aggregation:  # its metrics came late, or the run is resumed
             records = read_metrics(self.directory.path)
         kept = (record for record in records if record["aggregation"] == best.aggregation)

@@ -30,6 +30,7 @@ from fedapp.server.privacy import PrivacyAccount
 from fedapp.server.progress import Display, Heartbeat, HowFar, Sparingly
 from fedapp.server.record import Observer, Record, Saving
 from fedapp.server.run_directory import RunDirectory
+from fedapp.server.run_folder import goes_on_from
 from fedapp.server.standardize import standardized
 from fedapp.server.trackers import make_tracker
 from fedapp.training.travelling import frozen_bytes
@@ -178,6 +179,8 @@ def _run(
         # A full disk, which may be what ended the run, must not hide why.
         with suppress(*((OSError,) if status in (FAILED, "diverged") else ())):
             record.end(status, reason, complete=complete)
+        if status in ("interrupted", "stopped") and (how := goes_on_from(directory.path)):
+            log.info("%s after aggregation %d: %s", status, strategy.session.aggregations, how)
 
 
 @contextmanager

@@ -8,19 +8,15 @@ another name, flushed to the disk and renamed; only then the one before is remov
 old one or the new one, and the folder takes twice a checkpoint's size while one is written.
 """
 
-import fcntl
-import itertools
 import json
 import logging
 import math
 import os
 import platform
-import re
 import shutil
-import time
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
@@ -34,12 +30,12 @@ import tomli_w
 from torch import Tensor
 
 from fedapp.config import ConfigError, RunConfig, read_run
-from fedapp.config.key import path_of
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.data import Partition
 from fedapp.data.moments import Moments
 from fedapp.data.preparation import PREPARATION, Preparation
 from fedapp.report.files import read_summary, replacing, write_summary
+from fedapp.server.run_folder import lock, make_folder
 from strategies import AsyncSpectral, FedBuff
 from strategies.methods.shared.buffer_schedule import HORIZON
 
@@ -145,8 +141,6 @@ def _flush(folder: Path) -> None:
 
 log = logging.getLogger("flwr.fedapp")
 
-LOCK_TRIES, LOCK_PAUSE = 5, 0.1  # how often, and every how many seconds, a folder's lock is tried again
-
 STANDARDIZATION, PARTITION = "standardization.json", "partition.npz"
 
 PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
@@ -154,10 +148,6 @@ PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
 
 # Bytes of arrays from which on they aren't compressed, at 20 MB a second: the row numbers of a million clients.
 LARGE = 64 << 20
-
-
-class StillGoingOnError(ConfigError):
-    """A run can't be resumed, as another process makes it."""
 
 
 class RunDirectory:
@@ -184,9 +174,9 @@ class RunDirectory:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.path = Path(config.resume) if config.resume else _make_folder(config)
+        self.path = Path(config.resume) if config.resume else make_folder(config)
         # Held until the process ends, however it does: no run is resumed while it is still going on.
-        self._unlock = weakref.finalize(self, os.close, _lock(self.path))
+        self._unlock = weakref.finalize(self, os.close, lock(self.path))
         self.checkpoint: Checkpoint | None = self._read_checkpoint() if config.resume else None
 
     def close(self) -> None:
@@ -372,59 +362,6 @@ def _narrow(array: np.ndarray) -> np.ndarray:
     """Return whole numbers in four bytes each, if they are such."""
     fits = array.dtype == np.int64 and (not array.size or np.abs(array).max() < 1 << 31)
     return array.astype(np.int32) if fits else array
-
-
-def _make_folder(config: RunConfig) -> Path:
-    results = path_of("results-dir", config.results_dir)
-    try:
-        results.mkdir(parents=True, exist_ok=True)
-        if not config.run_name:
-            names = (config.strategy, config.dataset, config.model)
-            stem = "-".join(re.sub(r"[^\w.-]+", "-", name)[-60:].lstrip(".-") for name in names)
-            return _first_free(lambda number: results / f"{stem}-{number:03d}")
-    except OSError as error:
-        raise ConfigError(
-            f"results-dir = {config.results_dir!r}: must be a folder that can be written to ({error})"
-        ) from None
-    path = results / config.run_name
-    try:
-        path.mkdir()
-    except FileExistsError:
-        raise ConfigError(
-            f"run-name = {config.run_name!r}: {path} is there already, and its results are kept; "
-            "choose another name"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"run-name = {config.run_name!r}: can't be made a folder ({error})") from None
-    return path
-
-
-def _lock(path: Path) -> int:
-    """Return a descriptor that holds the lock of a run's folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    for last in (*[False] * LOCK_TRIES, True):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if last:
-                os.close(descriptor)
-                raise StillGoingOnError(f"resume = {str(path)!r}: that run is still going on") from None
-            time.sleep(LOCK_PAUSE)  # whoever reads its summary may hold it for a moment
-        except OSError as error:  # a file system without locks
-            log.warning("%s can't be locked: %s", path, error)
-            break
-    return descriptor
-
-
-def _first_free(path_of: Callable[[int], Path]) -> Path:
-    for number in itertools.count(1):
-        try:
-            path_of(number).mkdir()
-        except FileExistsError:
-            continue
-        return path_of(number)
-    raise AssertionError
 
 
 def _weighs_by_length(config: RunConfig) -> bool:

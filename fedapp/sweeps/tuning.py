@@ -62,7 +62,7 @@ def pick(plan: SweepPlan, planned: Sequence[PlannedRun], runs: Path, by: str) ->
         If it isn't known whether a lower or a higher value is better.
     """
     named = (RecordedRun(folder_of(each, runs)).config.get(METRICS, "") for each in planned)
-    higher = _direction(plan, by, stated_directions(*named))
+    higher = _known_direction(plan, by, stated_directions(*named))
     tried: dict[Setting, dict[Setting, list[RecordedRun]]] = {}
     for each in planned:
         cell, tuned = setting_of(each, plan.cell_axes), setting_of(each, plan.tune)
@@ -79,10 +79,10 @@ def check_direction(plan: SweepPlan, planned: Sequence[PlannedRun]) -> None:
     """
     for names in dict.fromkeys(each.config.metrics for each in planned):
         by = plan.metric or next(iter(measured_by(names)[1:]), LOSS)
-        _direction(plan, by, stated_directions(with_directions(names)))
+        _known_direction(plan, by, stated_directions(with_directions(names)))
 
 
-def _direction(plan: SweepPlan, by: str, stated: Mapping[str, bool]) -> bool:
+def _known_direction(plan: SweepPlan, by: str, stated: Mapping[str, bool]) -> bool:
     """Return whether a higher value of the metric by which values are picked is better."""
     higher = higher_is_better(by, {**stated, **plan.stated})
     if higher is None:

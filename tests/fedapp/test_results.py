@@ -13,7 +13,7 @@ import torch
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Partition
-from fedapp.server.run_directory import RunDirectory
+from fedapp.server.run_directory import Checkpoint, RunDirectory
 from tests.runs import summary_of
 
 
@@ -55,6 +55,49 @@ def test_unnamed_runs_take_the_first_free_number(results, configure):
 def test_a_named_run_gets_its_name(directory, results):
     assert directory.path == Path(results) / "run"
     assert directory.path.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            "interrupted",
+            "that run was interrupted after aggregation 7, and resume={} goes on from aggregation 5; or ",
+        ),
+        (
+            "stopped",
+            "that run was stopped after aggregation 7, and resume={} goes on from aggregation 5; or ",
+        ),
+        ("failed", "that run failed after aggregation 7, and resume={} goes on from aggregation 5; or "),
+        ("finished", ""),
+    ],
+)
+def test_the_same_name_again_says_how_a_run_that_was_cut_off_goes_on(
+    status, said, directory, results, configure
+):
+    directory.write_config(3)
+    directory.write_summary({"status": status, "aggregations": 7})
+    directory.write_checkpoint(Checkpoint({"aggregations": 3}, {}))
+    directory.write_checkpoint(Checkpoint({"aggregations": 5}, {}))
+    text = refusal(configure(results_dir=results, run_name="run"))
+    assert text.endswith(f"its results are kept; {said.format(directory.path)}choose another name")
+
+
+def test_a_run_without_checkpoints_is_not_said_to_go_on(directory, results, configure):
+    directory.write_config(3)
+    directory.write_summary({"status": "interrupted", "aggregations": 7})
+    assert "begins it anew, as it has no checkpoint yet" in refusal(
+        configure(results_dir=results, run_name="run")
+    )
+    none = RunDirectory(configure(results_dir=results, run_name="none", checkpoint_every=0))
+    none.write_config(3)
+    none.write_summary({"status": "interrupted", "aggregations": 7})
+    assert "resume" not in refusal(configure(results_dir=results, run_name="none"))
+
+
+def test_parts_of_python_have_no_digest_in_the_name_of_a_run(results, configure):
+    directory = RunDirectory(configure(results_dir=results, model="python:narrow_0123abcd"))
+    assert directory.path.name == "fedavg-digits-python-narrow-001"
 
 
 def test_a_taken_name_is_refused_and_its_results_kept(directory, results, configure):

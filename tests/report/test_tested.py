@@ -100,3 +100,12 @@ def test_real_runs_on_held_out_and_on_own_rows_are_told_apart(tmp_path):
     assert "Not comparable" not in (tmp_path / "lr" / "report.md").read_text("utf-8")
     assert fedapp.compare(*made.results).remarks[0] == f"not comparable: {OTHER_ROWS}"
     assert not fedapp.compare(*again.results).remarks
+
+
+def test_parts_of_python_are_named_without_digests_unless_two_have_one_name(tmp_path):
+    one, other, same = "python:narrow_0123abcd", "python:wide_0123abcd", "python:narrow_9876fedc"
+    runs = [run_on(tmp_path / name[-8:], None, model=name) for name in (one, same)]
+    assert [cell.name for cell in cells_of(runs)] == ["narrow_0123abcd", "narrow_9876fedc"]
+    runs = [run_on(tmp_path / name[7:10], None, model=name) for name in (one, other)]
+    assert [cell.name for cell in cells_of(runs)] == ["python:narrow", "python:wide"]
+    assert Comparison(runs[:1]).title == "fedavg digits python:narrow"
