@@ -310,8 +310,7 @@ class DirectionGraph(ClientGraph):
         """Take up the directions of an earlier run."""
         vectors = np.array(state["graph-messages"])
         self._known = dict(zip(state["graph-nodes"], vectors, strict=True))
-        asked = state.get("graph-asked", [(0, 1)])  # an earlier version asked once, and saved no count
-        self._asked = Counter({int(index): int(times) for index, times in asked})
+        self._asked = Counter({int(index): int(times) for index, times in state["graph-asked"]})
 
     def most_asked(self) -> int:
         """Return the largest number of requests to one client; a new node, or one without a reply, is asked again."""

@@ -106,19 +106,13 @@ class ClientStatistics:
         return {"accounts": client_stats, "account-totals": [self._seconds, self._wasted]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the statistics from ``state``; an old state may have no statistics."""
-        kept = state.get("accounts", ())
+        """Restore the statistics from ``state``."""
         kinds = [type(value) for value in vars(ClientRecord()).values()]
-        if isinstance(kept, np.ndarray):
-            restored = {
-                int(index): ClientRecord(*(kind(value) for kind, value in zip(kinds, values, strict=False)))
-                for index, *values in kept.tolist()
-            }
-        else:  # a state that an earlier version saved
-            restored = {int(index): ClientRecord(**account) for index, account in kept}
-        self._client_stats = defaultdict(ClientRecord, restored)
+        for index, *values in state["accounts"].tolist():
+            counts = [kind(value) for kind, value in zip(kinds, values, strict=True)]
+            self._client_stats[int(index)] = ClientRecord(*counts)
         # The totals are saved too: summing the clients' seconds in another order would change the last bit.
-        self._seconds, self._wasted = state.get("account-totals", (0.0, 0.0))
+        self._seconds, self._wasted = state["account-totals"]
 
 
 # Number of ended tasks that are kept until the report collects them; the oldest are dropped first.

@@ -341,7 +341,9 @@ class MaskedSum:
     def _replies(
         self, kind: str, waiting: Sequence[tuple[Client, Message]], overdue: dict[int, str]
     ) -> Iterator[tuple[Client, Message]]:
-        replies = self._pending.awaited(self._grid, [message for _, message in waiting], None, overdue, kind)
+        replies = self._pending.awaited(
+            self._grid, [message for _, message in waiting], overdue=overdue, kind=kind
+        )
         by_request = {message.metadata.message_id: client for client, message in waiting}
         for reply in replies:
             if (client := by_request.get(reply.metadata.reply_to_message_id)) is not None:

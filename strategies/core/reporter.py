@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -98,59 +99,75 @@ class Reporter:
         self.by_client: dict[str, client_metrics.ByClient] = {}
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
 
-    def report(
+    def report(self, aggregation: int, result: Result, metrics: Mapping[str, Any]) -> None:
+        """Report an aggregation by its metrics; its model isn't evaluated now."""
+        self._tell(aggregation, self._run.full_model(result.arrays), self._with_costs(metrics))
+
+    def report_evaluation(
         self,
         aggregation: int,
         result: Result,
         metrics: Mapping[str, Any],
-        *,
+        shares: Callable[[], Mapping[str, list[float]]],
         evaluate_fn: EvaluateFn | None = None,
-        shares: Callable[[], Mapping[str, list[float]]] | None = None,
-        losses: Callable[[Mapping[int, float]], Mapping[str, float]] | None = None,
+        losses: Callable[[Mapping[int, float]], Mapping[str, float]] = lambda losses: {},
     ) -> None:
-        """Report an aggregation.
+        """Evaluate an aggregation's model on the server, and report it.
 
         Parameters
         ----------
         metrics : mapping
             The metrics of the aggregation, and of the clients' evaluation.
+        shares : callable
+            Returns the per-client statistics for the observer.
         evaluate_fn : callable, optional
             The server's evaluation.
-        shares : callable, optional
-            Returns the per-client statistics for the observer; given where the model is evaluated now.
-        losses : callable, optional
+        losses : callable
             Returns metrics of the loop from the losses f_i of clients, by index.
         """
+        run, collected, by_server = self._run, self._with_costs(metrics), dict[str, Any]()
+        whole = run.full_model(result.arrays)
+        run.evaluated = aggregation
+        if evaluate_fn and (evaluated := evaluate_fn(aggregation, whole)) is not None:
+            result.evaluate_metrics_serverapp[aggregation] = evaluated
+            by_server = dict(evaluated)
+            collected.update(by_server)
+            reported = client_metrics.by_index(collected, messages.CLIENT_LOSSES)
+            if reported is not None:
+                collected.update(losses(reported))
+            self.by_client |= client_metrics.from_evaluation(collected)
+        known = shares() if aggregation and run.options.observer is not None else {}
+        clients = self._of_clients(known, collected)
+        scalars = _scalars(collected)
+        if (loss := scalars.get("federated-loss", scalars.get("loss"))) is not None:
+            self.stability.evaluated(float(loss))
+        if run.best is not None:
+            devices = run.scheduler.real_time  # whose answers may be missing, or come later
+            run.best.evaluated(aggregation, result.arrays, scalars, by_server, may_come=devices)
+        self._tell(aggregation, whole, collected, clients, evaluated=True)
+
+    def _with_costs(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         collected: dict[str, Any] = {**metrics, **self._client_stats.costs()}
         if kept := self._client_state_bytes():
             collected[messages.BYTES_KEPT] = kept
-        clients: Mapping[str, list[float]] = {}
-        by_server: Mapping[str, Any] = {}
-        whole = self._run.full_model(result.arrays)
-        if shares is not None:
-            self._run.evaluated = aggregation
-            if evaluate_fn and (evaluated := evaluate_fn(aggregation, whole)) is not None:
-                result.evaluate_metrics_serverapp[aggregation] = evaluated
-                collected.update(evaluated)
-                by_server = evaluated
-                reported = client_metrics.by_index(collected, messages.CLIENT_LOSSES)
-                if losses is not None and reported is not None:
-                    collected.update(losses(reported))
-                self.by_client |= client_metrics.from_evaluation(collected)
-            known = shares() if aggregation and self._run.options.observer is not None else {}
-            clients = self._of_clients(known, collected)
-        scalars = {key: value for key, value in collected.items() if isinstance(value, int | float)}
-        if shares is not None and (loss := scalars.get("federated-loss", scalars.get("loss"))) is not None:
-            self.stability.evaluated(float(loss))
-        if shares is not None and (best := self._run.best) is not None:
-            devices = self._run.scheduler.real_time  # whose answers may be missing, or come later
-            best.evaluated(aggregation, result.arrays, scalars, by_server, may_come=devices)
-        observer = self._run.options.observer
+        return collected
+
+    def _tell(
+        self,
+        aggregation: int,
+        model: ArrayRecord,
+        collected: Mapping[str, Any],
+        clients: Mapping[str, list[float]] = MappingProxyType({}),
+        *,
+        evaluated: bool = False,
+    ) -> None:
+        """Tell the observer of an aggregation, or the log where there is none."""
+        scalars, observer = _scalars(collected), self._run.options.observer
         if observer is None:
             self._log_line(aggregation, scalars)
-        else:
-            now, names = self._run.scheduler.now(), self._roster.names
-            observer(Progress(aggregation, now, whole, scalars, shares is not None, clients, names))
+            return
+        now, names = self._run.scheduler.now(), self._roster.names
+        observer(Progress(aggregation, now, model, scalars, evaluated, clients, names))
 
     def _of_clients(
         self, clients: Mapping[str, list[float]], collected: dict[str, Any]
@@ -209,3 +226,7 @@ class Reporter:
         if (aggregation or reported) and (self._unit == "round" or now >= self._quiet_until):
             self._quiet_until = now + 1.0
             log.info("%s %d%s", self._unit, aggregation, reported and f": {reported}")
+
+
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    return {key: value for key, value in metrics.items() if isinstance(value, int | float)}

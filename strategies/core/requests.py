@@ -211,7 +211,7 @@ class PendingReplies:
         self,
         grid: Grid,
         requests: Iterable[Message],
-        arrived: Callable[[int], None] | None = None,
+        arrived: Callable[[int], None] = lambda index: None,
         overdue: dict[int, str] | None = None,
         kind: str = "",
     ) -> Iterator[Message]:
@@ -225,17 +225,17 @@ class PendingReplies:
         self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})
         kind = kind or (requests[0].metadata.message_type if requests else "")
         if kind in _AWAITED and self._gives_up():
+            overdue = {} if overdue is None else overdue
             return self._patiently(grid, pushed(grid, requests), arrived, self._reply_timeouts[kind], overdue)
         return self._replies(grid, pushed(grid, requests), arrived)
 
     def _replies(
-        self, grid: Grid, waiting: dict[str, int], arrived: Callable[[int], None] | None
+        self, grid: Grid, waiting: dict[str, int], arrived: Callable[[int], None]
     ) -> Iterator[Message]:
         try:
             for poll in poll_replies(grid, waiting, self._run.timeout, self._run.should_stop):
                 for node_id, reply in poll:
-                    index = self.answered(node_id)
-                    if arrived is not None and index is not None:
+                    if (index := self.answered(node_id)) is not None:
                         arrived(index)
                     yield reply
         finally:
@@ -245,9 +245,9 @@ class PendingReplies:
         self,
         grid: Grid,
         waiting: dict[str, int],
-        arrived: Callable[[int], None] | None,
+        arrived: Callable[[int], None],
         reply_timeouts: ReplyTimeouts,
-        overdue: dict[int, str] | None,
+        overdue: dict[int, str],
     ) -> Iterator[Message]:
         """Yield the replies until the rest isn't awaited any more; late replies of earlier rounds may come, too."""
         run, began, asked = self._run, self._run.scheduler.now(), dict(self._asked)
@@ -269,11 +269,10 @@ class PendingReplies:
                     if sent.pop(reply.metadata.reply_to_message_id, None) is None:
                         self._came_late(reply)
                         continue
-                    index = self.answered(node_id)
-                    if index is not None and not reply.has_error():
-                        took[index] = run.scheduler.now() - began
-                        reply_timeouts.answered(index, took[index])
-                    if arrived is not None and index is not None:
+                    if (index := self.answered(node_id)) is not None:
+                        if not reply.has_error():
+                            took[index] = run.scheduler.now() - began
+                            reply_timeouts.answered(index, took[index])
                         arrived(index)
                     yield reply
                 if not sent:
@@ -289,7 +288,7 @@ class PendingReplies:
         began: float,
         reply_timeouts: ReplyTimeouts,
         limits: Mapping[int, Limit] | None,
-        overdue: dict[int, str] | None,
+        overdue: dict[int, str],
     ) -> None:
         """Note the requests, nodes by message id, whose replies aren't awaited any more."""
         seconds = self._run.scheduler.now() - began
@@ -300,8 +299,7 @@ class PendingReplies:
             if limits is None or limits[index].seconds >= self._run.timeout:
                 continue  # the timeout is over, and with it the message's time to live
             self._overdue[name] = _Overdue(index, node_id, began, reply_timeouts)
-            if overdue is not None:
-                overdue[index] = f"no reply within {seconds:.3g} s: {limits[index].why}"
+            overdue[index] = f"no reply within {seconds:.3g} s: {limits[index].why}"
 
     def _came_late(self, reply: Message) -> None:
         """Add the time of an overdue reply to the usual time of its client."""

@@ -326,7 +326,7 @@ class RunState:
             raise ValueError(f"the state is that of {state['strategy']}, this is {self.name}")
         if not np.isfinite(state["model"]).all():
             raise ValueError("the model of its state isn't finite")
-        self.run_id = state.get("run-id", self.run_id)
+        self.run_id = state["run-id"]
         self.memory = Memory.restored(state)
         self._resumed = dict(state)
 
@@ -426,19 +426,21 @@ class RunState:
 
     def check_progress(self, initial_arrays: ArrayRecord) -> None:
         """Raise RunError if no client's work was ever accepted; warn if the model is the initial one all the same."""
+        if self.should_stop():
+            return
         tried = self.aggregations or self.any_failure
-        if self.model_unchanged and tried and not self.should_stop():
+        if self.model_unchanged and tried:
             log.warning(
                 "%d aggregations were too few for %s, which waits until all clients that count have answered "
                 "once: the model is the initial one",
                 self.aggregations,
                 self.name,
             )
-        if tried and self.result.arrays is initial_arrays and not self.should_stop():
+        if tried and self.result.arrays is initial_arrays:
             raise self.no_progress_error(
                 f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"
             )
-        if self.model_unchanged or self.should_stop():  # said already, or no wonder
+        if self.model_unchanged:  # said already
             return
         if not self.aggregations:
             if self.scheduler.budget and isinstance(

@@ -303,30 +303,26 @@ class ContributionWeights:
 
     def of_clients(self, reporter: Reporter) -> dict[str, list[float]]:
         """Return per-client statistics, by index: contributions, weights, importance, expected and observed share."""
-        current, known, weights_so_far = self.current, self._task_table.members, self.weights_so_far()
-        departed = self._task_table.departed
-        indices = list(range(max([*known, *departed]) + 1))
-        members = [known.get(index) for index in indices]
-        everybody = known.values()
-        times = dict(zip(known, self._run.scheduler.times(everybody, everybody).tolist(), strict=True))
-        shares = {}
-        if self._summed:
-            given, q = sum(member.weight for member in known.values()), self.expected_share()
-            shares = {
-                "expected-share": [q.get(index, 0.0) for index in indices],
-                "observed-share": [m.weight / given if m and given else 0.0 for m in members],
-            }
-        return {
-            "participation": [
-                float((m.contributions if m else 0) + departed.get(index, (0, 0))[0])
-                for index, m in zip(indices, members, strict=True)
-            ],
-            "weight": [weights_so_far.get(index, 0.0) for index in indices],
-            "task-time": [times.get(index, 0.0) for index in indices],
-            "importance": [current.client_weights.get(index, 0.0) for index in indices],
-            **shares,
-            **reporter.costs_of_clients(len(members)),
+        members, departed = self._task_table.members, self._task_table.departed
+        participation = {index: contributions for index, (contributions, _) in departed.items()}
+        participation |= {i: self._task_table.contributions_of(member) for i, member in members.items()}
+        everybody = members.values()
+        times = self._run.scheduler.times(everybody, everybody).tolist()
+        columns: dict[str, Mapping[int, float]] = {
+            "participation": participation,
+            "weight": self.weights_so_far(),
+            "task-time": dict(zip(members, times, strict=True)),
+            "importance": self.current.client_weights,
         }
+        if self._summed:
+            columns["expected-share"] = self.expected_share()
+            given = sum(member.weight for member in everybody) or 1.0
+            columns["observed-share"] = {i: member.weight / given for i, member in members.items()}
+        size = max(participation) + 1
+        reported = {
+            name: [float(values.get(index, 0.0)) for index in range(size)] for name, values in columns.items()
+        }
+        return {**reported, **reporter.costs_of_clients(size)}
 
     def log_objective(self) -> None:
         """Log the objective that the run minimised, if it wasn't the federated objective."""

@@ -111,14 +111,8 @@ class EventSession(Session):
 
     def report_initial(self) -> None:
         """Evaluate the initial model, and report it."""
-        self.reporter.report(
-            0,
-            self.run.result,
-            {},
-            evaluate_fn=self.evaluate_fn,
-            shares=dict,
-            losses=self.contribution_weights.losses,
-        )
+        losses = self.contribution_weights.losses
+        self.reporter.report_evaluation(0, self.run.result, {}, dict, self.evaluate_fn, losses)
 
     def remaining_events(self) -> Iterator[Event]:
         """Yield the events until all aggregations are done, a stop condition is met, or nothing can happen again."""
@@ -250,13 +244,13 @@ class EventSession(Session):
             reported, self.reporter.by_client = self.evaluator.collect(
                 result, number, requests, self.grid, strategy.aggregate_evaluate
             )
-        self.reporter.report(
+        self.reporter.report_evaluation(
             number,
             result,
             {**metrics, **reported},
-            evaluate_fn=self.evaluate_fn,
-            shares=self.client_columns,
-            losses=self.contribution_weights.losses,
+            self.client_columns,
+            self.evaluate_fn,
+            self.contribution_weights.losses,
         )
 
     # ---- What a run knows of its clients, and its checkpoint ---------------------------------------------------

@@ -92,5 +92,5 @@ class IntervalStatistics:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "IntervalStatistics":
-        """Return the statistics of a state; a count that the state of an earlier version lacks is 0."""
+        """Return the statistics of a state."""
         return cls(**deepcopy(dict(state)))

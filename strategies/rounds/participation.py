@@ -17,9 +17,10 @@ average over B rounds (rounds without sampling: Kairouz et al. 2021).
 They say whose devices the clients of a run are, and not whom of them a round draws: these are all, as with ``full``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -136,41 +137,35 @@ class Participation:
             How many ``uniform``, ``md`` and ``flower`` draw, by default ``sample_size``; all but ``md`` draw no
             client twice, and so C at most.
         """
-        num_clients = len(importances)
-        number = self.sample_size(num_clients) if number is None else number
-        if self.scheme in ("uniform", "flower"):
-            drawn = rng.choice(num_clients, min(number, num_clients), replace=False)
-        elif self.scheme == "poisson":
-            drawn = np.flatnonzero(rng.random(num_clients) < self.fraction)
-        elif self.scheme == "md":
-            drawn = rng.choice(num_clients, number, p=importances)
-        elif self.scheme == "paired":
-            drawn = np.array([rng.integers(num_clients - 1), num_clients - 1])
-        elif self.scheme in ("fixed", "turns"):
-            drawn = np.array(self.fixed, dtype=np.int64)
-        else:
-            drawn = np.arange(num_clients)
-        return self.weigh(drawn.tolist(), importances)
+        C = len(importances)
+        number = self.sample_size(C) if number is None else number
+        draws: dict[str, Callable[[], Any]] = {
+            "full": lambda: np.arange(C),
+            "uniform": lambda: rng.choice(C, min(number, C), replace=False),
+            "flower": lambda: rng.choice(C, min(number, C), replace=False),
+            "poisson": lambda: np.flatnonzero(rng.random(C) < self.fraction),
+            "md": lambda: rng.choice(C, number, p=importances),
+            "paired": lambda: np.array([rng.integers(C - 1), C - 1]),
+            "fixed": lambda: np.array(self.fixed, dtype=np.int64),
+            "turns": lambda: np.array(self.fixed, dtype=np.int64),
+        }
+        return self.weigh(draws[self.scheme]().tolist(), importances)
 
     def weigh(self, drawn: Sequence[int], importances: Weights) -> Draw:
         """Give the drawn clients their weights; a client drawn twice trains once and counts twice."""
-        num_clients = len(importances)
         clients, counts = np.unique(np.asarray(drawn, dtype=np.int64), return_counts=True)
-        if self.scheme == "md":
-            weights = counts / len(drawn)
-        elif self.scheme == "paired":
-            weights = np.full(len(clients), 0.5)
-        elif self.scheme in ("fixed", "flower"):
-            weights = importances[clients] / importances[clients].sum()
-        elif self.scheme == "poisson":
-            weights = importances[clients] / self.fraction
-        elif self.scheme == "turns":
-            weights = importances[clients] * self.num_turns
-        elif self.scheme == "uniform":
-            weights = importances[clients] * (num_clients / len(drawn))
-        else:
-            weights = importances[clients]
-        return Draw(tuple(clients.tolist()), tuple(weights.tolist()))
+        p = importances[clients]
+        weights: dict[str, Callable[[], Weights]] = {
+            "full": lambda: p,
+            "uniform": lambda: p * (len(importances) / len(drawn)),
+            "flower": lambda: p / p.sum(),
+            "poisson": lambda: p / self.fraction,
+            "md": lambda: counts / len(drawn),
+            "paired": lambda: np.full(len(clients), 0.5),
+            "fixed": lambda: p / p.sum(),
+            "turns": lambda: p * self.num_turns,
+        }
+        return Draw(tuple(clients.tolist()), tuple(weights[self.scheme]().tolist()))
 
     def expected_weights(self, importances: Weights) -> Weights:
         """E[d_i], shape (C,): the importances of the objective that is really minimised."""

@@ -86,7 +86,7 @@ class RoundSession(Session):
             run.clients = self.population.refresh(self.grid, self.train_config)
         if state is None:
             run.scheduler.begin()
-            self.reporter.report(0, run.result, {}, evaluate_fn=self.evaluate_fn, shares=dict)
+            self.reporter.report_evaluation(0, run.result, {}, dict, self.evaluate_fn)
         else:
             run.clock.resume(state["time"])  # waiting for the clients didn't count
         if self.masked_sums is not None:
@@ -177,12 +177,9 @@ class RoundSession(Session):
             of_clients, self.reporter.by_client = self.evaluator.collect(
                 reported, number, requests, self.grid, strategy.aggregate_evaluate
             )
-        self.reporter.report(
-            number,
-            reported,
-            {**metrics, **of_clients},
-            evaluate_fn=self.evaluate_fn,
-            shares=self.client_columns,
+        metrics_of_all = {**metrics, **of_clients}
+        self.reporter.report_evaluation(
+            number, reported, metrics_of_all, self.client_columns, self.evaluate_fn
         )
 
     def close(self) -> Result:
@@ -266,15 +263,14 @@ class RoundSession(Session):
         clients or aggregates their work by itself.
         """
         config, able = self.strategy.config, self.strategy.capabilities
-        sized = config.client_weights != "samples" or all(
-            client.num_examples is not None for client in self.run.clients
-        )
-        p = self.client_weights() if sized else {}
+        unsized = config.client_weights == "samples" and any(c.num_examples is None for c in self.run.clients)
+        p = {} if unsized else self.client_weights()
         size = max(self.client_stats.size, max(p, default=-1) + 1)
-        shares = {"importance": p} if p else {}
-        weighed = config.rule() is None
-        if p and weighed and (q := self.expected_shares(p)) is not None:
-            shares["expected-share"] = dict(zip(p, q.tolist(), strict=True))
+        shares, weighed = dict[str, dict[int, float]](), config.rule() is None
+        if p:
+            shares["importance"] = p
+            q = self.expected_shares(p) if weighed else None
+            shares |= {} if q is None else {"expected-share": dict(zip(p, q.tolist(), strict=True))}
         reported = {
             name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()
         }

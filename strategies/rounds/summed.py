@@ -27,24 +27,22 @@ class EngineSums:
 
     def supports(self, grid: Grid) -> bool:
         """Return True if a grid can add up, and no part of the strategy looks at single updates."""
-        session, able, config = (
-            self._session,
-            self._session.strategy.capabilities,
-            self._session.strategy.config,
+        session, strategy, run = self._session, self._session.strategy, self._session.run
+        able, config = strategy.capabilities, strategy.config
+        reads_single_updates = (
+            able.sees_single_updates,
+            not able.aggregates_on_arrival,
+            config.secure_sums,
+            run.options.on_client_model,
+            config.closes_early,
+            config.rule(),
+            session.receiver.clip,
+            session.safeguards.learns_norms,
+            session.compressed,
+            run.flower.train_metrics_aggr_fn,
+            len(run.buffers_at),
         )
-        return isinstance(grid, SummingGrid) and not (
-            able.sees_single_updates
-            or not able.aggregates_on_arrival
-            or config.secure_sums
-            or session.run.options.on_client_model is not None
-            or config.closes_early
-            or config.rule() is not None
-            or session.receiver.clip is not None
-            or session.safeguards.learns_norms
-            or session.compressed is not None
-            or session.run.flower.train_metrics_aggr_fn is not None
-            or len(session.run.buffers_at)
-        )
+        return isinstance(grid, SummingGrid) and not any(reads_single_updates)
 
     def ask(self, cohort: Round, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> bool:
         """Prepare the one request for all participants; return False if the grid can't add up their updates."""

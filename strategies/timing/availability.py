@@ -138,11 +138,10 @@ class Stretches:
         # Times of changes: the client becomes available at even positions, unavailable at odd ones.
         self._turns: list[float] = [time for stretch in found for time in stretch]
         # An interval that lasts beyond the end of the period has no change there.
-        if period is not None and len(found) > 1 and found[0][0] == 0 and found[-1][1] == period:
-            self._turns = [*self._turns[1:-1]]
-            self._first_is_coming = False
-        else:
-            self._first_is_coming = True
+        wraps = len(found) > 1 and (found[0][0], found[-1][1]) == (0, period)
+        self._first_is_coming = not wraps
+        if wraps:
+            self._turns = self._turns[1:-1]
 
     @property
     def end(self) -> float:
@@ -352,9 +351,8 @@ def _read(name: str, num_clients: int) -> list[Stretches]:
                 "period, the same in all its rows and at least end"
             )
         found[client].append((start, end))
-    if missing := [client for client in range(num_clients) if client not in found]:
-        raise file.wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")
-    return [Stretches(found[client], periods[client]) for client in range(num_clients)]
+    complete = file.by_client(found, num_clients)
+    return [Stretches(stretches, periods[client]) for client, stretches in enumerate(complete)]
 
 
 def _fedscale(file: NamedFile, entry: Any, number: int) -> Stretches:

@@ -167,9 +167,7 @@ def _read(name: str, num_clients: int) -> list[Capacity]:
         if client in found:
             raise file.wrong(f"row {number} is a second one for client {client}")
         found[client] = device
-    if missing := [client for client in range(num_clients) if client not in found]:
-        raise file.wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")
-    return [found[client] for client in range(num_clients)]
+    return file.by_client(found, num_clients)
 
 
 def _row(row: Sequence[str]) -> tuple[int, Capacity | None]:

@@ -6,10 +6,12 @@ No error message quotes the contents of a file: a wrong name may lead to a confi
 import csv
 import json
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+Row = TypeVar("Row")
 
 # Pattern of a number in the value of such a parameter.
 NUMBER = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,2})?"
@@ -75,6 +77,13 @@ class NamedFile:
         if not isinstance(found, dict) or not found:
             raise self.wrong("must be a dict with an entry for each device")
         return list(found.values())
+
+    def by_client(self, found: Mapping[int, Row], num_clients: int) -> list[Row]:
+        """Return what was found of each client, by its index; raise ValueError if the file has nothing of one."""
+        missing = sorted(set(range(num_clients)) - found.keys())
+        if missing:
+            raise self.wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")
+        return [found[client] for client in range(num_clients)]
 
 
 class _Plain(pickle.Unpickler):

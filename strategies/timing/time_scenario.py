@@ -157,6 +157,4 @@ def _read_trace(name: str, num_clients: int) -> list[list[float]]:
         if not sensible:
             raise file.wrong(f"row {number} must be client,seconds with seconds > 0")
         times[client].append(seconds)
-    if missing := [client for client in range(num_clients) if client not in times]:
-        raise file.wrong(f"has no row for client {missing[0]}; there are {num_clients} clients, from 0")
-    return [times[client] for client in range(num_clients)]
+    return file.by_client(times, num_clients)

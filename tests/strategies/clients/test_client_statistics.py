@@ -204,20 +204,3 @@ def test_who_is_at_work_is_known_while_the_run_waits(kind, federation, model, tr
     assert (1,) in seen or (0, 1, 2) in seen
     assert any(1 in working for working in seen)
     assert () in seen
-
-
-def test_accounts_of_an_earlier_version_had_fewer_columns():
-    # index, tasks, accepted, late, failed, refused, discarded, clipped, bytes, weight
-    kept = ClientStatistics()
-    kept.restore({"accounts": np.array([[2.0, 7, 4, 1, 1, 1, 0, 2, 136, 0.75]])})
-    assert vars(kept[2]) == {
-        **vars(ClientRecord()),
-        "tasks": 7,
-        "accepted": 4,
-        "late": 1,
-        "failed": 1,
-        "refused": 1,
-        "clipped": 2,
-        "bytes": 136,
-        "weight": 0.75,
-    }

@@ -32,7 +32,8 @@ def reporter(observer: Any, unit: str = "round", config: Any = None, kept: int =
 def seen_of(part: Any, **options: Any) -> Progress:
     seen: list[Progress] = []
     made = reporter(seen.append, **part)
-    made.report(3, made._run.result, {"failures": 1, "text": "no number"}, **options)
+    report = made.report_evaluation if options else made.report
+    report(3, made._run.result, {"failures": 1, "text": "no number"}, **options)
     return seen[0]
 
 
@@ -52,7 +53,7 @@ def test_an_evaluation_adds_the_servers_metrics_the_spread_over_clients_and_the_
     part._run.options.observer = seen.append
     part.by_client = {"acc": {1: 0.5}}
     told = MetricRecord({"loss": 0.5, messages.CLIENT_LOSSES: [1.0, 3.0]})
-    part.report(
+    part.report_evaluation(
         3,
         part._run.result,
         {},
@@ -80,7 +81,7 @@ def test_a_client_without_a_value_counts_in_no_mean():
     }
     nan = float("nan")
     told = {messages.CLIENT_LOSSES: [nan, 3.0, nan], f"{messages.PER_CLIENT}acc": [nan, 0.5, 0.25], **without}
-    part.report(
+    part.report_evaluation(
         3,
         part._run.result,
         {},
