@@ -116,7 +116,9 @@ class FedFix(AsynchronousStrategy):
         """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
         return (
-            self._intervals(times) if self.config.fedfix_periods == "of-mean" else self.expected_periods(times)
+            self._intervals(times)
+            if self.config.fedfix_periods == "of-mean"
+            else self.expected_periods(times)
         )
 
     def _intervals(self, times: Times) -> Times:

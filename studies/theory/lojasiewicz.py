@@ -26,9 +26,11 @@ from studies.theory.constants import Array, Constants, as_rounds, check, check_s
 def pl_bound(rounds: ArrayLike, constants: Constants, *, mu: float, lr: float, local_steps: int) -> Array:
     """Bound E F(θ_R) − F* where α = 1 (theorem F.2).
 
-    (1 − ηHμ/4)^R (F_0 − F*) + 8ζ²/μ + 16ηLσ²/(Cμ) + 12η²(H−1)L²σ²/μ
+    H = 1:  (1 − ημ/2)^R (F_0 − F*) + ζ²/μ + 2Lησ²/(Cμ)
+    H > 1:  (1 − ηHμ/4)^R (F_0 − F*) + 8ζ²/μ + 16ηLσ²/(Cμ) + 12η²(H−1)L²σ²/μ
 
     The theorem is printed without 1/μ in its two σ² terms; unrolling its recursion (39) gives it, as in theorem F.4.
+    For H = 1 its proof has the tighter line: no client drifts, as in lemma F.3.
 
     Parameters
     ----------
@@ -39,15 +41,21 @@ def pl_bound(rounds: ArrayLike, constants: Constants, *, mu: float, lr: float, l
     mu : float
         FL-2's μ in (0, 2L]: twice the strong convexity.
     lr, local_steps : float, int
-        η ≤ 1/(18LH); H ≥ 1.
+        η ≤ 1/(2L) for H = 1, η ≤ 1/(18LH) for H > 1.
     """
     theorem, c, H = "001 theorem F.2", constants, local_steps
     R = as_rounds(theorem, rounds)
     check(theorem, 0 < mu <= 2 * c.L, f"mu must be in (0, 2L = {2 * c.L:.6g}], is {mu:.6g}")
     check(theorem, H >= 1, f"local steps must be 1 or more, are {H}")
+    bound: Array
+    if H == 1:
+        check_step(theorem, lr, 1 / (2 * c.L), "1/(2L)")
+        bound = (1 - lr * mu / 2) ** R * (c.Delta + c.Gamma)
+        bound += (c.mean_zeta2 + 2 * c.L * lr * c.sigma2 / c.num_clients) / mu
+        return bound
     check_step(theorem, lr, 1 / (18 * c.L * H), "1/(18LH)")
     noise = 16 * lr * c.L * c.sigma2 / c.num_clients + 12 * lr**2 * (H - 1) * c.L**2 * c.sigma2
-    bound: Array = (1 - lr * H * mu / 4) ** R * (c.Delta + c.Gamma) + (8 * c.mean_zeta2 + noise) / mu
+    bound = (1 - lr * H * mu / 4) ** R * (c.Delta + c.Gamma) + (8 * c.mean_zeta2 + noise) / mu
     return bound
 
 

@@ -6,11 +6,15 @@ nonconvex cases: f bounded below (Δ is then f(w̄_0) − f_inf). Weights p_i ar
 FedProx with α = 0, and the spectral method with β = 1; theorems 4.4 to 4.6 leave β = 1 out.
 
 The upper bounds for any fixed step size are the appendix's lemmas B.2 and C.2; theorems 4.1 I and 4.4 I are the
-lemmas at one step size, simplified and looser. Three misprints of the thesis are corrected here:
+lemmas at one step size, simplified and looser. Three misprints and one error of the thesis are corrected here:
 
 * theorem 4.6 II has 3EG²/8 before its bracket; lemma C.6 with Σ γ_t³ ≤ 3/(16 L³ E^{3/2}) gives 3EG²/2.
 * lemma C.5 has 4Δ/(γTE); lemma C.4 gives 2Δ/(γTE), and theorem 4.6 I has that.
 * the main text's theorem 4.3 II has the step 1/(2L_α √(E(t+1))); the proof uses 1/(2L_α √E (t+1)).
+* lemma B.4 bounds (L/2)‖αγx − γy‖² by (γ²L/2)‖y‖² + (γ²α²L/8)‖x‖², which fails for α = γ = 1, L = 2, x = 1, y = −1
+  (4 > 1.25). Lγ²‖y‖² + Lγ²α²‖x‖² is right, and by γ ≤ 1/(2L) its first term is paid: −(γ/2)‖y‖² + Lγ²‖y‖² ≤ 0.
+  The noise of y is independent of x and keeps its L/2. The lemma's last term is 4γ³α²LE²G² then (½ printed), and so
+  theorem 4.3's last terms have ½ in place of 1/16, and 2/3 in place of 1/12.
 """
 
 import numpy as np
@@ -117,9 +121,9 @@ def fedprox_diminishing_bound(
 def fedprox_nonconvex_fixed_bound(
     num_rounds: ArrayLike, constants: Constants, *, local_steps: int, alpha: float = 0.0
 ) -> Array:
-    """Bound the mean of E‖∇f(w̄_{t,k})‖² over t < T, k < E, for ``nonconvex_fixed_step`` (theorem 4.3 I).
+    """Bound the mean of E‖∇f(w̄_{t,k})‖² over t < T, k < E, for ``nonconvex_fixed_step`` (theorem 4.3 I, corrected).
 
-    T^(−1/2) [8L_αΔ/√E + LSσ²/(L_α√E) + αE^(3/2)G²/L_α] + 2L²EG²/(L_α²T) + α²L√E G²/(16 L_α³ T^(3/2))
+    T^(−1/2) [8L_αΔ/√E + LSσ²/(L_α√E) + αE^(3/2)G²/L_α] + 2L²EG²/(L_α²T) + α²L√E G²/(2 L_α³ T^(3/2))
     """
     theorem, c, E = "Buttaci 2024, theorem 4.3 I", constants, local_steps
     T = as_rounds(theorem, num_rounds, first=1)
@@ -127,16 +131,16 @@ def fedprox_nonconvex_fixed_bound(
     La = c.L + alpha
     slow = (8 * La * c.Delta + c.L * c.S * c.sigma2 / La) / np.sqrt(E) + alpha * E**1.5 * c.G2 / La
     bound: Array = slow / np.sqrt(T) + 2 * c.L**2 * E * c.G2 / (La**2 * T)
-    bound += alpha**2 * c.L * np.sqrt(E) * c.G2 / (16 * La**3 * T**1.5)
+    bound += alpha**2 * c.L * np.sqrt(E) * c.G2 / (2 * La**3 * T**1.5)
     return bound
 
 
 def fedprox_nonconvex_diminishing_bound(
     num_rounds: ArrayLike, constants: Constants, *, local_steps: int, alpha: float = 0.0
 ) -> Array:
-    """Bound the γ_t-weighted mean of E‖∇f(w̄_{t,k})‖² for ``nonconvex_diminishing_steps`` (theorem 4.3 II).
+    """Bound the γ_t-weighted mean of E‖∇f(w̄_{t,k})‖² for ``nonconvex_diminishing_steps`` (theorem 4.3 II, corrected).
 
-    (1/ln(T+1)) [8L_αΔ/√E + 2LSσ²/(L_α√E) + G²(2αE^(3/2)/L_α + 3L²E/L_α² + α²L√E/(12L_α³))]
+    (1/ln(T+1)) [8L_αΔ/√E + 2LSσ²/(L_α√E) + G²(2αE^(3/2)/L_α + 3L²E/L_α² + 2α²L√E/(3L_α³))]
     """
     theorem, c, E = "Buttaci 2024, theorem 4.3 II", constants, local_steps
     T = as_rounds(theorem, num_rounds, first=1)
@@ -144,7 +148,7 @@ def fedprox_nonconvex_diminishing_bound(
     La = c.L + alpha
     level = (8 * La * c.Delta + 2 * c.L * c.S * c.sigma2 / La) / np.sqrt(E)
     level += c.G2 * (2 * alpha * E**1.5 / La + 3 * c.L**2 * E / La**2)
-    level += c.G2 * alpha**2 * c.L * np.sqrt(E) / (12 * La**3)
+    level += c.G2 * 2 * alpha**2 * c.L * np.sqrt(E) / (3 * La**3)
     bound: Array = level / np.log(T + 1)
     return bound
 

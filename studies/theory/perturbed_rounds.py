@@ -146,7 +146,7 @@ def fedprox_round_terms(
     """Return the terms of T_ε of FedProx, by theorem 4.3 I.
 
     64L_α²Δ²/(Eε²);  L²S²σ⁴/(L_α²Eε²);  α²E³G⁴/(L_α²ε²);  2L²EG²/(L_α²ε);
-    α^(4/3)L^(2/3)E^(1/3)G^(4/3)/(16^(2/3)L_α²ε^(2/3))
+    α^(4/3)L^(2/3)E^(1/3)G^(4/3)/(2^(2/3)L_α²ε^(2/3))
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def fedprox_round_terms(
         noise=(c.L * c.S * c.sigma2 / La) ** 2 / (E * e**2),
         pull=alpha**2 * E**3 * c.G2**2 / (La * e) ** 2,
         drift=2 * c.L**2 * E * c.G2 / (La**2 * e),
-        pull_squared=(alpha**2 * c.L * np.sqrt(E) * c.G2 / (16 * e)) ** (2 / 3) / La**2,
+        pull_squared=(alpha**2 * c.L * np.sqrt(E) * c.G2 / (2 * e)) ** (2 / 3) / La**2,
     )
 
 

@@ -28,12 +28,12 @@ def test_pl_by_hand() -> None:
 @given(
     mu=st.floats(0.01, 2.0),
     share=st.floats(0.05, 1.0),
-    H=st.integers(1, 10),
+    H=st.integers(2, 10),
     zeta2=st.floats(0, 3),
     sigma2=st.floats(0, 3),
 )
 def test_pl_is_at_least_its_recursion(mu: float, share: float, H: int, zeta2: float, sigma2: float) -> None:
-    # Eq. 39 with eq. 19: s' = (1 − ηHμ/4) s + 2ηHζ² + 4η²HLσ²/C + 3η³H(H−1)L²σ², step by step.
+    # H > 1. Eq. 39 with eq. 19: s' = (1 − ηHμ/4) s + 2ηHζ² + 4η²HLσ²/C + 3η³H(H−1)L²σ², step by step.
     lr = share / (18 * H)
     c = Constants(num_clients=4, L=1.0, sigma2=sigma2, mean_zeta2=zeta2, Delta=3.0, Gamma=1.0)
     s, recursion = 4.0, [4.0]
@@ -44,6 +44,24 @@ def test_pl_is_at_least_its_recursion(mu: float, share: float, H: int, zeta2: fl
     # And it is what the recursion tends to: its fixed point is the constant part.
     fixed = (8 * zeta2 + 16 * lr * sigma2 / 4 + 12 * lr**2 * (H - 1) * sigma2) / mu
     assert pl_bound(10**9, c, mu=mu, lr=lr, local_steps=H) == pytest.approx(fixed)
+
+
+@given(mu=st.floats(0.01, 2), share=st.floats(0.01, 1), zeta2=st.floats(0, 3), sigma2=st.floats(0, 3))
+def test_pl_of_one_local_step_is_the_descent_of_one_step(
+    mu: float, share: float, zeta2: float, sigma2: float
+) -> None:
+    # L = 1, η ≤ ½, s' ≤ s − (η/2)‖∇F‖² + η²Lσ²/C with ‖∇F‖² ≥ μ s − ζ²; its fixed point is ζ²/μ + 2Lησ²/(Cμ).
+    lr = share / 2
+    c = Constants(num_clients=4, L=1.0, sigma2=sigma2, mean_zeta2=zeta2, Delta=3.0, Gamma=1.0)
+    s, recursion = 4.0, [4.0]
+    for _ in range(200):
+        s += -lr * mu / 2 * s + lr * zeta2 / 2 + lr**2 * sigma2 / 4
+        recursion.append(s)
+    assert (pl_bound(np.arange(201), c, mu=mu, lr=lr, local_steps=1) >= np.array(recursion) - 1e-9).all()
+    limit = pl_bound(10**9, c, mu=mu, lr=lr, local_steps=1)
+    assert limit == pytest.approx((zeta2 + 2 * lr * sigma2 / 4) / mu)
+    with pytest.raises(StepSizeError):
+        pl_bound(1, c, mu=mu, lr=0.6, local_steps=1)
 
 
 def test_lojasiewicz_by_hand() -> None:
@@ -111,7 +129,7 @@ def test_exponents_out_of_range(exponent: float) -> None:
 @settings(deadline=None, max_examples=30)
 @given(
     num_clients=st.integers(1, 6),
-    H=st.integers(1, 8),
+    H=st.integers(2, 8),
     share=st.floats(0.1, 1.0),
     heterogeneity=st.floats(0.0, 4.0),
     sigma2=st.sampled_from([0.0, 2.0]),

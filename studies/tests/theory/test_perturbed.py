@@ -31,14 +31,29 @@ def test_fedprox_by_hand() -> None:
 
 
 def test_fedprox_nonconvex_by_hand() -> None:
-    # E = 4, α = 2, T = 4. I: ½[8·4·5/2 + 2·.5·4/(4·2) + 2·8·3/4] + 2·4·4·3/(16·4) + 4·2·2·3/(16·64·8)
+    # E = 4, α = 2, T = 4. I: ½[8·4·5/2 + 2·.5·4/(4·2) + 2·8·3/4] + 2·4·4·3/(16·4) + 4·2·2·3/(2·64·8)
     assert perturbed.nonconvex_fixed_step(4, BY_HAND, 4, 2.0) == pytest.approx(1 / 32)
     bound = perturbed.fedprox_nonconvex_fixed_bound(4, BY_HAND, local_steps=4, alpha=2.0)
-    assert bound == pytest.approx((80 + 0.5 + 12) / 2 + 1.5 + 48 / 8192)
-    # II: [8·4·5/2 + 2·2·.5·4/(4·2) + 3(2·2·8/4 + 3·4·4/16 + 4·2·2/(12·64))] / ln 5
+    assert bound == pytest.approx((80 + 0.5 + 12) / 2 + 1.5 + 48 / 1024)
+    # II: [8·4·5/2 + 2·2·.5·4/(4·2) + 3(2·2·8/4 + 3·4·4/16 + 2·4·2·2/(3·64))] / ln 5
     bound = perturbed.fedprox_nonconvex_diminishing_bound(4, BY_HAND, local_steps=4, alpha=2.0)
-    assert bound == pytest.approx((80 + 1 + 3 * (8 + 3 + 1 / 48)) / np.log(5))
+    assert bound == pytest.approx((80 + 1 + 3 * (8 + 3 + 1 / 6)) / np.log(5))
     assert perturbed.nonconvex_diminishing_steps([0, 1], BY_HAND, 4, 2.0) == pytest.approx([1 / 16, 1 / 32])
+
+
+@given(
+    x=st.floats(-10, 10),
+    y=st.floats(-10, 10),
+    alpha=st.floats(0, 5),
+    lr=st.floats(0.001, 1),
+    L=st.floats(0.1, 10),
+)
+def test_the_square_of_lemma_b4_is_split_as_here_and_not_as_printed(
+    x: float, y: float, alpha: float, lr: float, L: float
+) -> None:
+    assert (L / 2) * (alpha * lr * x - lr * y) ** 2 <= L * lr**2 * (y**2 + alpha**2 * x**2) + 1e-9
+    # Printed: (γ²L/2)y² + (γ²α²L/8)x². α = γ = 1, L = 2, x = 1, y = −1: (2/2)(1 + 1)² = 4, and 1 + ¼.
+    assert (2 / 2) * (1 + 1) ** 2 > 2 / 2 + 2 / 8
 
 
 def test_spectral_by_hand() -> None:

@@ -179,10 +179,10 @@ def test_the_lemmas_fail_with_smaller_numbers(drive: Callable) -> None:
 
 def test_round_terms_by_hand() -> None:
     # E = 4, α = 2, L_α = 4, ε = ½: 64·16·25/(4·¼); (2·.5·4/4)²/(4·¼); 4·64·9/(4·½)²; 2·4·4·3/(16·½);
-    # (4·2·2·3/(16·½))^(2/3)/16
+    # (4·2·2·3/(2·½))^(2/3)/16
     terms = perturbed_rounds.fedprox_round_terms(0.5, BY_HAND, local_steps=4, alpha=2.0)
     values = [float(value) for value in vars(terms).values()]
-    assert values == pytest.approx([25_600, 1, 576, 12, 6 ** (2 / 3) / 16])
+    assert values == pytest.approx([25_600, 1, 576, 12, 48 ** (2 / 3) / 16])
     # β = ½: 16·4·25/1; (.5·4)²/(4·4·¼); (4·3/½)·12.25
     terms = perturbed_rounds.spectral_round_terms([0.5, 0.25], BY_HAND, local_steps=4, beta=0.5)
     values = [float(value[0]) for value in vars(terms).values()]
