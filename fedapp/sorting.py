@@ -3,8 +3,11 @@
 import re
 import unicodedata
 from collections.abc import Iterable
+from decimal import Decimal
 
-Key = tuple[tuple[str | int, ...], str]
+Key = tuple[tuple[str | Decimal, ...], str]
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)", re.ASCII)
 
 
 def natural_key(name: str) -> Key:
@@ -15,8 +18,8 @@ def natural_key(name: str) -> Key:
     decomposed = unicodedata.normalize("NFKD", name).casefold()
     plain = "".join(each for each in decomposed if not unicodedata.combining(each))
     # Texts and numbers alternate, so that keys of any two names can be compared.
-    parts = re.split(r"([0-9]+)", plain)
-    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts)), name
+    parts = _NUMBER.split(plain)
+    return tuple(Decimal(part) if place % 2 else part for place, part in enumerate(parts)), name
 
 
 def naturally_sorted(names: Iterable[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """A run's model on new rows, prepared as the run prepared its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +9,15 @@ from zipfile import BadZipFile
 import numpy as np
 
 from fedapp.data import DataError
-from fedapp.data.preparation import PREPARATION, Preparation, Prepared, prepared_arrays, prepared_table
+from fedapp.data.facts.preparation import (
+    PREPARATION,
+    Preparation,
+    Prepared,
+    check_columns,
+    prepared_arrays,
+    prepared_table,
+)
+from fedapp.data.parts import joined
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +84,9 @@ def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"
 
     if isinstance(data, pd.DataFrame):
         return _from_frame(preparation, data, "the table")
+    if isinstance(data, Mapping):
+        x = _joined(preparation, data, "the inputs")
+        return prepared_arrays(preparation, x, "the inputs"), pd.DataFrame(index=range(len(x)))
     if not isinstance(data, str | Path):
         x = np.asarray(data.detach().cpu() if hasattr(data, "detach") else data)
         return prepared_arrays(preparation, x, "the inputs"), pd.DataFrame(index=range(len(x)))
@@ -83,7 +94,7 @@ def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if path.suffix.lower() == ".npz":
-        x = _npz_inputs(path)
+        x = _npz_inputs(preparation, path)
         return prepared_arrays(preparation, x, str(path)), pd.DataFrame(index=range(len(x)))
     if preparation.made_by:
         raise DataError(
@@ -122,7 +133,8 @@ def _from_frame(preparation: Preparation, given: Any, source: str) -> tuple[Prep
     if isinstance(given, pyarrow.Table):
         table, beside = given, given.select([name for name in given.column_names if name not in wanted])
         return prepared_table(preparation, read(table), source), beside.to_pandas()
-    inputs = given[[name for name in given.columns if name in wanted]]
+    check_columns(preparation, list(given.columns), source)
+    inputs = given[[column.name for column in preparation.columns]]
     try:
         table = pyarrow.Table.from_pandas(inputs, preserve_index=False)
     except pyarrow.ArrowException as error:
@@ -180,14 +192,33 @@ def _files(files: Sequence[Path]) -> str:
     return ", ".join(file.name for file in files[:4]) + (", …" if len(files) > 4 else "")
 
 
-def _npz_inputs(path: Path) -> Any:
+def _npz_inputs(preparation: Preparation, path: Path) -> Any:
     try:
         with np.load(path, allow_pickle=False) as stored:
+            if preparation.parts:
+                several = {name.removeprefix("x."): stored[name] for name in stored if name.startswith("x.")}
+                return _joined(preparation, several, str(path))
             if "x" not in stored:
                 raise DataError(f"{path}: has no array x; found: {', '.join(stored) or 'none'}")
             return stored["x"]
+    except DataError:
+        raise
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         raise DataError(f"{path}: can't be read as npz ({type(error).__name__})") from None
+
+
+def _joined(preparation: Preparation, several: Mapping[str, Any], source: str) -> Any:
+    """Return several inputs of each row by name, or by place, as one array (N, D)."""
+
+    def problem(reason: str) -> DataError:
+        return DataError(f"{source}: {reason}")
+
+    named = {f"x_train.{name}": np.asarray(value) for name, value in several.items()}
+    found, parts = joined(named, problem)
+    if tuple(map(str, parts)) != preparation.parts:
+        told = [", ".join(map(str, each)) or "none" for each in (parts, preparation.parts)]
+        raise problem(f"has the inputs {told[0]}; {told[1]} are needed, in an .npz file as x.NAME")
+    return found["x_train"]
 
 
 def _outputs(model: "nn.Module", x: Any) -> Any:

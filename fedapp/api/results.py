@@ -12,7 +12,7 @@ from fedapp import federation
 from fedapp.api.predictions import Predictions, predictions, preparation_of
 from fedapp.config import RunConfig
 from fedapp.data import DataError
-from fedapp.data.preparation import PREPARATION
+from fedapp.data.facts.preparation import PREPARATION
 from fedapp.names import Form
 from fedapp.report.comparison import Comparison
 from fedapp.report.exports import frame_of

@@ -15,6 +15,7 @@ from fedapp.config.key import CLIENTS_BY
 from fedapp.data import DataError
 from fedapp.data.arrays import check_unmasked
 from fedapp.data.errors import handed_over_dir
+from fedapp.data.facts.maker import MADE_BY, maker_of
 from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.own import register
@@ -229,7 +230,8 @@ def _arrays(given: Any, group: str) -> dict[str, np.ndarray]:
             f"list with (x, y) of each client, a mapping with {' and '.join(_PAIR)}, a DataFrame, a torch Dataset or "
             "DataLoader, a Dataset or DatasetDict of Hugging Face, or a function that returns one of these"
         )
-    return {name: _array(name, value) for name, value in all_separated(named).items()}
+    arrays = {name: _array(name, value) for name, value in all_separated(named).items()}
+    return {**arrays, **({MADE_BY: np.array(made_by)} if (made_by := maker_of(given)) else {})}
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -156,6 +156,7 @@ class RawData:
     remarks: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
     encoded: Encoded = ()
+    made_by: str = ""
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no single truth value: compare and hash by identity
@@ -203,9 +204,11 @@ class Dataset:
         Names of the natural clients, by their number in `groups`; () where their ids are numbers, or there are none.
     encoded : tuple of (str, tuple of str)
         Columns of texts that became columns of 0 and 1, each with its texts in the order of those columns.
+    made_by : str
+        What made the inputs before they were read, such as a collate function and a tokenizer, by name.
     digest : str
-        Digest of the arrays and of all attributes above but name, mean, std, moments, group_names and encoded; ""
-        where the dataset isn't from the cache.
+        Digest of the arrays and of all attributes above but name, mean, std, moments, group_names, encoded and
+        made_by; "" where the dataset isn't from the cache.
     """
 
     name: str
@@ -226,6 +229,7 @@ class Dataset:
     remarks: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
     encoded: Encoded = ()
+    made_by: str = ""
     digest: str = ""
 
     @property

@@ -20,6 +20,7 @@ import numpy as np
 from fedapp.data.arrays import NAMES, array_data, array_splits, check_unmasked
 from fedapp.data.dataset import Array, DataColumns, RawData, Targets
 from fedapp.data.errors import DataError
+from fedapp.data.facts.maker import maker_of
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.data.pictures import picture_pixels
@@ -142,6 +143,7 @@ def function_data(
 
     try:
         found = function(**arguments)
+        made_by = maker_of(found)
         digest_of(function, name)  # modules that the call has imported are digested as they are now
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
@@ -160,7 +162,7 @@ def function_data(
         ) from error
     if is_hugging_face_form(found):
         return hugging_face_data(found, columns, targets, problem)
-    return array_data(array_splits(found, targets, problem), problem)
+    return replace(array_data(array_splits(found, targets, problem), problem), made_by=made_by)
 
 
 def is_hugging_face_form(found: Any) -> bool:

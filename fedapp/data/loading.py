@@ -401,6 +401,7 @@ def _open(name: str, folder: Path) -> Dataset | None:
         facts |= {key: tuple(meta[key]) for key in ("classes", "columns", "remarks")}
         facts["parts"] = tuple(map(Part.read, meta["parts"]))
         facts["group_names"] = tuple(meta["group_names"])
+        facts["made_by"] = meta["made_by"]
         facts["encoded"] = tuple((name, tuple(texts)) for name, texts in meta["encoded"])
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
@@ -459,5 +460,5 @@ def _write_arrays(raw: RawData, folder: Path) -> None:
             np.save(folder / f"{name}.npy", array)
     meta["digest"] = digest.hexdigest()[:16]
     # Not in the digest: what a run computes doesn't depend on these names.
-    meta |= {"group_names": raw.group_names, "encoded": raw.encoded}
+    meta |= {"group_names": raw.group_names, "encoded": raw.encoded, "made_by": raw.made_by}
     (folder / "meta.json").write_text(json.dumps(meta), "utf-8")

@@ -3,6 +3,7 @@
 import lzma
 import zipfile
 import zlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from fedapp.data.arrays import array_data, array_splits
 from fedapp.data.dataset import RawData, Split, Targets
 from fedapp.data.errors import DataError, one_line, path_error
+from fedapp.data.facts.maker import MADE_BY
 
 _UNREADABLE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError)
 _CORRUPT = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
@@ -50,4 +52,6 @@ def npz_data(path: Path, targets: Targets | None = None) -> RawData:
     DataError
         As for `read_npz`.
     """
-    return array_data(read_npz(path, targets), partial(path_error, path))
+    raw = array_data(read_npz(path, targets), partial(path_error, path))
+    with np.load(path, allow_pickle=False) as arrays:
+        return replace(raw, made_by=str(arrays[MADE_BY])) if MADE_BY in arrays else raw

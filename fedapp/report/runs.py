@@ -13,6 +13,7 @@ from fedapp.report.differences import descriptions, differing
 from fedapp.report.files import AUTO, LOSS, metrics_among, read_config, rows_of, with_rows, without_digest
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import clients_table, devices_table
+from fedapp.sorting import natural_key
 
 _OWN_COLUMN = ("strategy", "dataset")
 
@@ -24,7 +25,7 @@ def runs_in(folder: Path) -> list[Path]:
     found = [
         path.parent for pattern in ("*/config.toml", "runs/*/config.toml") for path in folder.glob(pattern)
     ]
-    return sorted(found)
+    return sorted(found, key=lambda path: natural_key(path.as_posix()))
 
 
 def sweeps_in(folder: Path) -> list[Path]:

@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
+from fedapp.data.facts.preparation import Preparation
 from fedapp.data.loading import is_function
-from fedapp.data.preparation import Preparation
 from fedapp.logs import copied_to, logging_as, plain_where_piped
 from fedapp.own import OwnPartError, raised_by
 from fedapp.report import read_metrics
@@ -209,7 +209,10 @@ def _write_preparation(experiment: Experiment, directory: RunDirectory) -> None:
         config.normalize == "standardize" and dataset.moments is None
     ):  # the run was stopped before they were known
         return
-    columns, made_by = federation.columns_of(config), config.dataset if is_function(config.dataset) else ""
+    made_by = ", ".join(
+        filter(None, [config.dataset if is_function(config.dataset) else "", dataset.made_by])
+    )
+    columns = federation.columns_of(config)
     directory.write_preparation(Preparation.of(dataset, config.normalize, columns, made_by))
     if made_by:
         log.info(

@@ -32,8 +32,8 @@ from torch import Tensor
 from fedapp.config import ConfigError, RunConfig, read_run
 from fedapp.config.strategy_keys import strategy_class
 from fedapp.data import Partition
+from fedapp.data.facts.preparation import PREPARATION, Preparation
 from fedapp.data.moments import Moments
-from fedapp.data.preparation import PREPARATION, Preparation
 from fedapp.report.files import read_summary, replacing, write_summary
 from fedapp.server.run_folder import lock, make_folder
 from strategies import AsyncSpectral, FedBuff

@@ -50,6 +50,12 @@ def run(tmp_path):
 
 def test_names_are_sorted_as_people_sort_them():
     assert naturally_sorted(SITES) == SORTED
+    assert naturally_sorted(["lr=0.1", "lr=0.03", "lr=1", "lr=0.125"]) == [
+        "lr=0.03",
+        "lr=0.1",
+        "lr=0.125",
+        "lr=1",
+    ]
     assert naturally_sorted(["é", "e", "E", "f", "10", "9", "1.5"]) == ["1.5", "9", "10", "E", "e", "é", "f"]
 
 

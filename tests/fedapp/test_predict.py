@@ -12,11 +12,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import app
 from fedapp.data import DataError
+from tests import own_models
 from tests.docs.pages import blocks_of
 
 WARDS = np.array(["ICU", "Ward 2", "Ward 10"])
@@ -166,6 +168,8 @@ def test_wrong_columns_are_refused_in_one_line(made, tmp_path):
     )
     with pytest.raises(DataError, match="the table: column 'age' has type large_string; numbers are needed"):
         made.predict(new.assign(age="old"))
+    with pytest.raises(DataError, match="each once; it has not: 'age'"):
+        made.predict(pd.concat([new, new[["age"]]], axis=1))
     with pytest.raises(DataError, match="the table: has no rows"):
         made.predict(new.iloc[:0])
 
@@ -240,6 +244,7 @@ def test_images_are_predicted_by_folder(tmp_path):
         "uint8",
         ["dark", "light"],
     )
+    assert told["image"] == {"height": 6, "width": 5, "mode": "grey"}
     new = tmp_path / "new"
     new.mkdir()
     for name, pixels in (
@@ -354,3 +359,87 @@ def test_a_spreadsheet_is_predicted_as_it_was_read_in_training(made, tmp_path):
     for given in (str(tmp_path / "a.csv"), frame):
         assert run.predict(given)["probability ill"].tolist() == expected
     np.testing.assert_allclose(expected, by_hand(run.path, plain)[:, 0], rtol=1e-5)
+
+
+def test_several_inputs_are_predicted_by_name(tmp_path):
+    inputs, y = own_models.baskets()
+    keys = {
+        "model": own_models.TwoInputs,
+        "optimizer": "adam",
+        "lr": 0.02,
+        "num_clients": 3,
+        "num_server_rounds": 2,
+    }
+    run = fedapp.run(dataset=(inputs, y), results_dir=tmp_path, quiet=True, figures=False, **keys)
+    some = {name: value[:7] for name, value in inputs.items()}
+    with torch.no_grad():
+        shares = (
+            run.model()(**{name: torch.from_numpy(value) for name, value in some.items()}).softmax(1).numpy()
+        )
+    np.testing.assert_allclose(run.predict(some)["probability"], shares.max(axis=1), atol=1e-6)
+    np.savez(tmp_path / "new.npz", **{f"x.{name}": value for name, value in some.items()})
+    code, out, error = predict(run.path, tmp_path / "new.npz")
+    assert code == 0, error
+    np.testing.assert_allclose(pd.read_csv(out)["probability"], shares.max(axis=1), atol=1e-6)
+    some.popitem()
+    with pytest.raises(DataError, match="has the inputs ids int64 6, there bool 6; ids int64 6, there bool"):
+        run.predict(some)
+
+
+class Tokens:
+    """A tokenizer, as far as its name is asked for."""
+
+    name_or_path = "tiny-words"
+
+
+class Padded:
+    """A collate function with a tokenizer."""
+
+    tokenizer = Tokens()
+
+    def __call__(self, rows):
+        return torch.stack([x for x, _ in rows]), torch.tensor([y for _, y in rows])
+
+
+def test_a_collate_function_and_its_tokenizer_are_named(tmp_path, caplog):
+    rng = np.random.default_rng(0)
+    rows = [(torch.tensor(rng.normal(size=3), dtype=torch.float32), place % 2) for place in range(40)]
+    loader = DataLoader(rows, collate_fn=Padded())
+    keys = {
+        "model": "logistic",
+        "num_clients": 2,
+        "num_server_rounds": 1,
+        "results_dir": tmp_path,
+        "figures": False,
+    }
+    with caplog.at_level("INFO"):
+        run = fedapp.run(dataset=loader, **keys)
+    made_by = f"collate_fn {__name__}.Padded, tokenizer tiny-words"
+    assert json.loads((run.path / "preparation.json").read_text())["made_by"] == made_by
+    assert f"how {made_by} makes the model's inputs isn't known here" in caplog.text
+    assert len(run.predict(torch.zeros(4, 3))) == 4
+
+
+def test_images_of_any_size_and_mode_are_made_as_in_training(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, light in (("dark", 40), ("light", 200)):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(8):
+            shape = (6 + number % 2, 5) if number % 3 else (6, 5, 3)
+            pixels = np.clip(rng.normal(light, 20, shape), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / name / f"{number}.png")
+    keys = {"model": "logistic", "num_clients": 2, "num_server_rounds": 5, "lr": 0.5, "quiet": True}
+    form = {"image_size": "4x5", "image_mode": "grey", "normalize": "standardize", "figures": False}
+    data = {"dataset": "files", "data_path": str(tmp_path / "data"), "results_dir": str(tmp_path)}
+    run = fedapp.run(**data, **form, **keys)
+    new = tmp_path / "new.png"
+    Image.fromarray(rng.integers(180, 240, (30, 40, 3), np.uint8)).save(new)
+    found = run.predict(new)
+    assert found["class"].tolist() == ["light"]
+    with Image.open(new) as image:
+        small = np.asarray(image.convert("L").resize((5, 4), Image.Resampling.BILINEAR))
+    told = json.loads((run.path / "preparation.json").read_text())
+    state = load_file(run.path / "model.safetensors")
+    ready = (torch.tensor(small.ravel() / 255) - told["mean"][0]) / told["deviation"][0]
+    shares = torch.softmax(state["1.weight"].double() @ ready + state["1.bias"], 0)
+    assert found["probability light"][0] == pytest.approx(float(shares[1]), abs=1e-5)

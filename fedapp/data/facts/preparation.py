@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PREPARATION = "preparation.json"
 
+_CHARACTERS = "fedapp.data.shakespeare.encode"  # what makes token ids of a text
 _NAMED = 8  # most columns, texts or files that a message lists
 
 
@@ -118,7 +119,7 @@ class Preparation:
             outputs=dataset.num_outputs if dataset.has_classes else 0,
             target_shape=tuple(map(int, dataset.y.shape[1:])),
             parts=tuple(map(str, dataset.parts)),
-            made_by=made_by,
+            made_by=made_by or (_CHARACTERS if dataset.kind == "text" else ""),
             reading=asdict(columns),
         )
 
@@ -147,6 +148,13 @@ class Preparation:
     def to_json(self) -> str:
         """Return the content of preparation.json."""
         content = asdict(self) | {"columns": [_told(column) for column in self.columns]}
+        if self.kind == "image":  # for who reads the file
+            channels, height, width = self.shape
+            content["image"] = {
+                "height": height,
+                "width": width,
+                "mode": "grey" if channels == 1 else "colour",
+            }
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
@@ -188,6 +196,16 @@ class Prepared(NamedTuple):
     remarks: list[str]
 
 
+def check_columns(preparation: Preparation, names: Sequence[str], source: str) -> None:
+    """Raise `DataError` unless each column that the model was trained on is there once."""
+    wanted = [column.name for column in preparation.columns]
+    if lacking := [name for name in wanted if list(names).count(name) != 1]:
+        raise DataError(
+            f"{source}: needs the columns that the model was trained on, each once; it has not: {_listed(lacking)} "
+            f"(found: {_listed(names)})"
+        )
+
+
 def prepared_table(preparation: Preparation, table: "pyarrow.Table", source: str) -> Prepared:
     """Prepare the rows of a table, whose columns may be in any order.
 
@@ -196,12 +214,7 @@ def prepared_table(preparation: Preparation, table: "pyarrow.Table", source: str
     DataError
         If the table hasn't all columns, each once, has no rows, or texts where numbers are needed.
     """
-    names, wanted = table.column_names, [column.name for column in preparation.columns]
-    if lacking := [name for name in wanted if names.count(name) != 1]:
-        raise DataError(
-            f"{source}: needs the columns that the model was trained on, each once; it has not: {_listed(lacking)} "
-            f"(found: {_listed(names)})"
-        )
+    check_columns(preparation, table.column_names, source)
     if table.num_rows == 0:
         raise DataError(f"{source}: has no rows; at least one is needed")
     parts: list[Array] = []
