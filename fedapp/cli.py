@@ -20,11 +20,13 @@ from typer.core import TyperCommand, TyperGroup
 RUN, LOOK, RESEARCH = "Run", "Look", "Research"
 GROUPS = {
     RUN: ("run", "sweep", "deploy"),
-    LOOK: ("predict", "list", "compare", "report", "timeline", "keys", "methods"),
+    LOOK: ("look", "partition", "predict", "list", "compare", "report", "timeline", "keys", "methods"),
 }
 
 # Commands whose modules take seconds to import: ``module:function``, or the Typer of a group of commands.
 IMPORTED_WHEN_CALLED = {
+    "look": "fedapp.api.look:look",
+    "partition": "fedapp.api.look:partition",
     "predict": "fedapp.api.predict:predict",
     "sweep": "fedapp.sweeps.command:sweep",
     "list": "fedapp.sweeps.looking:list_command",

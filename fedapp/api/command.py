@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapp.config import ConfigError, RunConfig, Value, in_keys, read_run
@@ -96,6 +97,25 @@ def _given(
     elif clients_of_run is not None and not _COUNTED & federation.keys():
         federation = {NUM_CLIENTS: clients_of_run, **federation}
     return values, stated, federation
+
+
+def check_folder(out: Path) -> None:
+    """Raise ConfigError if the folder of a file that is to be written isn't there."""
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out = {str(out)!r}: the folder {str(out.parent)!r} isn't there; it must be")
+
+
+def keys_of_words(words: Sequence[str]) -> tuple[dict[str, Value], Value | None]:
+    """Return the values that words give, ``KEY=VALUE`` or TOML files, and the number of clients, if they give one.
+
+    Raises
+    ------
+    ConfigError
+        If a word is of no form that is known, or a key is given twice.
+    """
+    options = argparse.Namespace(words=list(words), run_config=None, federation_config=None, engine=None)
+    values, _, federation = _given(options)
+    return values, federation.get(NUM_CLIENTS)
 
 
 def _failed(error: Exception) -> int:

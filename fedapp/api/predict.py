@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedapp.api.command import check_folder
 from fedapp.api.results import RunResult
 from fedapp.data import DataError
 from fedapp.server import USER_ERRORS
@@ -40,6 +41,8 @@ def predict(
     try:
         if not (run / "config.toml").is_file():
             raise DataError(f"{run}: holds no run, a folder with a config.toml")
+        if out is not None:
+            check_folder(out)
         found = RunResult(run).predictions(data)
         path = _write(found.table, run, out)
     except (*USER_ERRORS, OSError) as error:

@@ -296,7 +296,7 @@ def number_remarks(columns: Iterable[tuple[str, Array]], *, named: bool) -> tupl
         numbers = values[~np.isnan(values)] if values.dtype.kind == "f" else values
         if numbers.dtype.kind not in "iuf" or len(numbers) == 0:
             continue
-        if not named and _are_ids(numbers):
+        if not named and are_ids(numbers):
             ids.append(name)
             rows = len(numbers)
         elif said := _far_values(numbers):
@@ -314,7 +314,8 @@ def number_remarks(columns: Iterable[tuple[str, Array]], *, named: bool) -> tupl
     return (*far[:_FEW], *found)
 
 
-def _are_ids(numbers: Array) -> bool:
+def are_ids(numbers: Array) -> bool:
+    """Tell whether each of many cells has a whole number of its own."""
     if len(numbers) <= _FEW or (numbers.dtype.kind == "f" and not np.all(numbers == np.floor(numbers))):
         return False
     return len(np.unique(numbers)) == len(numbers)
@@ -322,17 +323,7 @@ def _are_ids(numbers: Array) -> bool:
 
 def _far_values(numbers: Array) -> str:
     """Say which values lie far from the others, as those that stand for a missing value do; "" for none."""
-    ends = float(numbers.min()), float(numbers.max())
-    low, high = np.percentile(numbers, (10, 90))
-    if high - low > (ends[1] - ends[0]) / _FAR and not _SENTINELS.intersection(ends):
-        return ""  # without sorting: no value is far from nine tenths of the others
-    values, counts = np.unique(numbers.astype(np.float64), return_counts=True)
-    near = np.ones(len(values), bool)
-    below = values < 0
-    if below.any() and not below.all() and _SENTINELS.issuperset(values[below].tolist()):
-        near &= ~below
-    for _ in range(2):  # one at each end
-        near &= ~_far_end(values, counts, near)
+    values, counts, near = _near(numbers)
     if near.all():
         return ""
     outside = [f"{value:.10g}" for value in values[~near]]
@@ -342,6 +333,33 @@ def _far_values(numbers: Array) -> str:
     says = f"; missing-values = {','.join(outside)!r} makes {them} empty" if len(outside) <= 4 else ""
     others = f"{values[near].min():.10g} to {values[near].max():.10g}"
     return f"{number} of {total} cells {are} {listed}, far from the others ({others}){says}"
+
+
+def stand_ins(numbers: Array) -> list[str]:
+    """Return the values that lie far from the others and stand for a missing value in many data, such as -999."""
+    values, _, near = _near(numbers)
+    return [f"{value:.10g}" for value in values[~near].tolist() if value in _SENTINELS]
+
+
+def _near(numbers: Array) -> tuple[Array, Array, Array]:
+    """Return the different values, sorted, how often each is there, and whether it isn't far from the others."""
+    nothing = np.zeros(0)
+    ends = float(numbers.min()), float(numbers.max())
+    low, high = np.percentile(numbers, (10, 90))
+    if high - low > (ends[1] - ends[0]) / _FAR and not _SENTINELS.intersection(ends):
+        return (
+            nothing,
+            nothing,
+            np.ones(0, bool),
+        )  # without sorting: none is far from nine tenths of the others
+    values, counts = np.unique(numbers.astype(np.float64), return_counts=True)
+    near = np.ones(len(values), bool)
+    below = values < 0
+    if below.any() and not below.all() and _SENTINELS.issuperset(values[below].tolist()):
+        near &= ~below
+    for _ in range(2):  # one at each end
+        near &= ~_far_end(values, counts, near)
+    return values, counts, near
 
 
 def _far_end(values: Array, counts: Array, near: Array) -> Array:

@@ -56,7 +56,7 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
         If the file can't be read, has none of these columns, cells that are empty, or inputs that aren't finite
         numbers.
     """
-    table, owners, group_names, remarks = _table(path, columns)
+    table, owners, group_names, remarks = whole_table(path, columns)
     problem = partial(path_error, path)
     chosen = columns_of(table.column_names, columns, problem)
     if table.num_rows == 0:
@@ -81,7 +81,7 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
     )
 
 
-def _table(
+def whole_table(
     path: Path, columns: DataColumns
 ) -> tuple["pyarrow.Table", IntArray | None, tuple[str, ...], tuple[str, ...]]:
     """Return the rows of a table, or of a folder of tables with the table of each, (N,), and their names; remarks."""
@@ -104,7 +104,7 @@ def _filled_rows(
     path: Path, table: "pyarrow.Table", owners: IntArray | None, used: list[str]
 ) -> tuple["pyarrow.Table", IntArray | None]:
     """Return the rows without an empty cell in the columns that are used."""
-    kept = np.flatnonzero(~np.any([_is_empty(table.column(name)) for name in used], axis=0))
+    kept = np.flatnonzero(~np.any([is_empty(table.column(name)) for name in used], axis=0))
     if not len(kept):
         raise path_error(path, "has an empty cell in every row; missing = 'drop' leaves none")
     log.info(
@@ -159,7 +159,7 @@ def _table_of_clients(
     return joined, owners, tuple(names), tuple(dict.fromkeys(chain(*remarks)))
 
 
-def _is_empty(column: "pyarrow.ChunkedArray") -> Array:
+def is_empty(column: "pyarrow.ChunkedArray") -> Array:
     """Tell which cells have no value, (N,); a blank text in a file of text is one, too."""
     empty: Array = column.is_null(nan_is_null=True).to_numpy()
     if (names := texts_of(column)) is not None:
@@ -173,7 +173,7 @@ def _inputs(
     """Return a column of inputs as M columns of numbers (N, M), their names, and a column of texts' texts."""
     if (texts := texts_of(column)) is None:
         return _numbers(path, name, column, missing=columns.missing)[:, np.newaxis], [name], None
-    empty = _is_empty(column)
+    empty = is_empty(column)
     if columns.missing == "refuse":
         _check_filled(path, name, int(empty.sum()))
     described = Texts.of(texts[~empty])

@@ -57,7 +57,7 @@ def test_help_groups_what_runs_what_looks_and_research_in_this_order():
     shown = re.findall(r"^╭─ (Run|Look|Research|Commands)|^│ ([a-z]+)  ", run("--help").output, re.MULTILINE)
     assert ["".join(each) for each in shown] == [
         *("Run", "run", "sweep", "deploy"),
-        *("Look", "predict", "list", "compare", "report", "timeline", "keys", "methods"),
+        *("Look", "look", "partition", "predict", "list", "compare", "report", "timeline", "keys", "methods"),
         *("Research", "attacks", "bounds", "graph", "map", "reproduce"),
     ]
 
