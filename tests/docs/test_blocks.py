@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.hospitals import check_hospitals
 from tests.docs.pages import BLOCK, GUIDES, LANGUAGES, NOT_RUN, ROOT, blocks_of, text_of
 
 IN_CI = ("docs/start.md",)
@@ -137,20 +138,16 @@ def test_the_code_of_a_page_runs(page, tree):
     CHECKS.get(page, lambda _: None)(tree)
 
 
-def sees_the_five_commands(tree: Path) -> None:
+def sees_predictions_by_five_commands(tree: Path) -> None:
     assert (tree / FIRST_RUN / "summary.json").exists()
     code = "\n".join(block.code for block in blocks_of("docs/start.md") if block.language == "sh")
-    assert re.findall(r"^(make run|\.venv/bin/fedapp \w+)", code, re.M) == [
-        "make run",
-        *(f".venv/bin/fedapp {command}" for command in ("run", "sweep", "compare", "report")),
-    ]
-    table = (tree / "results" / "mine" / "report.md").read_text("utf-8")
-    assert all(name in table for name in ("fedavg", "fedfix"))
-    assert (tree / "results" / "mine-compared" / "comparison.md").exists()
-    page = (tree / "report.html").read_text("utf-8")
-    runs = list((tree / "results" / "mine" / "runs").glob("lr-*"))
-    assert len(runs) == 8
-    assert all(run.name in page for run in runs)
+    commands = re.findall(r"^\.venv/bin/fedapp (\w+)", code, re.M)
+    assert commands == ["look", "run", "sweep", "compare", "predict"]
+    check_hospitals(tree)
+    table = (tree / "results" / "swept" / "report.md").read_text("utf-8")
+    assert all(name in table for name in ("fedavg", "fedprox"))
+    assert len(list((tree / "results" / "swept" / "runs").glob("lr-*"))) == 12
+    assert (tree / "results" / "swept-compared" / "comparison.md").exists()
 
 
 def sees_that_it_learns(tree: Path) -> None:
@@ -190,7 +187,7 @@ def sees_three_methods_and_three_devices(tree: Path) -> None:
 
 
 CHECKS = {
-    "docs/start.md": sees_the_five_commands,
+    "docs/start.md": sees_predictions_by_five_commands,
     "docs/model.md": sees_that_it_learns,
     "docs/text.md": sees_text,
     "docs/pictures.md": sees_pictures,
