@@ -86,8 +86,17 @@ ROWS = [
     ("fedbuff", {"aggregation_weights": "identical"}, "F80", 1 / 15, FEDBUFF_F80, [0.5] * 4),
     # Σ 1/τ = .5 + .5 + .2 + .4 = 1.6; d = 1.6 (2, 2, 5, 2.5) p
     ("async", {}, "trace", 1, ASYNC_TRACE, [0.32, 0.64, 2.4, 1.6]),
+    # Means of ⌈(1, 3) / 2⌉, ⌈2 / 2⌉, ⌈5 / 2⌉ and ⌈(4, 1) / 2⌉: (1.5, 1, 3, 1.5)
+    ("fedfix", {"fedfix_interval": 2.0}, "trace", 1, FEDFIX_TRACE, [0.15, 0.2, 0.9, 0.6]),
     # ⌈(2, 2, 5, 2.5) / 2⌉ = (1, 1, 3, 2)
-    ("fedfix", {"fedfix_interval": 2.0}, "trace", 1, FEDFIX_TRACE, [0.1, 0.2, 0.9, 0.8]),
+    (
+        "fedfix",
+        {"fedfix_interval": 2.0, "fedfix_periods": "of-mean"},
+        "trace",
+        1,
+        FEDFIX_TRACE,
+        [0.1, 0.2, 0.9, 0.8],
+    ),
     # of five: 0 in four, 1 in three, 2 in one, 3 in two
     ("fedbuff", {}, "trace", 1, FEDBUFF_TRACE, [5 / 4 * 0.1, 5 / 3 * 0.2, 5 * 0.3, 5 / 2 * 0.4]),
 ]
