@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapp.config import ConfigError, RunConfig, Value, in_keys, read_run
-from fedapp.config.meant import NUM_CLIENTS
+from fedapp.config.meant import NUM_CLIENTS, clients_as
 from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
 from fedapp.config.words import read_words
 from fedapp.data import DataError
@@ -43,8 +43,9 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
                 f"--way {options.way}: is a way of engine {VECTORIZED}; engine {engine} has one way"
             )
     except (ConfigError, DataError) as error:  # before PyTorch and Ray are imported, which takes seconds
-        return _failed(error)
+        return _failed(error, {})
     from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
+    from fedapp.federation import natural_clients
     from fedapp.server import USER_ERRORS
     from fedapp.server.run import own_parts_named
 
@@ -53,6 +54,8 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
             _say_clock(config, stated)
             if config.resume and not _COUNTED & federation.keys():
                 federation = {NUM_CLIENTS: read_run(config.resume)[1], **federation}
+            elif not _COUNTED & federation.keys() and (number := natural_clients(config)):
+                federation = {NUM_CLIENTS: number, **federation}
             simulation = SimulationConfig.read(federation)
             simulation.say_unread(chosen_engine(engine, simulation, secure_sums=config.secure_sums)[0])
             run_on(
@@ -66,7 +69,7 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
             )
             return INTERRUPTED if stop.is_set() else FINISHED
     except USER_ERRORS as error:
-        return _failed(error)
+        return _failed(error, federation)
 
 
 def _given(
@@ -118,8 +121,10 @@ def keys_of_words(words: Sequence[str]) -> tuple[dict[str, Value], Value | None]
     return values, federation.get(NUM_CLIENTS)
 
 
-def _failed(error: Exception) -> int:
-    print(f"error: {in_keys(error)}", file=sys.stderr)
+def _failed(error: Exception, federation: Mapping[str, Value]) -> int:
+    """Print an error with the key by which the number of clients was given."""
+    name = next((key for key in federation if key in _COUNTED), NUM_CLIENTS)
+    print(f"error: {clients_as(in_keys(error), name)}", file=sys.stderr)
     return FAILED
 
 
@@ -144,7 +149,7 @@ def parser_of(program: str | None, description: str) -> argparse.ArgumentParser:
         "words",
         nargs="*",
         metavar="KEY=VALUE | FILE.toml",
-        help="keys of the run config, and num-clients (20), as words: lr=0.1 strategy=fedfix num-clients=5",
+        help="keys of the run config, and num-clients (20, or all natural clients), as words: lr=0.1 num-clients=5",
     )
     parser.add_argument(
         "--engine", choices=(AUTO, *ENGINES), help="what runs the clients: the key engine of the run config"

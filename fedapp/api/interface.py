@@ -16,6 +16,7 @@ from fedapp.config import ConfigError, RunConfig, Value, read_run
 from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
 from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
+from fedapp.federation import natural_clients
 from fedapp.names import AUTO, IN_PROCESS, VECTORIZED, Way
 from fedapp.server import Observer, RunDirectory
 from fedapp.server.run_folder import goes_on_from
@@ -44,7 +45,7 @@ def run(
     Parameters
     ----------
     num_clients : int, optional
-        Clients of the simulation; default: 20, or those of the run that is resumed.
+        Clients of the simulation; default: 20, all natural clients, or those of the run that is resumed.
     engine : str
         What runs the clients: ``vectorized``, ``sequential``, ``ray``, or ``auto`` for what fits.
     way : str, optional
@@ -135,6 +136,8 @@ def _simulation(
     """Return the federation config."""
     if num_clients is None and config.resume:
         num_clients = read_run(config.resume)[1]
+    if num_clients is None:
+        num_clients = natural_clients(config) or None
     clients = {} if num_clients is None else {"num-supernodes": as_value(NUM_CLIENTS, num_clients)}
     return SimulationConfig.read({**federation_config, **clients})
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.config.key import CLIENTS_BY
+from fedapp.config.meant import clients_as
 from fedapp.data import DataError
 from fedapp.data.arrays import check_unmasked
 from fedapp.data.errors import handed_over_dir
@@ -20,7 +21,6 @@ from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.own import register
 
-_CLIENTS = "num-supernodes"
 # Keys that take a callable object; a model's key takes a class or a function that makes a model.
 _CALLABLES = ("loss", "metrics", "dataset")
 # Keys that take a mapping.
@@ -49,8 +49,8 @@ def in_python_names(error: ValueError) -> Exception:
     """Return an error with the keys' Python names; an unknown key becomes a TypeError."""
     text = str(error)
     if not text.startswith("unknown key"):
-        of_clients = text.startswith(_CLIENTS)
-        return type(error)(text.replace(_CLIENTS, "num_clients", 1)) if of_clients else error
+        renamed = clients_as(text, "num_clients")
+        return type(error)(renamed) if renamed != text else error
     text = text.replace(CLIENTS_BY, "num_clients=N")
     return TypeError(re.sub(r"'[a-z0-9-]+'", lambda name: name[0].replace("-", "_"), text))
 

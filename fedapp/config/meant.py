@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 NUM_CLIENTS = "num-clients"
+_OF_FLOWER = "num-supernodes"  # Flower's name
 
 # Other names of keys: of papers, of Flower, of PyTorch.
 OTHER_NAMES = {
@@ -39,6 +40,11 @@ _VALUES = {
 # Keys whose values may be a user's own part, module:name.
 _OWN = ("strategy", "model", "loss", "metrics", "optimizer", "dataset")
 _DOTTED = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)")
+
+
+def clients_as(text: str, name: str) -> str:
+    """Return an error about the number of clients with the key by which the number was given."""
+    return f"{name}{text.removeprefix(_OF_FLOWER)}" if text.startswith(_OF_FLOWER) else text
 
 
 def key_meant(key: str, keys: Sequence[str]) -> str:

@@ -332,6 +332,30 @@ def _divide(
     return clients
 
 
+def number_of_natural_clients(
+    dataset: Dataset, min_samples: int, test_on: str, test_fraction: float, hold_out: str, seed: int
+) -> int:
+    """Return how many clients train if all natural clients with enough rows take part; 0 if there are none."""
+    if dataset.groups is None:
+        return 0
+    held = HeldOut(test_on, test_fraction, hold_out, seed)
+    number = len(_natural_ids(dataset, np.asarray(dataset.groups), min_samples, held)[2])
+    if test_on != "unseen-clients":
+        return number
+    return min(round((1 - test_fraction) * number), number - 1)
+
+
+def _natural_ids(
+    dataset: Dataset, groups: IntArray, min_samples: int, held: HeldOut
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the rows to divide, the held-out rows, and the ids of the natural clients with enough rows, sorted."""
+    train, test = np.arange(len(dataset.y)), np.empty(0, np.int64)
+    if held.test_on in HALVES:
+        train, test = held.split_rows(dataset)
+    ids, counts = np.unique(groups[train], return_counts=True)
+    return train, test, ids[counts >= min_samples]
+
+
 def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: HeldOut) -> Partition:
     if dataset.groups is None:
         raise DataError(
@@ -339,11 +363,7 @@ def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: HeldOut
             f"{', '.join(PARTITIONERS[:-1])}, or a dataset with writers, roles or groups"
         )
     groups = np.asarray(dataset.groups)
-    train, test = np.arange(len(dataset.y)), np.empty(0, np.int64)
-    if held.test_on in HALVES:
-        train, test = held.split_rows(dataset)
-    ids, counts = np.unique(groups[train], return_counts=True)
-    ids = ids[counts >= min_samples]
+    train, test, ids = _natural_ids(dataset, groups, min_samples, held)
     spare = 1 if held.test_on == "unseen-clients" else 0
     if num_clients + spare > len(ids):
         raise DataError(

@@ -8,6 +8,7 @@ meanwhile counts from the next run on that begins here (`renew`).
 from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,10 @@ from fedapp.config import RunConfig
 from fedapp.data import DataError, Dataset, Normalize, Partition, load_dataset, make_partition
 from fedapp.data.dataset import DataColumns, Targets
 from fedapp.data.errors import PREFIX, expanded
+from fedapp.data.function import load_function
 from fedapp.data.loading import folder_of, is_function, is_generated, state_of
 from fedapp.data.moments import Moments
+from fedapp.data.partition import number_of_natural_clients
 from fedapp.data.standardize import sums_of
 from fedapp.models import build_model
 from fedapp.names import Form, Part
@@ -115,6 +118,22 @@ def dataset_of(
 ) -> Dataset:
     """Open the run's dataset; ``data_path`` and ``targets`` override the config's."""
     return cached_dataset(source_of(config, num_clients, data_path, targets))
+
+
+def natural_clients(config: RunConfig) -> int:
+    """Return the number of all natural clients that the run's data have.
+
+    0 where the run has no natural clients, or its data are made for a number of clients.
+    """
+    name = config.dataset
+    if config.partitioner != "natural" or is_generated(name):
+        return 0
+    if is_function(name) and "num_clients" in signature(load_function(name)).parameters:
+        return 0
+    dataset = dataset_of(config.model_copy(update=local_folders(config)), 0)
+    return number_of_natural_clients(
+        dataset, config.min_samples, config.test_on, config.test_fraction, config.hold_out, config.seed
+    )
 
 
 def partition_of(

@@ -11,7 +11,7 @@ from fedapp.config import ConfigError, Value, defaults
 from fedapp.config.options import repeated_key
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.files import AUTO, may_be_measured, measured_by
-from fedapp.sweeps.point import LABEL, NUM_CLIENTS, SYNTHETIC, Axis, PlannedRun, labels_along, points
+from fedapp.sweeps.point import LABEL, SYNTHETIC, Axis, PlannedRun, labels_along, points
 from strategies.flower.higher_is_better import measured_name, split_direction
 
 SEED, METRICS, DATASET = "seed", "metrics", "dataset"
@@ -174,8 +174,7 @@ class SweepPlan(Grid):
             If a run's keys or values aren't those of the run config.
         """
         grid: dict[str, Axis] = self.grid if seeds is None else {**self.grid, SEED: list(seeds)}
-        base = {NUM_CLIENTS: _num_clients(), **self.base}
-        return [PlannedRun.of(labels, {**base, **settings}) for labels, settings in points(grid)]
+        return [PlannedRun.of(labels, {**self.base, **settings}) for labels, settings in points(grid)]
 
     def _values(self, key: str, default: Value) -> list[Value]:
         """Return the values that runs have for a key."""
@@ -232,9 +231,3 @@ def checked(source: str, content: Mapping[str, Any], kind: type[AnyPlan]) -> Any
 def _line(details: Any) -> str:
     place = ".".join(map(str, details["loc"]))
     return (f"{place}: " if place else "") + str(details["msg"]).removeprefix("Value error, ")
-
-
-def _num_clients() -> int:
-    from fedapp.config.options import SimulationConfig
-
-    return SimulationConfig().num_supernodes

@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 
 from fedapp.config import ConfigError, RunConfig, Value, defaults
+from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
 from fedapp.data.loading import reads_files
-from fedapp.federation import dataset_of, local_folders
+from fedapp.federation import dataset_of, local_folders, natural_clients
 from fedapp.own import OwnPartError, sources_of
 from fedapp.report.differences import DATA_PATH, PLACES, described, has_own_data
 from fedapp.report.files import read_summary
@@ -51,7 +52,7 @@ class PlannedRun:
 
     @classmethod
     def of(cls, labels: Mapping[str, Value], values: Mapping[str, Value]) -> "PlannedRun":
-        """Check the values of a point, ``num-clients`` among them.
+        """Check the values of a point, of which ``num-clients`` has the default of a single run.
 
         Raises
         ------
@@ -59,7 +60,9 @@ class PlannedRun:
             If they aren't those of the run config.
         """
         config = dict(values)
-        num_clients = config.pop(NUM_CLIENTS, 0)
+        num_clients = config.pop(NUM_CLIENTS, None)
+        if num_clients is None:
+            return cls(labels, checked := RunConfig.load(config), _usual_clients(checked))
         if not isinstance(num_clients, int) or num_clients < 1:
             raise ConfigError(f"{NUM_CLIENTS} = {num_clients!r}: must be a whole number >= 1")
         return cls(labels, RunConfig.load(config), num_clients)
@@ -108,6 +111,14 @@ class PlannedRun:
         ]
         text = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(parts)).strip(".-")[:100]
         return f"{text or 'run'}-{self.key}"
+
+
+def _usual_clients(config: RunConfig) -> int:
+    """Return the number of clients that a run has by default."""
+    with suppress(DataError, OwnPartError):  # the run itself says so
+        if number := natural_clients(config):
+            return number
+    return SimulationConfig().num_supernodes
 
 
 def name_of(labels: Mapping[str, object]) -> str:

@@ -27,6 +27,7 @@ import torch
 from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, in_keys
+from fedapp.config.meant import clients_as
 from fedapp.config.options import SimulationConfig
 from fedapp.engine.run import chosen_engine, run_on, torch_as_it_was
 from fedapp.logs import shown_from
@@ -36,7 +37,15 @@ from fedapp.report.differences import DATA_PATH
 from fedapp.report.files import read_summary
 from fedapp.report.live_bar import LiveBar
 from fedapp.server import USER_ERRORS, RunDirectory, StillGoingOnError
-from fedapp.sweeps.point import DIVERGED, FINISHED, INTERRUPTED, PlannedRun, folder_of, is_finished
+from fedapp.sweeps.point import (
+    DIVERGED,
+    FINISHED,
+    INTERRUPTED,
+    NUM_CLIENTS,
+    PlannedRun,
+    folder_of,
+    is_finished,
+)
 from strategies import RunError
 
 
@@ -167,7 +176,7 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
                 if directory
                 else planned.config.model_copy(update={"results_dir": str(folder), "run_name": path.name})
             )
-            simulation = SimulationConfig.read({"num-supernodes": planned.num_clients})
+            simulation = SimulationConfig.read({NUM_CLIENTS: planned.num_clients})
             run_on(
                 engine or config.engine,
                 config,
@@ -178,7 +187,7 @@ def perform(planned: PlannedRun, folder: Path, engine: str) -> str:
             )
         except Exception as error:  # one run that can't be made doesn't keep the others from it
             text = in_keys(error) if isinstance(error, USER_ERRORS) else f"{type(error).__name__}: {error}"
-            return _diverged(folder_of(planned, folder)) or text
+            return _diverged(folder_of(planned, folder)) or clients_as(text, NUM_CLIENTS)
         finally:
             # A strategy and its parts refer to each other. Python looks for such objects only after many more have
             # been made than a run makes, so that the models of dozens of runs would stay in memory.

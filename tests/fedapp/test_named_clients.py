@@ -8,6 +8,9 @@ import pandas as pd
 import pytest
 
 import fedapp
+from fedapp.api.command import parser_of
+from fedapp.api.command import run as run_command
+from fedapp.api.values import as_values
 from fedapp.data import load_dataset
 from fedapp.data.dataset import DataColumns
 from fedapp.report import gantt
@@ -15,6 +18,8 @@ from fedapp.report.client_tables import ClientsFile, TasksFile, names_of_clients
 from fedapp.report.page.content import page_content
 from fedapp.report.runs import client_tables_of
 from fedapp.sorting import naturally_sorted
+from fedapp.sweeps.point import PlannedRun
+from tests.runs import summary_of
 
 SITES = ["Zürich", "Genève", "basel", "Hospital 10", "Hospital 2"]
 SORTED = ["basel", "Genève", "Hospital 2", "Hospital 10", "Zürich"]
@@ -46,6 +51,32 @@ def run(tmp_path):
         results_dir=str(tmp_path),
         quiet=True,
     )
+
+
+def test_all_natural_clients_take_part_by_default(tmp_path, capsys):
+    hospitals().rename(columns={"grade": "label"}).to_csv(tmp_path / "t.csv", index=False)
+    given = {"dataset": "files", "data_path": str(tmp_path / "t.csv"), "group_column": "site"}
+    tiny = {"partitioner": "natural", "model": "logistic", "num_server_rounds": 1, "lr": 1e-4}
+    made = fedapp.run(**given, **tiny, test_on="own", results_dir=tmp_path / "python", quiet=True)
+    assert made.summary["num-clients"] == 5
+    planned = PlannedRun.of({}, as_values({**given, **tiny, "test_on": "own"}))
+    assert planned.num_clients == 5
+    keys = [
+        f"{key.replace('_', '-')}={value}" for key, value in {**given, **tiny}.items() if key != "figures"
+    ]
+    assert command(*keys, f"results-dir={tmp_path / 'command'}", "test-on=unseen-clients") == 0
+    (run,) = (tmp_path / "command").iterdir()
+    assert summary_of(run)["num-clients"] == 4  # one of five, round(0.2 * 5), is there to test on
+    assert command(*keys, "num-clients=6") == 1
+    assert capsys.readouterr().err.startswith(
+        "error: num-clients = 6: 'files' has 5 natural clients with at least"
+    )
+    assert command(*keys, "--federation-config", "num-supernodes=6") == 1
+    assert capsys.readouterr().err.startswith("error: num-supernodes = 6: 'files' has 5 natural clients")
+
+
+def command(*given: str) -> int:
+    return run_command(parser_of(None, "").parse_args(list(given)))
 
 
 def test_names_are_sorted_as_people_sort_them():
