@@ -23,7 +23,7 @@ as it comes. Its parameters are fields of a frozen config; all else it says in h
         Config = EveryConfig
 
         def ready(self, arrived):                # or `interval`: seconds between two aggregations
-            # whose work waits gets no other: of fewer clients than that, or when some are dropped, all there are
+            # A client with a buffered update idles, so accept fewer contributions if fewer clients remain.
             return arrived >= min(self.config.every, len(self.session.task_table.active_clients))
 
     Every(every=5).start(grid, initial_arrays, num_rounds=50)

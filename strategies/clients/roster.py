@@ -378,7 +378,6 @@ class Roster:
             self._add(Client(node_id, index, self._told.get(node_id), MetricRecord(), name))
 
     def _place_of(self, node_id: int, partition: int | None) -> int:
-        """Return a node's index: its partition, or else the place that it has, or a new one."""
         return self._places.setdefault(node_id, self._free_index()) if partition is None else partition
 
     def _add(self, client: Client) -> None:
@@ -468,7 +467,9 @@ class Roster:
             return node.name
         if self.record.nodes and not self.record.owns(node_id, claim):
             log.warning(
-                "node %d says that it is %s, which registered_nodes denies: its id is shown", node_id, claim
+                "node %d claims the name %s, which registered_nodes assigns to another node: its id is shown",
+                node_id,
+                claim,
             )
             return ""
         if claim and (owner := self._owners.setdefault(claim, index)) != index:

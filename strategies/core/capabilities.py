@@ -90,18 +90,18 @@ class Capabilities:
     personal : bool
         Whether clients have models of their own, which they evaluate beside the global one.
     aggregates_on_arrival : bool
-        Whether a reply is done with as it comes, so that a round's models are never all in memory. A method with a
-        memory says no: a round that is cut off must leave no trace in it.
+        Whether each reply is aggregated when it arrives, so that memory is constant. False of a method that keeps
+        state of each client, which a cancelled round must not change.
     corrects_participation : bool
         Whether it corrects who takes part more often than others: all clients count, also those that are away.
     side_channel : str
-        How clients' work affects the model outside a round's weighted sum, unseen by a wrapper; "" if it doesn't.
+        Reason why a wrapper around the strategy can't see all uses of client updates; "" if it can.
     payload_off_hint : str
         The parameter and value with which no vector is sent beside the model; "" if there is none.
     leaks_models : bool
-        Whether clients get models of others as they came, past a robust rule and central noise.
+        Whether clients receive unprotected models of other clients, which no robust rule or central noise has passed.
     unequal_weights : bool
-        Whether contributions never weigh the same, as a robust rule takes them.
+        Whether contributions can't be weighted equally, which robust rules need.
     own_rule, own_optimizer : bool
         Whether a robust rule, or a server optimizer with its learning rate, is the method itself.
     reuses_last_update : bool

@@ -147,7 +147,7 @@ class StrategyConfig:
 
     @property
     def why_not_wrappable(self) -> str:
-        """How work affects the model outside a round's weighted sum with these settings; "" if it doesn't."""
+        """Reason why a wrapper can't see all uses of client updates with these settings; "" if it can."""
         return ""
 
     def updates_memory(self) -> float | None:

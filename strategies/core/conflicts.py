@@ -604,7 +604,6 @@ CONFLICTS: tuple[Conflict, ...] = (
 
 
 def _is_one_over(share: float) -> bool:
-    """Return True if a share is 1/B for a whole number B."""
     return abs(1 / share - round(1 / share)) <= _ROUNDING
 
 

@@ -18,7 +18,7 @@ from strategies.updates.safeguards import Safeguards
 log = logging.getLogger("flwr.strategies")
 
 # The most rounds in a row that a client may be away and count. The last update of a client that is gone for good
-# would push the model for ever; a device that sleeps, or is charged once a day, is back before.
+# would be applied forever; a device that sleeps, or is charged once a day, is back before.
 ABSENCE = 100
 
 _COUNTING = "counting"  # in a state
@@ -86,7 +86,6 @@ class AbsentClients:
             )
 
     def _have_counted(self) -> set[int]:
-        """Return the clients, by index, whose work has ever counted."""
         return {index for index, account in self._client_stats.items() if account.accepted}
 
     def state(self) -> dict[str, Any]:

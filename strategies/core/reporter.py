@@ -76,7 +76,7 @@ class Reporter:
     client_state_bytes : callable
         Returns the bytes that the method keeps of its clients.
     stability : StabilityMonitor
-        Told the global model's loss at every evaluation that has one: the federated loss where that is known.
+        Receives the loss of every evaluation: the federated loss, if it is known.
 
     Attributes
     ----------

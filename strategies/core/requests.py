@@ -25,7 +25,7 @@ _AWAITED = (
     messages.TRAIN,
     messages.EVALUATE,
     *messages.SECURE_STAGES,
-)  # whose replies are awaited by what clients usually take
+)  # message types with an adaptive reply timeout
 
 
 class RequestHooks(Protocol):

@@ -470,7 +470,6 @@ class RunState:
 
 
 def _named_shapes(layout: Layout) -> list[list[Any]]:
-    """Return name and shape of each array, in the order of the model's vector, as JSON gives them back."""
     return [[name, list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
 
 

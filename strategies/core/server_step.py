@@ -80,7 +80,7 @@ class ServerStep:
         return updated_model
 
     def _scaled_by_gain(self, step: float) -> float:
-        """Return the method's η_g, over the optimizer's gain where it is below 1 because updates are stale.
+        """Return η_g, divided by the optimizer's gain if η_g < 1 in a run without rounds.
 
         A step of 1 stays: no update is stale there, and the method is FedAvg with the same optimizer.
         """

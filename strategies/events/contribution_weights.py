@@ -275,7 +275,6 @@ class ContributionWeights:
         return self._run.scheduler.cycles(members, self._task_table.members.values(), self._interval())
 
     def _interval(self) -> float | None:
-        """Return the seconds between two aggregations, None where time doesn't say when there is one."""
         return checked_interval(f"{self._run.name}.interval", self._hooks.interval)
 
     def _by_index(self, values: NDArray[np.float64]) -> dict[int, float]:

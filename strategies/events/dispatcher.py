@@ -215,7 +215,7 @@ class Dispatcher:
             requests.note_sent(
                 member.client, written[-1], run.scheduler.task_costs.part_of(member.client.index)
             )
-        goes = [self._goes(member, sent[member.client.index].when) for member in members]
+        goes = [self._drops_out(member, sent[member.client.index].when) for member in members]
         # A task that is lost needn't be worked on.
         pushed = self._message_client.push(
             [request for request, dropped_out in zip(written, goes, strict=True) if not dropped_out]
@@ -241,7 +241,7 @@ class Dispatcher:
         task_costs = self._run.scheduler.task_costs
         for member in members if self._run.scheduler.uses_device_profiles else ():
             task_costs.record(member.client.index, task_costs.model)
-        goes = [self._goes(member, sent[member.client.index]) for member in members]
+        goes = [self._drops_out(member, sent[member.client.index]) for member in members]
         stay = [member for member, dropped_out in zip(members, goes, strict=True) if not dropped_out]
         tasks = [HandedTask(m.client.node_id, m.client.index, m.tasks) for m in stay]
         request = self._work_request(version, base, tasks)
@@ -251,8 +251,7 @@ class Dispatcher:
             when = sent[member.client.index]
             self._open(Task(member, version, base, message_id, when, dropped_out, dropped_out))
 
-    def _goes(self, member: ClientState, when: float) -> bool:
-        """Return True if a client goes away before it is done with a task that it is sent at ``when``."""
+    def _drops_out(self, member: ClientState, when: float) -> bool:
         return self._run.scheduler.will_drop(member.client, member.tasks, when)
 
     def _open(self, task: Task) -> None:

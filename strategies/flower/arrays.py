@@ -378,7 +378,6 @@ def _decode(name: str, array: Array) -> np.ndarray:
 
 
 def _held_by_float64(values: np.ndarray) -> bool:
-    """Return True if all whole numbers are the same in float64."""
     return int(values.min(initial=0)) >= -LARGEST_WHOLE and int(values.max(initial=0)) <= LARGEST_WHOLE
 
 

@@ -59,11 +59,9 @@ class Ditto(SynchronousStrategy):
     personal: ClassVar[bool] = True
 
     def _layout(self) -> Layout:
-        """Return the layout of v_i: the model's."""
         return self.session.run.layout
 
     def _number(self) -> int:
-        """Return the run's number."""
         return int(self.session.memory[RUN])
 
     def local_rule(self) -> dict[str, float]:

@@ -78,5 +78,4 @@ class Rennala(AsynchronousStrategy):
 
 
 def _as_many(num_clients: int) -> int:
-    """Return B = C."""
     return num_clients

@@ -19,7 +19,7 @@ from strategies.timing.event_queue import EventQueue
 
 
 class ClosingTime(NamedTuple):
-    """How a round closes: at which clock time, whose replies are in by then, as they come, and whose are late."""
+    """When a round closes, which clients have replied by then, in order, and which are late."""
 
     at: float
     in_time: list[int]

@@ -377,5 +377,4 @@ class DeadlineCollector:
 
 
 def _bytes_of(reply: Message) -> int:
-    """Return the size in bytes of a reply's arrays; 0 if there are none."""
     return messages.total_bytes(reply) if reply.has_content() else 0

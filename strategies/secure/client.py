@@ -38,7 +38,6 @@ from strategies.secure.masking import (
 )
 
 KEYS, SHARES, MASKED, UNMASK, OVER = "keys", "shares", "masked", "unmask", "over"
-STAGES = (KEYS, SHARES, MASKED, UNMASK)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class Scheduler(ABC):
         self.ticks += 1
 
     def pass_over(self, interval: float, until: float) -> None:
-        """Count the intervals of this length that are over before ``until``, and before the budget's end, but one.
+        """Skip the empty intervals of this length before ``until``, and before the budget's end, except the last.
 
         So a very short interval doesn't cost a look at each; the last ones are left to exact comparisons.
         """

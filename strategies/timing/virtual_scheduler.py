@@ -210,7 +210,6 @@ class VirtualScheduler(Scheduler):
         return [self._task_time(client, task) for client in clients]
 
     def _load(self, client: Client) -> TaskCost | None:
-        """Return the load of a client's task, None if task times don't depend on loads."""
         return None if self._scenario().devices is None else self.task_costs.of(client)
 
     def _mean_time(self, client: Client) -> float:
@@ -252,7 +251,6 @@ class VirtualScheduler(Scheduler):
         return self._law
 
     def _place(self, client: Client) -> int:
-        """Return a client's place in the scenario: in the order of indices at the start, then of joining."""
         return self._places.setdefault(client.index, len(self._places))
 
 

@@ -136,8 +136,8 @@ class WeightedSum:
         Under differential privacy: always scale up by the full weight of missing updates, as ``sensitivity`` assumes.
         Otherwise the scale is reduced where d_i ‖Δ_i‖ would exceed the bound.
     each : float
-        Under differential privacy with Poisson sampling, the d of every client that may be drawn: the sum isn't
-        scaled up, and that of no update at all is 0, so that one client more or less changes it by d ‖Δ_i‖; else 0.
+        Under differential privacy with Poisson sampling, the d of every client that may be drawn. The sum isn't
+        renormalised, so that adding one client changes it by exactly d ‖Δ_i‖. 0 disables this.
     """
 
     def __init__(

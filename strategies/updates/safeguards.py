@@ -37,8 +37,8 @@ log = logging.getLogger("flwr.strategies")
 # Least number of clients for a median of norms: with two, either may be the faulty one.
 LEAST_NORMS = 3
 
-# Clients whose norms and buffers are awaited before any counts, where there are as many: two liars may answer first,
-# and of three they would be the majority that says what is usual.
+# Clients whose norms and buffers are awaited before any update counts, if the run has as many: of three clients, two
+# liars would define the median.
 FIRST = 5
 
 # Upper bound of a client's path, as a multiple of the median: clients take unequal numbers of steps.

@@ -81,7 +81,7 @@ class BufferSize:
 
 
 class Buffered(AsynchronousStrategy):
-    """A new model when m contributions have arrived; whose work waits is handed that model, and none before it.
+    """Aggregates every m contributions. A client whose update is in the buffer idles until then.
 
     New model: every `buffer-size` contributions.
     """

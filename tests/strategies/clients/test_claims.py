@@ -200,7 +200,9 @@ def test_names_are_those_of_the_record(devices, caplog):
     with caplog.at_level(logging.WARNING, LOGGER):
         look(roster, grid)
     assert [client.name for client in roster.clients] == ["oslo", "bern", ""]
-    assert warned(caplog) == ["node 30 says that it is oslo, which registered_nodes denies: its id is shown"]
+    assert warned(caplog) == [
+        "node 30 claims the name oslo, which registered_nodes assigns to another node: its id is shown"
+    ]
 
 
 @pytest.mark.parametrize(
