@@ -181,6 +181,8 @@ def _say_form(dataset: Dataset, console: Console) -> None:
 
 def _division(values: Mapping[str, Value], clients: Value | None) -> Divided:
     config = RunConfig.load(dict(values))
+    if clients is None:
+        clients = federation.natural_clients(config) or None
     number = SimulationConfig.read({} if clients is None else {NUM_CLIENTS: clients}).num_supernodes
     config = config.model_copy(update=federation.local_folders(config))
     return config, federation.dataset_of(config, number), federation.partition_of(config, number)

@@ -12,6 +12,7 @@ from fedapp import federation
 from fedapp.api.predictions import Predictions, predictions, preparation_of
 from fedapp.config import RunConfig
 from fedapp.data import DataError
+from fedapp.data.errors import one_line
 from fedapp.data.facts.preparation import PREPARATION
 from fedapp.names import Form
 from fedapp.report.comparison import Comparison
@@ -121,10 +122,17 @@ class RunResult:
         ------
         FileNotFoundError
             If the run has none: it ended before its first evaluation.
+        DataError
+            If the file is damaged, for example cut off.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        state = load_file(self.path / "model.safetensors")
+        file = self.path / "model.safetensors"
+        try:
+            state = load_file(file)
+        except SafetensorError as error:
+            raise DataError(f"{file}: is no whole model file ({one_line(error)})") from None
         shape: tuple[str, Form, int]
         if (self.path / PREPARATION).is_file() and (known := preparation_of(self.path)).outputs:
             shape = (known.kind, known.form, known.outputs)

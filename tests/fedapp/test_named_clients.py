@@ -10,8 +10,9 @@ import pytest
 import fedapp
 from fedapp.api.command import parser_of
 from fedapp.api.command import run as run_command
+from fedapp.api.look import _division
 from fedapp.api.values import as_values
-from fedapp.data import load_dataset
+from fedapp.data import DataError, load_dataset
 from fedapp.data.dataset import DataColumns
 from fedapp.report import gantt
 from fedapp.report.client_tables import ClientsFile, TasksFile, names_of_clients
@@ -59,6 +60,8 @@ def test_all_natural_clients_take_part_by_default(tmp_path, capsys):
     tiny = {"partitioner": "natural", "model": "logistic", "num_server_rounds": 1, "lr": 1e-4}
     made = fedapp.run(**given, **tiny, test_on="own", results_dir=tmp_path / "python", quiet=True)
     assert made.summary["num-clients"] == 5
+    counted = _division({key.replace("_", "-"): value for key, value in {**given, **tiny}.items()}, None)[2]
+    assert counted.num_clients == 5
     planned = PlannedRun.of({}, as_values({**given, **tiny, "test_on": "own"}))
     assert planned.num_clients == 5
     keys = [
@@ -73,6 +76,15 @@ def test_all_natural_clients_take_part_by_default(tmp_path, capsys):
     )
     assert command(*keys, "--federation-config", "num-supernodes=6") == 1
     assert capsys.readouterr().err.startswith("error: num-supernodes = 6: 'files' has 5 natural clients")
+
+
+def test_a_model_file_that_is_cut_off_is_one_line(run):
+    file = run.path / "model.safetensors"
+    for size in (file.stat().st_size // 2, 0):
+        file.write_bytes(file.read_bytes()[:size])
+        with pytest.raises(DataError, match=r"model.safetensors: is no whole model file \(") as error:
+            run.model()
+        assert "\n" not in str(error.value)
 
 
 def command(*given: str) -> int:
