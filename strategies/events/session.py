@@ -16,7 +16,7 @@ from strategies.events.dispatcher import Dispatcher
 from strategies.events.evaluation import RealTimeEvaluation
 from strategies.events.event_stream import Event, checked_interval, events
 from strategies.events.statistics import IntervalStatistics
-from strategies.events.tasks import Recheck, TaskTable
+from strategies.events.tasks import TaskTable
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import MessageClient
 
@@ -152,20 +152,17 @@ class EventSession(Session):
     def _check_waiting(self) -> None:
         """Raise RunError if a method waits for more clients than exist; in real time warn, as devices may come."""
         task_table, scheduler = self.task_table, self.run.scheduler
-        if not task_table.buffer or self.strategy.interval is not None or task_table.held_replies:
-            return
-        if any(not task.member.dropped for task in task_table.tasks.values()):
-            return
-        if any(isinstance(event, Recheck) for _, event in task_table.queue):
-            return
-        more_comes = (scheduler.budget or self._may_come()) if len(task_table.queue) else not scheduler.always
-        if (
-            (self.strategy.trains_while_waiting or not task_table.active_clients)
-            if scheduler.real_time
-            else more_comes
-        ):
-            return
         waiting = len(task_table.buffer)
+        if not waiting or self.strategy.interval is not None or task_table.may_fill_buffer:
+            return
+        if scheduler.real_time:
+            more_comes = self.strategy.trains_while_waiting or not task_table.active_clients
+        elif len(task_table.queue):
+            more_comes = scheduler.budget > 0 or self._may_come()
+        else:
+            more_comes = not scheduler.always
+        if more_comes:
+            return
         values = waiting, waiting, len(task_table.active_clients), len(task_table.members), self.run.name
         if not scheduler.real_time:
             raise RunError(STUCK % values)

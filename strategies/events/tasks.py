@@ -194,6 +194,12 @@ class TaskTable:
         """Return True if a client has contributed as often as it may."""
         return bool(self._most) and self.contributions_of(member) >= self._most
 
+    @property
+    def may_fill_buffer(self) -> bool:
+        """Whether a reply is held back, a client that counts is at work, or the method is to be asked again."""
+        at_work = any(not task.member.dropped for task in self.tasks.values())
+        return at_work or bool(self.held_replies) or any(isinstance(e, Recheck) for _, e in self.queue)
+
     def can_work(self, member: ClientState) -> bool:
         """Return True if a client can be sent a task: it is there, has none, and may contribute again."""
         return member.is_available and not self.busy(member) and not self.reached_contribution_limit(member)
