@@ -17,7 +17,7 @@ from fedapp.data import DataError
 from fedapp.data.arrays import check_unmasked
 from fedapp.data.errors import handed_over_dir
 from fedapp.data.facts.maker import MADE_BY, maker_of
-from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays
+from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays, stream_reason
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.own import register
 
@@ -66,15 +66,8 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for name, given in keys.items():
         key = _key(name)
-        pair = given if isinstance(given, tuple) and len(given) == 2 else (given,)
-        if key == "dataset" and all(map(is_hugging_face_form, pair)):
-            values[key] = register(_returning(given))
-        elif key == "dataset" and is_divided(given):
-            values |= {"partitioner": "natural"} | _file_of_arrays(_joined(given), keys)
-        elif key == "dataset" and hasattr(given, "to_parquet"):
-            values |= _file_of_table(given, keys)
-        elif key == "dataset" and not isinstance(given, str) and not callable(given):
-            values |= _file_of_arrays(given, keys)
+        if key == "dataset":
+            values |= _dataset_values(given, keys)
         else:
             values[key] = as_value(key, given)
     if is_divided(keys.get("dataset")) and "partitioner" in keys:
@@ -82,6 +75,22 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
     if values.get("dataset") == "npz" and not isinstance(keys.get("dataset"), str):
         values.pop("group-column", None)  # the natural ids are in the file of arrays
     return values
+
+
+def _dataset_values(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the keys that data given in Python are, with their values."""
+    if reason := stream_reason(given):
+        raise ConfigError(f"dataset: {reason}")
+    pair = given if isinstance(given, tuple) and len(given) == 2 else (given,)
+    if all(map(is_hugging_face_form, pair)):
+        return {"dataset": register(_returning(given))}
+    if is_divided(given):
+        return {"partitioner": "natural"} | _file_of_arrays(_joined(given), keys)
+    if hasattr(given, "to_parquet"):
+        return _file_of_table(given, keys)
+    if not isinstance(given, str) and not callable(given):
+        return _file_of_arrays(given, keys)
+    return {"dataset": as_value("dataset", given)}
 
 
 def is_divided(given: object) -> bool:
@@ -175,11 +184,12 @@ def _returning(given: Any) -> Callable[[], Any]:
 def _file_of_table(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
     """Save a DataFrame in the cache, in a file named by its digest, so that other processes find it."""
     _refuse_path(keys)
+    given, content = _with_plain_columns(given), BytesIO()
     try:
-        content = BytesIO()
         given.to_parquet(content, index=False)
-    except (ValueError, TypeError, OverflowError) as error:  # those of Arrow are ValueErrors, too
-        raise ConfigError(f"dataset: the table has a column that no file holds ({error})") from None
+    except (ValueError, TypeError, OverflowError, NotImplementedError) as error:  # also Arrow's
+        reason = "; ".join(map(str, reversed(error.args)))
+        raise ConfigError(f"dataset: the table has a column that no file holds ({reason})") from None
     path = handed_over_dir() / f"{hashlib.sha256(content.getbuffer()).hexdigest()[:20]}.parquet"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,6 +197,37 @@ def _file_of_table(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
         temporary.write_bytes(content.getbuffer())
         temporary.replace(path)
     return {"dataset": "files", "data-path": str(path)}
+
+
+def _with_plain_columns(table: Any) -> Any:
+    """Return a table without types that a file hasn't: intervals and periods are texts, long doubles float64.
+
+    Raises
+    ------
+    ConfigError
+        If a column holds complex numbers.
+    """
+    import pandas as pd
+
+    if not isinstance(table, pd.DataFrame) or not table.columns.is_unique:
+        return table  # columns that have one name are refused where the table is read
+    found = {}
+    for name, column in table.items():
+        kind = column.dtype
+        if isinstance(kind, pd.CategoricalDtype) and isinstance(kind.categories.dtype, pd.IntervalDtype):
+            found[name] = column.cat.rename_categories(column.cat.categories.astype(str))
+        elif isinstance(kind, pd.IntervalDtype | pd.PeriodDtype):
+            found[name] = column.astype(str).where(column.notna(), None)
+        elif isinstance(kind, pd.SparseDtype):
+            found[name] = column.sparse.to_dense()
+        elif kind == np.longdouble:
+            found[name] = column.astype(np.float64)
+        elif isinstance(kind, np.dtype) and kind.kind == "c":
+            raise ConfigError(
+                f"dataset: column {name!r} holds complex numbers; real ones are needed, such as its real and its "
+                "imaginary part in columns of their own"
+            )
+    return table.assign(**found) if all(isinstance(name, str) for name in found) else table
 
 
 def _refuse_path(keys: Mapping[str, Any]) -> None:

@@ -161,7 +161,9 @@ def function_data(
             f"{place.lineno}); the log says more where it ran"
         ) from error
     if is_hugging_face_form(found):
-        return hugging_face_data(found, columns, targets, problem)
+        return hugging_face_data(
+            found, columns, targets, lambda reason: DataError(f"dataset = {name!r}: {reason}")
+        )
     return replace(array_data(array_splits(found, targets, problem), problem), made_by=made_by)
 
 
@@ -181,6 +183,22 @@ def is_of_rows(found: Any) -> bool:
         and not (isinstance(each, str | Mapping) or _is_array(each))
         for each in pair
     )
+
+
+def stream_reason(found: Any) -> str:
+    """Say why rows that come one after the other can't be used; "" of any other object."""
+    if _is_loader(found):
+        found = found.dataset
+    for kind in type(found).__mro__:
+        if kind.__name__ in ("IterableDataset", "IterableDatasetDict"):
+            needed = (
+                "Dataset.from_list(list(…)) has all its rows"
+                if kind.__module__.startswith("datasets")
+                else "a Dataset with __getitem__ and __len__, or (x, y) of all its rows, is needed"
+            )
+            what = f"is an {kind.__name__}"
+            return f"{what}, whose rows have no numbers by which they are divided over clients; {needed}"
+    return ""
 
 
 def _is_pair_of_datasets(found: Any) -> bool:
@@ -206,6 +224,8 @@ def _no_columns(name: str, columns: DataColumns) -> None:
 
 def named_arrays(found: Any, problem: Problem, group: str = "") -> dict[str, Array]:
     """Return arrays by their names in an npz; ``group`` names the column of natural ids in a dataset's rows."""
+    if reasons := list(filter(None, map(stream_reason, found if _is_pair_of_datasets(found) else [found]))):
+        raise problem(reasons[0])
     if isinstance(found, Mapping):
         if unknown := [key for key in found if whole_name(key) not in NAMES]:
             raise problem(f"is a dict with {', '.join(map(repr, unknown))}; allowed are {', '.join(NAMES)}")

@@ -181,8 +181,7 @@ def _column(split: "HFDataset", name: str, problem: Problem) -> Array:
     except (TypeError, ValueError):
         column = np.empty(0, object)
     if column.dtype.kind == "O" and column.size and isinstance(column.flat[0], np.ndarray):
-        shapes = {np.shape(value) for value in column.flat}
-        column = np.stack(list(column.flat)) if len(shapes) == 1 else column
+        column = _stacked(name, column, problem)
     if column.dtype.kind not in "biuf" or len(column) != split.num_rows:
         kind = getattr(feature, "dtype", None) or type(feature).__name__
         raise problem(
@@ -197,6 +196,18 @@ def _column(split: "HFDataset", name: str, problem: Problem) -> Array:
                 f"column {name!r} has empty cells, or values that are not finite in float32; all must be finite"
             )
     return column
+
+
+def _stacked(name: str, column: Array, problem: Problem) -> Array:
+    """Return a column of lists (N,) as one array (N, …)."""
+    shapes = {np.shape(value) for value in column.flat}
+    if len(shapes) == 1:
+        return np.stack(list(column.flat))
+    lengths = sorted({shape[0] if shape else 0 for shape in shapes})
+    raise problem(
+        f"column {name!r} has lists of {lengths[0]} to {lengths[-1]} values; they must be equally long (a function "
+        "that returns a torch DataLoader can pad them by its collate_fn)"
+    )
 
 
 def _is_of_bytes(feature: Any) -> bool:

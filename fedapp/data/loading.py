@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from fedapp.data.dataset import PUBLISHED, DataColumns, Dataset, RawData, Targets
-from fedapp.data.errors import PREFIX, DataError, data_at, default_cache_dir, expanded, one_line, path_error
+from fedapp.data.errors import PREFIX, DataError, default_cache_dir, expanded, one_line, path_error
 from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import as_numbers
 from fedapp.names import Part
@@ -112,8 +112,9 @@ def load_dataset(
         synthetic (generated), and npz and files (need a path).
 
         - mnist, cifar10, cifar100, femnist, femnist-digits: an npz file with uint8 images (see
-          `fedapp.data.npz`), or a folder with NAME.npz (femnist.npz for both femnists), or, but for femnist,
-          the folder above torchvision's raw files: MNIST/raw, cifar-10-batches-py, cifar-100-python.
+          `fedapp.data.npz`), or a folder with NAME.npz (femnist.npz for both femnists), or that above
+          torchvision's raw files: MNIST/raw, cifar-10-batches-py, cifar-100-python; of femnist LEAF's JSON (see
+          `fedapp.data.readers.leaf_files`).
         - shakespeare: a file or folder (see `fedapp.data.shakespeare.find_files`).
         - synthetic: the authors' folder with train.json and test.json.
         - synthetic:A,B and synthetic-iid: no path is allowed, they are generated (see `fedapp.data.synthetic`).
@@ -139,16 +140,9 @@ def load_dataset(
         If the data isn't there, isn't what it should be, can't be downloaded, or the cache can't be written.
     """
     source = _find_source(name, data_path, num_clients, seed, columns, targets)
-    # Whether classes are asked for or found is the same data; that they are what is asked for is checked below.
-    key = source.key | ({"targets": targets} if targets == "numbers" else {})
+    key = source.key | ({"targets": targets} if targets else {})
     read = partial(_as_numbers, source, name) if targets == "numbers" else source.read
-    dataset = cached_dataset(name, key, read, cache_dir)
-    if targets == "classes" and dataset.targets == "numbers":
-        where = data_at(data_path) if data_path else f"dataset = {name!r}"
-        raise DataError(
-            f"{where}: its targets are numbers; whole numbers from 0, or names, are needed for classes"
-        )
-    return dataset
+    return cached_dataset(name, key, read, cache_dir)
 
 
 def state_of(
@@ -257,17 +251,21 @@ def _synthetic_files(path: Path) -> _Source:
 
 
 def _arrays(name: str, path: Path) -> _Source:
-    from fedapp.data.readers import named_npz_data, torchvision_data
+    from fedapp.data.readers import leaf_files, leaf_images_data, named_npz_data, torchvision_data
 
-    if path.is_file():
+    is_femnist = name.startswith("femnist")
+    if path.is_file() and not (is_femnist and path.suffix.lower() == ".json"):
         return _Source(_files_key([path]), partial(named_npz_data, name, path))
     file = path / f"{name.removesuffix('-digits')}.npz"
     if file.is_file():
         return _Source(_files_key([file]), partial(named_npz_data, name, file))
+    if is_femnist and (files := leaf_files(path)).train:
+        return _Source(_files_key([*files.train, *files.test]), partial(leaf_images_data, name, files))
     raw = _RAW_FOLDERS.get(name)
     if raw and (path / raw).is_dir():
         return _Source(_files_key(sorted((path / raw).iterdir())), partial(torchvision_data, name, path))
-    allowed = f"{file.name} or torchvision's {raw}" if raw else file.name
+    other = f"torchvision's {raw}" if raw else "LEAF's *train*.json"
+    allowed = f"{file.name} or {other}"
     raise path_error(path, f"holds no '{name}'; allowed: a folder with {allowed}, or an npz file")
 
 

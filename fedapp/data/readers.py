@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,46 +82,6 @@ def synthetic_files_data(folder: Path) -> RawData:
     return replace(_points(splits), group_names=tuple(numbers))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, or raise `DataError`."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise path_error(path, "no such file") from error
-    except (OSError, ValueError) as error:
-        raise path_error(path, f"can't be read as JSON ({one_line(error)})") from error
-    if not isinstance(content, dict):
-        raise path_error(path, f"holds a JSON {type(content).__name__}; an object is needed")
-    return content
-
-
-def read_leaf(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Read a LEAF file {"users": […], "user_data": {user: {"x": […], "y": […]}}} as {user: (x, y)}.
-
-    Raises
-    ------
-    DataError
-        If the file isn't such JSON, or a user's x and y differ in length.
-    """
-    content = read_json(path)
-    try:
-        users = {
-            user: (content["user_data"][user]["x"], content["user_data"][user]["y"])
-            for user in content["users"]
-        }
-        lengths = {user: (len(x), len(y)) for user, (x, y) in users.items()}
-    except (KeyError, TypeError) as error:
-        raise path_error(
-            path, f"isn't LEAF's users and user_data with x and y ({one_line(error)})"
-        ) from error
-    for user, (rows, labels) in lengths.items():
-        if rows != labels:
-            raise path_error(path, f"user {user!r} has {rows} x and {labels} y; they must match")
-    if sum(rows for rows, _ in lengths.values()) == 0:
-        raise path_error(path, "has no samples; at least one is needed")
-    return users
-
-
 def named_npz_data(name: str, path: Path) -> RawData:
     """Read a named image dataset from an npz file with uint8 images."""
     splits = read_npz(path)
@@ -196,3 +156,132 @@ def _points(splits: list[Split]) -> RawData:
     y, groups, num_train = join_rows(splits)
     blocks: list[Array] = [split.x for split in splits]
     return RawData(blocks, y, groups, num_train, 2, "vector", 1.0)
+
+
+# LEAF's JSON: files of users, each with inputs x and labels y (Caldas et al. 2018, https://leaf.cmu.edu).
+
+
+class LeafFiles(NamedTuple):
+    """Files to read, of training and of test rows."""
+
+    train: list[Path]
+    test: list[Path]
+
+
+def leaf_files(path: Path) -> LeafFiles:
+    """Return the files to read for a file or a folder; no training file where a folder has none.
+
+    In a folder these are `*train*.json` with `*test*.json`, or those in its folders train and test. With a single
+    file the test file beside it (train → test in its name) is read too.
+    """
+    if path.is_dir():
+        found = (
+            sorted([*path.glob(f"*{part}*.json"), *path.glob(f"{part}/*.json")]) for part in ("train", "test")
+        )
+        return LeafFiles(*found)
+    beside = path.with_name(path.name.replace("train", "test"))
+    return LeafFiles([path], [beside] if beside != path and beside.is_file() else [])
+
+
+def leaf_splits(
+    files: LeafFiles, encoded: Callable[[list[Any], list[Any]], tuple[Array, Array]]
+) -> list[Split]:
+    """Return the rows of the training and, where there are any, of the test files; a user is a natural client.
+
+    Parameters
+    ----------
+    files : LeafFiles
+    encoded : callable
+        Makes inputs (n, …) and labels (n,) of a user's x and y; TypeError or ValueError if it can't.
+
+    Raises
+    ------
+    DataError
+        If a file isn't LEAF's, or a user's rows can't be made.
+    """
+    numbers: dict[str, int] = {}
+    splits = []
+    for paths in files:
+        parts = []
+        for path in paths:
+            for user, (rows, labels) in read_leaf(path).items():
+                if not rows:
+                    continue
+                try:
+                    x, y = encoded(rows, labels)
+                except (TypeError, ValueError) as error:
+                    raise path_error(path, f"user {user!r}: {one_line(error)}") from error
+                parts.append((x, y, np.full(len(y), numbers.setdefault(user, len(numbers)))))
+        if parts:
+            x, y, groups = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            splits.append(Split(x, y, groups))
+    return [split._replace(group_names=tuple(numbers)) for split in splits]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object, or raise `DataError`."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise path_error(path, "no such file") from error
+    except (OSError, ValueError) as error:
+        raise path_error(path, f"can't be read as JSON ({one_line(error)})") from error
+    if not isinstance(content, dict):
+        raise path_error(path, f"holds a JSON {type(content).__name__}; an object is needed")
+    return content
+
+
+def read_leaf(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Read a LEAF file {"users": […], "user_data": {user: {"x": […], "y": […]}}} as {user: (x, y)}.
+
+    Raises
+    ------
+    DataError
+        If the file isn't such JSON, or a user's x and y differ in length.
+    """
+    content = read_json(path)
+    try:
+        users = {
+            user: (content["user_data"][user]["x"], content["user_data"][user]["y"])
+            for user in content["users"]
+        }
+        lengths = {user: (len(x), len(y)) for user, (x, y) in users.items()}
+    except (KeyError, TypeError) as error:
+        raise path_error(
+            path, f"isn't LEAF's users and user_data with x and y ({one_line(error)})"
+        ) from error
+    for user, (rows, labels) in lengths.items():
+        if rows != labels:
+            raise path_error(path, f"user {user!r} has {rows} x and {labels} y; they must match")
+    if sum(rows for rows, _ in lengths.values()) == 0:
+        raise path_error(path, "has no samples; at least one is needed")
+    return users
+
+
+def leaf_images_data(name: str, files: LeafFiles) -> RawData:
+    """Read femnist or femnist-digits from LEAF's JSON: rows of 784 numbers in [0, 1], a writer each user.
+
+    Raises
+    ------
+    DataError
+        If a file isn't LEAF's, or holds other images.
+    """
+    splits = leaf_splits(files, _leaf_images)
+    return image_data(name, splits, partial(path_error, files.train[0]))
+
+
+def _leaf_images(rows: list[Any], labels: list[Any]) -> tuple[Array, Array]:
+    """Return images, uint8 (N, 28, 28), and labels (N,): LEAF's numbers are whole multiples of 1/255.
+
+    Raises
+    ------
+    ValueError
+        If rows aren't 784 numbers in [0, 1], or labels no whole numbers.
+    """
+    _, height, width = PUBLISHED["femnist"].shape
+    x, y = np.asarray(rows, np.float64), np.asarray(labels, np.float64)
+    if x.shape != (len(y), height * width) or not (0 <= x.min() <= x.max() <= 1):
+        raise ValueError(f"images must be {height * width} numbers in [0, 1] each")
+    if not np.array_equal(y, np.floor(y)):
+        raise ValueError("labels must be whole numbers")
+    return np.round(255 * x).astype(np.uint8).reshape(-1, height, width), y.astype(np.int64)

@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from fedapp.data.arrays import join_rows
 from fedapp.data.dataset import RawData, Split
 from fedapp.data.errors import one_line, path_error
-from fedapp.data.readers import read_json, read_leaf
+from fedapp.data.readers import LeafFiles, leaf_files, leaf_splits, read_json
 
 VOCABULARY = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a character's token id is its position."""
@@ -33,14 +31,7 @@ def encode(text: str) -> NDArray[np.uint8]:
     return _TOKEN_IDS[np.where(points < 256, points, 0)]
 
 
-class Files(NamedTuple):
-    """Files to read; `test` ones are LEAF's only."""
-
-    train: list[Path]
-    test: list[Path]
-
-
-def find_files(path: Path) -> Files:
+def find_files(path: Path) -> LeafFiles:
     """Return the files to read for a file or a folder given as `data-path`.
 
     In a folder the first of these is taken: roles (`*roles*.json`), LEAF's `*train*.json` with `*test*.json`
@@ -53,22 +44,18 @@ def find_files(path: Path) -> Files:
         If there is none of these.
     """
     if path.is_dir():
-        train, test = (
-            [*path.glob(f"*{part}*.json"), *path.glob(f"{part}/*.json")] for part in ("train", "test")
-        )
-        for files in (Files(sorted(path.glob("*roles*.json"))[:1], []), Files(sorted(train), sorted(test))):
+        for files in (LeafFiles(sorted(path.glob("*roles*.json"))[:1], []), leaf_files(path)):
             if files.train:
                 return files
         if plays := sorted(path.glob("*plays*.txt")):
-            return Files(plays[:1], [])
+            return LeafFiles(plays[:1], [])
         raise path_error(path, "holds no 'shakespeare'; allowed: *roles*.json, *train*.json or *plays*.txt")
     if not path.is_file() or path.suffix not in (".json", ".txt"):
         raise path_error(path, "a folder, a .json file (roles or LEAF) or a .txt file (plays) is needed")
-    beside = path.with_name(path.name.replace("train", "test"))
-    return Files([path], [beside] if beside != path and beside.is_file() else [])
+    return leaf_files(path)
 
 
-def shakespeare_data(files: Files) -> RawData:
+def shakespeare_data(files: LeafFiles) -> RawData:
     """Read roles, plays or LEAF samples from the files that `find_files` returns.
 
     Raises
@@ -83,7 +70,7 @@ def shakespeare_data(files: Files) -> RawData:
         )
     content = read_json(first)
     if "user_data" in content:
-        return _leaf_data(files)
+        return samples_data(leaf_splits(files, encode_samples))
     if not all(isinstance(text, str) for text in content.values()):
         raise path_error(first, "is neither roles {name: text} nor LEAF's users and user_data")
     return roles_data(first, content)
@@ -153,24 +140,5 @@ def encode_samples(sequences: list[str], targets: list[str]) -> tuple[NDArray[np
 def samples_data(splits: list[Split]) -> RawData:
     """Put encoded samples together."""
     y, groups, num_train = join_rows(splits)
-    return RawData([split.x for split in splits], y, groups, num_train, len(VOCABULARY), "text", 1.0)
-
-
-def _leaf_data(files: Files) -> RawData:
-    numbers: dict[str, int] = {}
-    raw = samples_data([_leaf_split(paths, numbers) for paths in files if paths])
-    return replace(raw, group_names=tuple(numbers))
-
-
-def _leaf_split(paths: list[Path], numbers: dict[str, int]) -> Split:
-    """Read some LEAF files as one split; `numbers` numbers the users and grows with new ones."""
-    parts = []
-    for path in paths:
-        for user, (sequences, targets) in read_leaf(path).items():
-            try:
-                x, y = encode_samples(sequences, targets)
-            except (TypeError, ValueError) as error:
-                raise path_error(path, f"user {user!r}: {one_line(error)}") from error
-            parts.append((x, y, np.full(len(y), numbers.setdefault(user, len(numbers)))))
-    x, y, groups = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return Split(x, y, groups)
+    blocks, names = [split.x for split in splits], splits[0].group_names
+    return RawData(blocks, y, groups, num_train, len(VOCABULARY), "text", 1.0, group_names=names)

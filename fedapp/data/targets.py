@@ -23,7 +23,8 @@ def read_targets(found: Mapping[str, Array], targets: Targets | None, problem: P
     found : mapping of str to array
         Labels of each part of the data, by what an error calls them: (n,), or (n, ...) for several.
     targets : {"classes", "numbers"}, optional
-        None: whole numbers are classes, all else, and several columns of flags, is numbers.
+        "classes": whole numbers of any type, such as 1.0. None: those of a type of whole numbers are classes, and all
+        else, and several columns of flags, is numbers.
     problem : callable
         Makes an error from what is wrong.
 
@@ -116,8 +117,11 @@ def _described(values: Array) -> str:
 
 
 def _classes(name: str, values: Array, problem: Problem) -> IntArray:
-    if values.dtype.kind == "f":
-        raise problem(f"{name} has type {values.dtype}; whole numbers or names are needed for classes")
+    if values.dtype.kind == "f" and not np.array_equal(values, np.floor(values)):
+        raise problem(
+            f"{name} has type {values.dtype} with values that aren't whole; whole numbers or names are needed for "
+            "classes"
+        )
     if _columns(values) == 1:
         values = values.ravel()
     several = values.ndim > 1

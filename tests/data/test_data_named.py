@@ -1,5 +1,6 @@
 """Named datasets, from files in their published forms and from the hub's, on local folders of the same shape."""
 
+import json
 import pickle
 import struct
 from pathlib import Path
@@ -51,12 +52,58 @@ def test_where_named_data_is_missing(tmp_path):
     assert message("mnist", str(tmp_path)).endswith(
         "holds no 'mnist'; allowed: a folder with mnist.npz or torchvision's MNIST/raw, or an npz file"
     )
-    assert message("femnist-digits", str(tmp_path)).endswith("a folder with femnist.npz, or an npz file")
+    assert message("femnist-digits", str(tmp_path)).endswith(
+        "a folder with femnist.npz or LEAF's *train*.json, or an npz file"
+    )
     assert "no such file or folder" in message("cifar10", str(tmp_path / "none"))
     assert message("digits", "x") == (
         "data-path = 'x': 'digits' comes with scikit-learn; only an empty data-path is allowed"
     )
     assert message("cifar") == f"dataset = 'cifar': unknown; allowed: {', '.join(DATASETS)}, {FORMS}"
+
+
+def leaf_file(folder: Path, part: str, users: dict[str, tuple[np.ndarray, list[int]]]) -> Path:
+    """Write a file as LEAF's preprocessing does: 784 numbers in [0, 1] an image."""
+    path = folder / part / f"all_data_0_niid_1_keep_0_{part}_9.json"
+    path.parent.mkdir(exist_ok=True)
+    data = {user: {"x": (x.reshape(-1, 784) / 255).tolist(), "y": y} for user, (x, y) in users.items()}
+    sizes = [len(y) for _, y in users.values()]
+    path.write_text(json.dumps({"users": [*users], "num_samples": sizes, "user_data": data}))
+    return path
+
+
+def test_femnist_as_leaf_writes_it(tmp_path, images):
+    x, test = images["x_train"], images["x_test"]
+    users = {"f0001_41": (x[:3], [61, 0, 9]), "f0000_14": (x[3:5], [10, 4]), "f0002_01": (x[:0], [])}
+    file = leaf_file(tmp_path, "train", users)
+    leaf_file(tmp_path, "test", {"f0000_14": (test[:1], [3]), "f0001_41": (test[1:2], [60])})
+    data = load_dataset("femnist", str(tmp_path))
+    assert (data.num_train, data.num_classes, data.x.dtype) == (5, 62, np.uint8)
+    np.testing.assert_array_equal(data.x[:, 0], np.concatenate([x[:5], test[:2]]))
+    assert data.y.tolist() == [61, 0, 9, 10, 4, 3, 60]
+    assert data.groups is not None
+    assert data.groups.tolist() == [0, 0, 0, 1, 1, 1, 0]
+    assert data.group_names == ("f0001_41", "f0000_14")
+    digits = load_dataset("femnist-digits", str(file))
+    assert digits.y.tolist() == [0, 9, 4]
+    np.testing.assert_array_equal(digits.x[:, 0], x[[1, 2, 4]])
+    assert digits.group_names == data.group_names
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "said"),
+    [
+        ([[0.5] * 783], [0], "user 'a': ValueError: images must be 784 numbers in [0, 1] each"),
+        ([[2.0] * 784], [0], "user 'a': ValueError: images must be 784 numbers in [0, 1] each"),
+        ([[0.5] * 784], [0.5], "user 'a': ValueError: labels must be whole numbers"),
+        ([[0.5] * 784], [62], "has labels 62 to 62, but femnist has 0 to 61"),
+        ([], [], "has no samples; at least one is needed"),
+    ],
+)
+def test_leaf_files_that_hold_other_images(tmp_path, rows, labels, said):
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({"users": ["a"], "user_data": {"a": {"x": rows, "y": labels}}}))
+    assert message("femnist", str(path)) == f"data-path = {str(path)!r}: {said}"
 
 
 def test_mnist_raw_files(tmp_path, images):

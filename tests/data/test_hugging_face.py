@@ -185,7 +185,7 @@ def test_what_load_dataset_reads(tmp_path):
         (
             {"a": [[1], [1, 2]], "label": [2, 0]},
             DataColumns(),
-            "column 'a' has type List; images, numbers, or lists",
+            "column 'a' has lists of 1 to 2 values; they must be equally long (a function that returns a torch",
         ),
         (
             {"a": [[1, 2], [3, 4]], "b": [1, 2], "label": [2, 0]},

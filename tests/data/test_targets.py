@@ -68,13 +68,12 @@ def test_tokens_of_a_large_vocabulary_are_labels_and_row_numbers_are_none(tmp_pa
 def test_classes_refuse_numbers_and_names_are_no_numbers(tmp_path):
     path = save(tmp_path / "a.npz", {"x_train": X, "y_train": np.array([0, 1.5, 1, 0])})
     expected = (
-        f"data-path = {path!r}: y_train has type float64; whole numbers or names are needed for classes"
+        f"data-path = {path!r}: y_train has type float64 with values that aren't whole; whole numbers or names are "
+        "needed for classes"
     )
     assert message("npz", path, targets="classes") == expected
     load_dataset("npz", path)  # what is in the cache as numbers is still refused as classes
-    assert "targets are numbers; whole numbers from 0, or names, are needed" in message(
-        "npz", path, targets="classes"
-    )
+    assert message("npz", path, targets="classes") == expected
     path = table(tmp_path / "a.csv", {"x": [1, 2], "label": ["b", "a"]})
     assert message("files", path, targets="numbers").endswith(
         "column 'label' has type string; numbers are needed"
@@ -82,6 +81,17 @@ def test_classes_refuse_numbers_and_names_are_no_numbers(tmp_path):
     assert message("shakespeare", str(play(tmp_path)), targets="numbers") == (
         "dataset = 'shakespeare': its targets are characters; the loss needs numbers"
     )
+
+
+@pytest.mark.parametrize("labels", [[0.0, 2.0, 1.0, 0.0], np.array([0, 2, 1, 0], np.longdouble)])
+def test_whole_numbers_of_any_type_are_classes_where_classes_are_needed(tmp_path, labels):
+    npz = save(tmp_path / "a.npz", {"x_train": X, "y_train": np.array(labels)})
+    csv = tmp_path / "a.csv"
+    csv.write_text("x,label\n1,0.0\n2,2.0\n3,1.0\n4,0.0\n")
+    for name, path in (("npz", npz), ("files", str(csv))):
+        data = load_dataset(name, path, targets="classes")
+        assert (data.y.tolist(), data.y.dtype, data.num_classes) == ([0, 2, 1, 0], np.int64, 3)
+        assert load_dataset(name, path).targets == "numbers"  # a loss of one's own gets them as they are
 
 
 def play(folder: Path) -> Path:
