@@ -247,7 +247,8 @@ def test_a_device_with_one_row_says_that_it_cannot_take_part(tmp_path):
     config = RunConfig.load(values)
     reply = handle(request(config, messages.DESCRIBE), device(tmp_path, str(path)))
     assert reply.error.reason == (
-        "test-on = 'own' and hold-out = 'last' need 2 rows of a client or more, one to train and one to test on; it has 1"
+        "test-on = 'own' and hold-out = 'last' need 2 rows of a client or more, one to train and one to test on; "
+        "it has 1"
     )
 
 
