@@ -3,6 +3,7 @@
 import pytest
 
 from fedapp.config import ConfigError
+from fedapp.config.options import SimulationConfig
 from studies.reproduce.plan import STORED, folder_of_plans, plan_names, read_plan
 
 
@@ -75,11 +76,14 @@ def test_data_path_goes_to_the_datasets_that_are_read_from_files(plan):
     assert [run.config.data_path for run in runs] == ["", "/data", "/data/theirs"]
 
 
+def test_runs_without_a_number_of_clients_have_that_of_a_single_run():
+    assert {run.num_clients for run in plan(base={}).runs()} == {SimulationConfig().num_supernodes}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"base": {"num-clients": 0}}, "num-clients = 0: must be a whole number >= 1"),
-        ({"base": {}}, "num-clients = 0: must be"),
         ({"grid": {"learning-rate": [1.0]}}, "unknown key 'learning-rate'"),
         ({"grid": {"lr": [-1.0]}}, "lr = -1.0: must be a number > 0"),
     ],
