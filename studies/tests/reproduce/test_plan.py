@@ -76,7 +76,7 @@ def test_data_path_goes_to_the_datasets_that_are_read_from_files(plan):
     assert [run.config.data_path for run in runs] == ["", "/data", "/data/theirs"]
 
 
-def test_runs_without_a_number_of_clients_have_that_of_a_single_run():
+def test_runs_without_a_number_of_clients_have_that_of_a_single_run(plan):
     assert {run.num_clients for run in plan(base={}).runs()} == {SimulationConfig().num_supernodes}
 
 
