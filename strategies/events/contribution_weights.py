@@ -81,6 +81,9 @@ class WeightHooks(Protocol):
     def identical_weight(self, num_clients: int) -> float:
         """Return d for ``identical``."""
 
+    def weights_over_time(self) -> Mapping[int, float] | None:
+        """Return what each client has moved the model so far, where a contribution does so again after it came."""
+
 
 class ContributionWeights:
     """Computes the clients' weights, again whenever p_i or an estimate of P_i has changed.
@@ -233,9 +236,12 @@ class ContributionWeights:
             )
             current.contribution_periods.update(self._by_index(periods))
         if current.weight and (self._hooks.discounts_staleness or not current.expected_share):
-            q = np.array(list(self.weights_so_far().values())) / np.array(
-                list(current.contribution_periods.values())
-            )
+            if (over_time := self._weights_over_time()) is not None:
+                q = np.array(list(over_time.values()))
+            else:
+                q = np.array(list(self.weights_so_far().values())) / np.array(
+                    list(current.contribution_periods.values())
+                )
             current.expected_share.update(self._by_index(q / (q.sum() or 1.0)))
         shares = current.expected_share
         if (left := self._safeguards.shrinkage(shares)) is None:
@@ -248,8 +254,15 @@ class ContributionWeights:
         weights_so_far, known = self.current.weight, self._task_table.members
         if not self._hooks.discounts_staleness:
             return weights_so_far
-        came = {i: known[i].weight / known[i].contributions for i in weights_so_far if known[i].contributions}
+        total = self._weights_over_time() or {i: known[i].weight for i in weights_so_far}
+        came = {i: total[i] / known[i].contributions for i in weights_so_far if known[i].contributions}
         return weights_so_far | came
+
+    def _weights_over_time(self) -> dict[int, float] | None:
+        """Return what the clients that count have moved the model, by index; None if the method doesn't say it."""
+        if not (given := self._hooks.weights_over_time()):
+            return None
+        return {index: given.get(index, 0.0) for index in self.current.weight}
 
     def observed_periods(self) -> Times:
         """Return P_i (n,) of the clients that count, observed since each joined."""
@@ -315,8 +328,9 @@ class ContributionWeights:
         }
         if self._summed:
             columns["expected-share"] = self.expected_share()
-            given = sum(member.weight for member in everybody) or 1.0
-            columns["observed-share"] = {i: member.weight / given for i, member in members.items()}
+            given = self._weights_over_time() or {i: member.weight for i, member in members.items()}
+            total = sum(given.values()) or 1.0
+            columns["observed-share"] = {i: weight / total for i, weight in given.items()}
         size = max(participation) + 1
         reported = {
             name: [float(values.get(index, 0.0)) for index in range(size)] for name, values in columns.items()

@@ -21,7 +21,7 @@ is counted twice.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -204,6 +204,14 @@ class AsynchronousStrategy(FederatedStrategy):
     def identical_weight(self, num_clients: int) -> float:
         """Return d for ``aggregation_weights = "identical"``."""
         return 1.0
+
+    def weights_over_time(self) -> Mapping[int, float] | None:
+        """Return Σ of the weights with which each client's updates moved the model so far, by client index.
+
+        A method whose server goes on using an update after the aggregation in which it came, for a time that isn't
+        known in advance, says here what that came to: the run's shares q_i are taken from it. None: from d_i and P_i.
+        """
+        return None
 
     def predict_num_aggregations(self, times: Times, seconds: float) -> int | None:
         """Return the number of aggregations in so many seconds, by the task times τ_i (C,).

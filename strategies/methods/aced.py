@@ -6,22 +6,29 @@ arrival
 
     h_i ← Δ_i,   W ← W + η_g Σ_A p_j h_j / Σ_A p_j,   A = {j: h_j arrived at most τ aggregations ago}
 
-In the paper A are the clients that began their present task at most τ aggregations ago (only its abstract could be
-read; this is the rule as we know it). That is the same where every client is sent a task as soon as it has answered;
-where ``concurrency`` keeps clients idle, here h_j ages from its arrival. τ = ∞ (``cache_age = 0``) is ACE, exactly.
-The first model is made when all clients have answered once.
+Of the paper only the abstract could be read; the rule is that of its authors' public code (AsyncFL, ``stalesgd.py``),
+where A are the clients that began their present task at most τ steps ago. That is the same where every client is sent
+a task as soon as it has answered; where ``concurrency`` keeps clients idle, here h_j ages from its arrival. The code
+differs in three things: it takes a step after every C arrivals, not at each; the mean over A has equal weights, as
+here with ``client_weights = "uniform"``; and it knows an empty A, which takes no step. At each arrival A has at least
+the client that has just arrived. τ = ∞ (``cache_age = 0``) is ACE, exactly. The first model is made when all clients
+have answered once.
 
-A client whose tasks last longer than τ aggregations counts for τ + 1 of them, and then not until its next answer. In
-total a contribution counts p_i min(P_i, τ + 1), with P_i the aggregations from one contribution of client i to the
-next. Slow clients then count less than p_i, in return for a model that no old update moves; the run reports the
-objective that it minimises. By default (``server_lr = 0``) η_g is 1/Σ p_i min(P_i, τ + 1), as ACE's.
+A client whose tasks last longer than τ aggregations counts for τ + 1 of them, and then not until its next answer; the
+others count more meanwhile. So client i has the share
+
+    q_i = mean over aggregations n of p_i 1{i ∈ A_n} / Σ_{j ∈ A_n} p_j
+
+of the objective that is minimised, which the run reports as it came about. Slow clients count less than p_i, and no
+old update moves the model. By default (``server_lr = 0``) η_g is 1/Σ p_i min(P_i, τ + 1), with P_i the aggregations
+from one contribution of client i to the next, as ACE's.
 
 A client receives the model and sends one back; the server keeps C vectors of float32, 4 C D bytes, and their sum
 (``bytes-kept``). Beyond 4 GiB they go to a temporary file.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,6 +42,8 @@ from strategies.methods.shared.arrivals import EveryArrival
 from strategies.methods.shared.last_arrivals import last_arrivals
 from strategies.methods.shared.latest_updates import NAME, LatestUpdates
 from strategies.updates.pipeline import Contribution
+
+GIVEN = "given"  # array by client index: what each client's updates have moved the model so far
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,7 @@ class ACED(EveryArrival):
         return self.config.cache_age > 0
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
-        """Return p_i min(P_i, τ + 1), what a contribution counts until it is too old."""
+        """Return p_i min(P_i, τ + 1), what a contribution counts until it is too old, before A is normalised."""
         weights, age = super().weigh(contributions), self.config.cache_age
         if not age:
             return weights
@@ -117,4 +126,16 @@ class ACED(EveryArrival):
             latest.put(index, np.zeros_like(total))
             arrived[index] = 0
         apart = sum(share for index, share in latest.client_weights.items() if not arrived[index])
+        given = np.zeros(len(arrived))
+        known = self.session.memory.get(GIVEN, given)
+        given[: len(known)] = known
+        indices = list(latest.client_weights)
+        counted = np.array(list(latest.client_weights.values())) * (arrived[indices] > 0)
+        given[indices] += counted / counted.sum()
+        self.session.memory[GIVEN] = given
         return latest.mean / (1 - apart) if apart else latest.mean
+
+    def weights_over_time(self) -> Mapping[int, float] | None:
+        """Return Σ_n p_i 1{i ∈ A_n} / Σ_{A_n} p_j so far, by client index; None before a step with τ."""
+        given = self.session.memory.get(GIVEN)
+        return None if given is None else dict(enumerate(given.tolist()))

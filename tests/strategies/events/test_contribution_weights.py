@@ -39,6 +39,7 @@ def weights(
         contribution_periods=lambda times: times,
         expected_periods=lambda times: times,
         identical_weight=lambda n: 1 / n,
+        weights_over_time=lambda: None,
     )
     return ContributionWeights(
         run,
@@ -138,3 +139,13 @@ def test_it_is_said_where_nobody_that_contributes_counts(contribution_periods, w
     assert [text.split(":")[0] for text in said] == [
         "Mine.periods gives 0 for each client that contributes"
     ] * warns
+
+
+def test_a_method_that_uses_updates_again_says_what_they_came_to():
+    part = weights("identical", discounts_staleness=True)
+    part._hooks.weights_over_time = lambda: {0: 6.0, 2: 2.0, 7: 5.0}  # client 7 has left
+    part._task_table.members[2].contributions = 4
+    assert part.expected_share() == {0: 0.75, 1: 0.0, 2: 0.25}
+    assert part.weights_so_far() == pytest.approx(
+        {0: 1 / 3, 1: 1 / 3, 2: 0.5}
+    )  # 2 / 4 for who has contributed

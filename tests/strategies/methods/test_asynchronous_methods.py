@@ -228,14 +228,42 @@ def test_aced_without_a_limit_is_ace_bit_for_bit(go):
     assert go("aced", 40, cache_age=4, **common).bits != one.bits
 
 
-def test_in_aced_a_client_that_takes_longer_than_the_limit_counts_for_a_part_of_its_time(go):
-    # F80: τ = (3, 7, 11, 15)/15 s, P = τ Σ 1/τ = (1.90, 4.44, 6.97, 9.51): d = p min(P, 4 + 1), q ∝ d / P.
-    last = go("aced", 200, cache_age=4, server_lr=0.01).seen[-1].clients
+def shares_in_aced(times: list[float], p: list[float], age: int, number: int) -> np.ndarray:
+    """Return the mean over ``number`` aggregations of p_i 1{i ∈ A_n} / Σ_{A_n} p_j, for back-to-back tasks."""
+    # Who has arrived before the first model waits for it; all begin their second task then.
+    first = max(times)
+    latest = dict.fromkeys(range(len(times)), 1)
+    due = [(first + time, i) for i, time in enumerate(times)]
+    shares = np.array(p)  # the first step is over all
+    for n in range(2, number + 1):
+        moment, i = min(due, key=lambda event: (round(event[0], 9), event[1]))
+        due[i] = (moment + times[i], i)
+        latest[i] = n
+        fresh = np.array([n - latest[j] <= age for j in range(len(times))])
+        shares = shares + fresh * p / np.sum(fresh * p)
+    return shares / number
+
+
+@pytest.mark.parametrize("age", [1, 4])
+def test_in_aced_a_client_that_takes_longer_than_the_limit_counts_for_a_part_of_its_time(go, age):
+    # F80: τ = (3, 7, 11, 15)/15 s. Without A's mean the shares would be ∝ p min(P, τ + 1) / P, P = τ Σ 1/τ.
+    last = go("aced", 200, cache_age=age, server_lr=0.01).seen[-1].clients
     periods = np.array([3, 7, 11, 15]) * (1 / 3 + 1 / 7 + 1 / 11 + 1 / 15)
-    assert last["weight"] == pytest.approx(P * np.minimum(periods, 5), rel=1e-9)
-    q = P * np.minimum(periods, 5) / periods
-    assert last["expected-share"] == pytest.approx(q / q.sum(), rel=1e-9)
-    assert last["observed-share"] == pytest.approx(q / q.sum(), abs=0.02)
+    shares = shares_in_aced([3 / 15, 7 / 15, 11 / 15, 1.0], list(P), age, 200)
+    assert last["expected-share"] == pytest.approx(shares, rel=1e-9)
+    assert last["observed-share"] == pytest.approx(shares, rel=1e-9)
+    assert last["weight"] == pytest.approx(200 * shares / last["participation"], rel=1e-9)
+    apart = P * np.minimum(periods, age + 1) / periods
+    assert np.abs(shares - apart / apart.sum()).sum() > 0.02
+
+
+def test_in_aced_the_shares_of_six_clients_are_those_of_a_simulation_in_float64(go, federation):
+    # F80, cache-age 1. p min(P, 2) / P, which leaves out that A's mean is taken, gives .182 .434 .162 .076 .115 .031.
+    sizes = [80, 342, 184, 113, 212, 69]
+    grid = federation([float(i) for i in range(6)], sizes)
+    last = go("aced", 600, grid=grid, min_clients=6, cache_age=1, server_lr=0.01).seen[-1].clients
+    expected = [0.245, 0.317, 0.171, 0.103, 0.111, 0.052]
+    assert last["expected-share"] == pytest.approx(expected, abs=0.004)
 
 
 def test_ca2fl_with_equal_clients_that_all_answer_is_fedavg(go):
