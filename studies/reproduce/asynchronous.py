@@ -140,7 +140,8 @@ def _comparison(
                 "seeds)"
             )
     remark = f"; γ = {tuned[problem][0]['lr']:g} is an end of those tried" if problem in at_end else ""
-    return judge(claim, in_all(facts), f"identical → time-based: {', '.join(evidence)}{remark}")
+    holds = None if problem in at_end else in_all(facts)
+    return judge(claim, holds, f"identical → time-based: {', '.join(evidence)}{remark}")
 
 
 def _optima_rows(results: Results) -> list[Row]:

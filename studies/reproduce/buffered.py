@@ -102,6 +102,10 @@ class _Found:
         tried = self.results.runs.where(seed=self.plan.setting("tuning-seed"), case=case).labels("lr")
         return self.rates[case] in (min(tried), max(tried))
 
+    def judge(self, claim: str, holds: bool | None, evidence: str, cases: list[str]) -> Verdict:
+        """Judge a claim: not decided if a case might have done better beyond the step sizes that were tried."""
+        return judge(claim, None if any(map(self.at_end, cases)) else holds, evidence)
+
 
 def _score(run: Run) -> float:
     """Return the mean test accuracy over a run's evaluations; −∞ if it isn't finite."""
@@ -208,14 +212,16 @@ def _shown(cells: dict[str, _Ratios]) -> str:
 def _cheaper(claim: str, cost: Cost, found: _Found) -> Verdict:
     """Judge whether FedBuff spends less than each other method, at each concurrency."""
     concurrency, others = (found.plan.threshold(claim, name) for name in ("concurrency", "methods"))
-    if missing := found.missing(_cases(concurrency, others)):
+    if missing := found.missing(cases := _cases(concurrency, others)):
         return not_run(claim, missing)
     cells = {
         f"{at}, {other}": _ratios(claim, at, cost, other, found) for at in concurrency for other in others
     }
     by_seed = [cell.values for cell in cells.values()]
     holds = decide(by_seed, lambda ratio: ratio > 1, lambda ratio: not ratio >= 1)
-    return judge(claim, holds, f"the other's over FedBuff's, by seed in brackets, {_shown(cells)}")
+    return found.judge(
+        claim, holds, f"the other's over FedBuff's, by seed in brackets, {_shown(cells)}", cases
+    )
 
 
 def _magnitude(found: _Found) -> Verdict:
@@ -223,14 +229,14 @@ def _magnitude(found: _Found) -> Verdict:
     claim = "fedbuff-1-magnitude"
     (at,), (other,) = (found.plan.threshold(claim, name) for name in ("concurrency", "methods"))
     low, high = found.plan.threshold(claim, "low"), found.plan.threshold(claim, "high")
-    if missing := found.missing(_cases([at], [other])):
+    if missing := found.missing(cases := _cases([at], [other])):
         return not_run(claim, missing)
     ratios = _ratios(claim, at, updates, other, found)
     if low <= geometric_mean(ratios.values) <= high:
         holds: bool | None = True
     else:
         holds = None if any(low <= ratio <= high for ratio in ratios.values) else False
-    return judge(claim, holds, _shown({f"{at}, {other}": ratios}))
+    return found.judge(claim, holds, _shown({f"{at}, {other}": ratios}), cases)
 
 
 def _grows(found: _Found) -> Verdict:
@@ -238,12 +244,12 @@ def _grows(found: _Found) -> Verdict:
     claim = "fedbuff-1-scales"
     few, many = found.plan.threshold(claim, "concurrency")
     (other,) = found.plan.threshold(claim, "methods")
-    if missing := found.missing(_cases([few, many], [other])):
+    if missing := found.missing(cases := _cases([few, many], [other])):
         return not_run(claim, missing)
     least, most = (_ratios(claim, at, updates, other, found) for at in (few, many))
     growth = [b / a for a, b in zip(least.values, most.values, strict=True)]
     holds = decide([growth], lambda ratio: ratio > 1, lambda ratio: ratio < 1)
-    return judge(claim, holds, _shown({few: least, many: most, "growth": _Ratios(growth)}))
+    return found.judge(claim, holds, _shown({few: least, many: most, "growth": _Ratios(growth)}), cases)
 
 
 COSTS: Mapping[str, Cost] = {"client updates": updates, "virtual time": seconds}

@@ -41,13 +41,15 @@ def buffers(results: Results, plan: Plan, folder: Path) -> Report:
         cases = [case for case in labels_along(plan.grid["case"]) if str(case).startswith(cell + SIZE)]
         own = judged.where(case=cases, staleness_discount=discount)
         of_size = {run.config.buffer_size: own.where(case=run["case"]) for run in own}
+        at_end = False
         for size, runs in of_size.items():
             rate = runs[0].config.lr
             edge = ", an end of those tried" if rate in (tried[0], tried[-1]) else ""
+            at_end |= bool(edge)
             name = f"{cell}, {discount}{SIZE}{size}, γ = {rate:g}{edge}: final accuracy"
             report.rows.append(Row(name, runs.values("accuracy")))
         missing = results.unready(plan, claim, case=cases, staleness_discount=discount)
-        report.verdicts.append(not_run(claim, missing) if missing else _of_size(claim, plan, of_size))
+        report.verdicts.append(not_run(claim, missing) if missing else _of_size(claim, plan, of_size, at_end))
     return report
 
 
@@ -78,11 +80,12 @@ def _of_auto(claim: str, plan: Plan, times: dict[str, list[float]]) -> Verdict:
     return judge(claim, holds, evidence)
 
 
-def _of_size(claim: str, plan: Plan, of_size: dict[int, Runs]) -> Verdict:
+def _of_size(claim: str, plan: Plan, of_size: dict[int, Runs], at_end: bool) -> Verdict:
     accuracies = {size: runs.values("accuracy") for size, runs in of_size.items()}
     size, most = plan.threshold(claim, "buffer"), plan.threshold(claim, "most")
     best = max(accuracies, key=lambda each: mean(accuracies[each]))
     points = [100 * (high - low) for high, low in zip(accuracies[best], accuracies[size], strict=True)]
     holds = True if mean(points) <= most else False if min(points) > most else None
     each = ", ".join(f"{point:.2f}" for point in points)
+    holds = None if at_end else holds
     return judge(claim, holds, f"m = {size} is {mean(points):.2f} points ({each}) below the best, m = {best}")

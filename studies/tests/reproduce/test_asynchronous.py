@@ -28,7 +28,8 @@ def figure_2_runs(time_based):
 
     runs = []
     for problem in PROBLEMS:
-        runs += [run(problem, 3, rate, "identical", 1 + 10 * rate) for rate in (0.01, 0.1)]
+        tried = {0.001: 2.0, 0.01: 1.1, 0.1: 2.0}
+        runs += [run(problem, 3, rate, "identical", loss) for rate, loss in tried.items()]
         for seed, loss in enumerate(time_based):
             levels = {"identical": 1.0, "time-based": loss}
             runs += [run(problem, seed, 0.01, scheme, level) for scheme, level in levels.items()]
@@ -57,18 +58,24 @@ def test_figure_2_judges_each_problem_over_seeds(tmp_path, time_based, expected)
     assert outcome(report, "002-1-mnist") == outcome(report, "002-1-mnist-shard") == expected
     if expected == "not decided":
         assert "federated loss 1.0000 → 0.9500 (lower in 1 of 2 seeds)" in evidence(report, "002-1-mnist")
-    assert evidence(report, "002-1-mnist").endswith("; γ = 0.01 is an end of those tried")
     assert report.rows[0].ours == [1.0, 1.0]  # the seeds that are judged
     assert "| MNIST | 0.01 | 1.1000 | 1 |\n| MNIST | 0.1 | 2.0000 | 1 |" in report.extra[0]
     assert outcome(report, "002-2-suboptimum") == "not run"
     check_figures(report.figures)
 
 
+def test_a_step_size_at_the_end_of_those_tried_decides_nothing(tmp_path):
+    runs = [run for run in figure_2_runs([0.8, 0.9]) if run["lr"] != 0.001]
+    report = asynchronous.figure_2(results_of(runs), FIGURE_2, tmp_path)
+    assert outcome(report, "002-1-mnist") == "not decided"
+    assert evidence(report, "002-1-mnist").endswith("; γ = 0.01 is an end of those tried")
+
+
 def test_a_problem_with_runs_missing_is_not_judged(tmp_path):
     runs = figure_2_runs([0.8, 0.9])
     report = asynchronous.figure_2(results_of(runs[1:], lack=runs[:1]), FIGURE_2, tmp_path)
     assert outcome(report, "002-1-mnist") == "not run"
-    assert evidence(report, "002-1-mnist") == "1 of 6 runs aren't there"
+    assert evidence(report, "002-1-mnist") == "1 of 7 runs aren't there"
     assert outcome(report, "002-1-mnist-shard") == "holds"
 
 
@@ -223,7 +230,7 @@ def test_a_suboptimum_is_a_share_of_the_optimum():
 
 
 def test_a_rate_between_those_tried_is_at_no_end():
-    runs = Runs(figure_2_runs([0.8, 0.9]))
+    runs = Runs(run for run in figure_2_runs([0.8, 0.9]) if run["lr"] != 0.001)
     tuned = {problem: runs.where(problem=problem, seed=[0, 1]) for problem in PROBLEMS}
     labels = {"problem": "MNIST", "seed": 3, "lr": 0.001, "aggregation-weights": "identical"}
     lower = make_run(labels, {"federated-loss": [3.0, 1.5]}, lr=0.001, seed=3)

@@ -302,6 +302,7 @@ def test_fedbuff_as_published(tmp_path: Path) -> None:
     two = [run for run in fedbuff_runs(ahead) if run.config.lr <= 0.3 or not run["case"].endswith("FedAvg")]
     report = buffered.speed_up(results_of(two), FEDBUFF, tmp_path)
     assert evidence(report, "fedbuff-1-magnitude").endswith(" [γ = 0.3, an end of those tried]")
+    assert {verdict.outcome for verdict in report.verdicts} == {"not decided"}
 
 
 @pytest.mark.parametrize(

@@ -75,3 +75,12 @@ def test_a_step_size_at_the_end_of_those_tried_is_marked(tmp_path):
         f"{CELL}, constant, m = 2, γ = 0.1: final accuracy",
         f"{CELL}, constant, m = 5, γ = 0.3, an end of those tried: final accuracy",
     ]
+
+
+def test_a_claim_in_which_a_step_size_is_at_the_end_is_not_decided(tmp_path):
+    judged = [
+        run_with(size, seed, 0.9, 0.3 if size == 5 else 0.1) for size in (1, 2, 5, 10) for seed in (1, 2, 3)
+    ]
+    tried = [run_with(size, 0, 0.95, lr) for size in (1, 2, 5, 10) for lr in (0.03, 0.1, 0.3)]
+    report = waits.buffers(results_of([*tried, *judged]), FEDBUFF, tmp_path)
+    assert outcome(report, "buffer-size-10-unlike-undiscounted") == "not decided"
