@@ -39,6 +39,7 @@ def test_the_run_directory_is_complete_and_true(base):
         "partition.npz",
         "curves.png",
         "partition.png",
+        "preparation.json",
         "log.txt",
         "clients.parquet",
         "tasks.parquet",

@@ -129,6 +129,22 @@ def test_the_seed_alone_decides_and_global_randomness_is_left_alone(model, name)
         assert not equal(first, build(model, DATA[name], seed=6))
 
 
+def test_a_module_that_draws_when_it_is_imported_changes_no_parameters(tmp_path, monkeypatch):
+    lines = [
+        "import torch",
+        "torch.rand(5)",
+        "def net(num_classes):",
+        "    return torch.nn.Linear(4, num_classes)",
+    ]
+    (tmp_path / "draws_on_import.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    made = [
+        build_model("draws_on_import:net", kind="vector", input_shape=(4,), num_classes=2, seed=3)
+        for _ in range(2)
+    ]
+    assert torch.equal(made[0].weight, made[1].weight)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(("model", "name"), [(model, names[0]) for model, names in FITS.items()])
 def test_zeros_are_zeros(model, name):
     assert all(not parameter.any() for parameter in build(model, DATA[name], "zeros").parameters())
