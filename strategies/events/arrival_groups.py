@@ -94,10 +94,14 @@ class ArrivalGroups:
         self._leave(client)
         return False
 
-    def due(self, now: float) -> int | None:
-        """Return a group that is to be aggregated: one that is complete, or whose T_latest has come; None: none."""
+    def due(self, now: float, *, all_came: bool = True) -> int | None:
+        """Return a group that is to be aggregated: one that is complete, or whose T_latest has come; None: none.
+
+        ``all_came``: whether all work that arrives at this instant is known; if not, a T_latest of now hasn't come.
+        """
+        over = now if all_came else now - 2 * RESOLUTION
         for number, group in self.groups.items():
-            if group.come and (not group.clients or now >= group.latest - RESOLUTION):
+            if group.come and (not group.clients or over >= group.latest - RESOLUTION):
                 return number
         return None
 

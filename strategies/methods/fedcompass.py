@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
+from strategies.clock import RESOLUTION
 from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.arrival_groups import ArrivalGroups
@@ -127,11 +128,17 @@ class FedCompass(AsynchronousStrategy):
 
     def ready(self, arrived: int) -> bool:
         """Return True if the newest contribution has no group, or a group is to be aggregated."""
-        return self._alone or self.groups.due(self.session.scheduler.now()) is not None
+        return self._alone or self._due() is not None
+
+    def _due(self) -> int | None:
+        """Return the group that is to be aggregated: at T_latest after all replies of that instant; None: none."""
+        now = self.session.scheduler.now()
+        all_came = self.session.task_table.queue.next_due() > now + RESOLUTION
+        return self.groups.due(now, all_came=all_came)
 
     def take_from_buffer(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
         """Return the contributions of the group, and those that were too late; or the newest one alone."""
-        group = None if self._alone else self.groups.due(self.session.scheduler.now())
+        group = None if self._alone else self._due()
         self._alone = False
         if group is None:
             return waiting[-1:]

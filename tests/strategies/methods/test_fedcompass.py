@@ -218,6 +218,26 @@ def test_a_schedule_of_ten_clients_by_hand(go, federation, tmp_path):
     assert contributions[1:] == [*[1] * 5, 5, *[1] * 3, 8, 8, 8, 1, 1, 10, 9, 10, 9]
 
 
+def test_without_slack_all_who_come_at_the_latest_time_are_taken(federation):
+    # Ten steps take .5 s and 1 s. At .5 s client 0 is aggregated alone, and founds a group with T_expected = T_latest
+    # = 1; at 1 s it founds another, for 1.5, and client 1, alone until then, joins with 5 steps. From then on both
+    # come at the same instant, the latest one.
+    contributions, grid = [], federation([1.0, 2.0], [1, 1])
+    strategy = FedCompass(
+        observer=lambda progress: contributions.append(progress.metrics.get("contributions")),
+        fraction_evaluate=0.0,
+        eval_every=1,
+        time_scenario="F50",
+        min_local_steps=1,
+        max_local_steps=10,
+        group_slack=1.0,
+    )
+    start = ArrayRecord({"w": Array(np.zeros(1, np.float32))})
+    strategy.start(grid, start, num_rounds=14, timeout=5.0, train_config=ConfigRecord({"lr": 0.01}))
+    assert contributions[1:] == [1, 1, 1, *[2] * 11]
+    assert sent_steps(grid) == [(0, 10), (1, 10), (0, 10), *[(0, 10), (1, 5)] * 11]
+
+
 # ---- Exact limits --------------------------------------------------------------------------------------------------
 
 
