@@ -30,8 +30,8 @@ def counts_of(
     """Simulate the schedule of clients that come and go; return the counts (C,) and the number of aggregations.
 
     The number of aggregations is below ``num_aggregations`` if contributions stop.
-    ``outlook(i, k, t)`` is the end and the outcome of task k of client i that begins at t, and ``comes(i, t)`` the
-    first time from t on at which client i is available.
+    ``predict(i, k, t)`` is the end and the outcome of task k of client i that begins at t, and
+    ``next_available(i, t)`` the first time from t on at which client i is available.
     """
     queue, tasks = EventQueue(), np.zeros(num_clients, dtype=np.int64)
     counts = np.zeros(num_clients, dtype=np.int64)
