@@ -75,6 +75,8 @@ class Claim(Strict):
         ``memory``: the source wasn't at hand to be read.
     scale : Scale, optional
         Given where runs may be too short to decide the claim.
+    here : str
+        Where what was judged is less, or other, than what the source speaks of: stands beside the verdict.
     """
 
     text: str
@@ -82,6 +84,7 @@ class Claim(Strict):
     thresholds: dict[str, Any] = Field(default_factory=dict)
     basis: Literal["source", "reading", "memory"] = "source"
     scale: Scale | None = None
+    here: str = ""
 
     @model_validator(mode="after")
     def _rule_can_be_filled_in(self) -> "Claim":

@@ -162,7 +162,15 @@ def _verdicts(report: Report, plan: Plan) -> list[Verdict]:
             each if each.outcome == "not run" else Verdict(each.claim, "quick: no verdict", each.evidence)
             for each in every
         ]
-    return [_at_scale(each, plan.too_short(each.claim)) for each in every]
+    return [_with_scope(_at_scale(each, plan.too_short(each.claim)), plan) for each in every]
+
+
+def _with_scope(verdict: Verdict, plan: Plan) -> Verdict:
+    """Put where a claim was judged before the evidence."""
+    here = plan.claims[verdict.claim].here
+    if not here or verdict.outcome == "not run":
+        return verdict
+    return Verdict(verdict.claim, verdict.outcome, f"{here}: {verdict.evidence}")
 
 
 def _at_scale(verdict: Verdict, too_short: str) -> Verdict:

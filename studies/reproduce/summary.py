@@ -64,6 +64,7 @@ def _of_paper(prefix: str) -> str:
         verdicts = {row["claim"]: row["verdict"] for row in _rows(path)}
         for claim, registered in claims.items():
             shown = f"[{verdicts.get(claim, 'not run')}](../studies/experiments/results/{name}/report.md)"
+            shown += f", {cell(registered.here)}" if registered.here else ""
             of_basis = rows[registered.basis]
             if not of_basis or of_basis[-1][0] != shown:
                 of_basis.append((shown, []))
