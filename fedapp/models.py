@@ -91,7 +91,8 @@ def build_model(
     """
     check_model(name, kind=kind, input_shape=input_shape, num_classes=num_classes)
     if name not in MODELS:
-        imported("model", name)  # a module that draws when it is first imported does so before the seed is set
+        # A module that draws when it is first imported does so before the seed is set.
+        imported("model", name)
     with torch.random.fork_rng(devices=[]):
         # PyTorch's layers draw from its global stream and no other.
         torch.manual_seed(streams.whole_number(seed, "initial-model"))  # noqa: TID251
