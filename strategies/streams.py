@@ -10,6 +10,7 @@ The name is written out (``7/participants/3``), which no other seed, purpose or 
 
 import hashlib
 import operator
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, SupportsIndex
@@ -17,6 +18,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 _PURPOSE = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -59,8 +61,68 @@ def whole_number(seed: SupportsIndex, purpose: str, *ids: SupportsIndex) -> int:
 
 
 def unpredictable() -> np.random.Generator:
-    """Return a stream that nobody can repeat, from the operating system: for noise that protects data."""
-    return np.random.Generator(np.random.PCG64())
+    """Return a stream that nobody can repeat or predict: for noise that protects data."""
+    return _Unpredictable()
+
+
+class _Unpredictable(np.random.Generator):
+    """Draws from the stream cipher ChaCha20 (RFC 8439) with a key of the operating system.
+
+    NumPy's own generators aren't cryptographic: a few of their numbers tell all others. The project's draws are made
+    here of the cipher's bytes; any other draw is refused.
+    """
+
+    def __init__(self) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+        super().__init__(np.random.PCG64(0))  # never drawn from
+        self._encrypt = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), None).encryptor().update
+
+    def __repr__(self) -> str:
+        return "an unpredictable stream"
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in vars(_Unpredictable):
+            raise NotImplementedError(f"an unpredictable stream has no draw {name!r}")
+        return super().__getattribute__(name)
+
+    def random(self, size: Any = None) -> Any:  # type: ignore[override]
+        """Return multiples of 2⁻⁵³ in [0, 1)."""
+        return _shaped((self._words(_number(size)) >> np.uint64(11)) * 2.0**-53, size)
+
+    def normal(self, loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:  # type: ignore[override]
+        """Return draws of N(loc, scale²): a random sign times a quantile of the lower half."""
+        words = self._words(_number(size))
+        half = ((words >> np.uint64(11)) + 0.5) * 2.0**-54  # in (0, ½]
+        signs = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
+        return _shaped(loc + scale * signs * ndtri(half), size)
+
+    def integers(self, low: int, high: int | None = None, size: Any = None) -> Any:  # type: ignore[override]
+        """Return whole numbers in [low, high), or [0, low), each as likely; there are 2⁶³ at most to choose from."""
+        low, high = (0, low) if high is None else (low, high)
+        unused = np.uint64(64 - max(int(high) - int(low) - 1, 1).bit_length())
+        found = self._words(_number(size)) >> unused
+        while len(again := np.flatnonzero(found >= np.uint64(high - low))):  # which would favour some numbers
+            found[again] = self._words(len(again)) >> unused
+        return _shaped(found.astype(np.int64) + low, size)
+
+    def permutation(self, number: int) -> Any:  # type: ignore[override]
+        """Return the numbers 0 to ``number`` − 1 in a random order."""
+        keys = self._words(number)
+        while len(np.unique(keys)) < number:
+            keys = self._words(number)
+        return np.argsort(keys)
+
+    def _words(self, number: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self._encrypt(bytes(8 * number)), np.uint64).copy()
+
+
+def _number(size: Any) -> int:
+    return 1 if size is None else int(np.prod(size))
+
+
+def _shaped(drawn: NDArray[Any], size: Any) -> Any:
+    return drawn[0] if size is None else drawn.reshape(size)
 
 
 def _name(seed: SupportsIndex, purpose: str) -> str:

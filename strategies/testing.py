@@ -20,6 +20,7 @@ from strategies.flower import messages
 from strategies.flower.internals import RUN_ID, be_the_server, copy_of, give_id, unavailable_reply
 from strategies.flower.local_grid import LocalGrid
 from strategies.flower.messages import answer_to
+from strategies.flower.simulated import SimulatedContext
 
 
 @dataclass
@@ -98,7 +99,7 @@ class MemoryGrid(LocalGrid):
 
     def add(self, node_id: int, node_config: Mapping[str, Any]) -> Node:
         """Connect one more node."""
-        self.nodes[node_id] = Node(Context(RUN_ID, node_id, dict(node_config), RecordDict(), {}))
+        self.nodes[node_id] = Node(SimulatedContext(RUN_ID, node_id, dict(node_config), RecordDict(), {}))
         return self.nodes[node_id]
 
     def node(self, partition: int) -> Node:

@@ -23,7 +23,7 @@ from fedapp.client.personal import (
     personal_task,
     shared_arrays_task,
 )
-from fedapp.client.privacy import is_simulated
+from fedapp.client.privacy import noise_from_seed
 from fedapp.client.request import (
     device_of,
     integer,
@@ -49,6 +49,7 @@ from fedapp.training.precision import say_slow
 from fedapp.training.trainer import train_one
 from strategies import streams
 from strategies.flower import messages
+from strategies.flower.simulated import is_simulated
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -115,12 +116,12 @@ def graph_direction(message: Message, context: Context) -> Message:
         client = integer(record, messages.CLIENT)
         rng = (
             streams.generator(config.seed, "message-noise", client)  # the name is in the numbers, and stays
-            if is_simulated(context)
+            if noise_from_seed(record, context)
             else streams.unpredictable()
         )
         direction = private_direction(direction, config.message_epsilon, config.message_delta, 1.0, rng)
     arrays = ArrayRecord({messages.DIRECTION: Array(direction)})
-    if config.message_epsilon and not is_simulated(context):
+    if config.message_epsilon and not noise_from_seed(record, context):
         context.state[messages.DIRECTION] = arrays
     return Message(RecordDict({messages.DIRECTION: arrays}), reply_to=message)
 

@@ -34,10 +34,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
 from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, clip_update
+from strategies.flower.simulated import is_simulated
 from strategies.updates.buffers import UNTRAINED, untrained_names, untrained_positions
 
 # Error code of a reply in place of an update that can't be clipped (Flower's own codes are below 100).
 NO_UPDATE = 101
+
+# The value of dp-noise with which noise comes from the operating system, also in a simulation.
+SYSTEM = "system"
 
 
 def privately(
@@ -66,7 +70,7 @@ def privately(
         ids = [int(record[key]) for key in (messages.CLIENT, messages.TASK)]  # type: ignore[arg-type]
         rng = (
             streams.generator(int(record["seed"]), "local-noise", *ids)  # type: ignore[arg-type]
-            if is_simulated(context)
+            if noise_from_seed(record, context)
             else streams.unpredictable()
         )
         drawn = rng.normal(0.0, 2 * noise * norm, len(model))
@@ -78,6 +82,6 @@ def privately(
     return reply
 
 
-def is_simulated(context: Context) -> bool:
-    """Tell a simulated client, whose noise comes from the seed, from a node with data of its own."""
-    return "data-path" not in context.node_config
+def noise_from_seed(record: ConfigRecord, context: Context) -> bool:
+    """Tell whether a client's noise comes from the run's seed: in a simulation, unless ``dp-noise`` is system."""
+    return record.get("dp-noise") != SYSTEM and is_simulated(context)

@@ -4,7 +4,6 @@ A client's rows are its share of a dataset that all know, or everything in a fil
 """
 
 import functools
-import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from fedapp.data.dataset import Targets
 from fedapp.data.partition import OWN, own_split
 from fedapp.training.gpu import gpu
 from strategies.flower import messages
+from strategies.flower.simulated import in_ray_actor
 
 
 def device_of(config: RunConfig) -> torch.device:
@@ -33,12 +33,9 @@ def device_of(config: RunConfig) -> torch.device:
 @functools.cache
 def _limit_gpu_share() -> None:
     """Keep to the fraction of the GPU's memory that Ray gave this worker."""
-    if "ray" in sys.modules:
+    if in_ray_actor():
         import ray
 
-        # Clients on Ray are actors; asked in another process, Ray starts a cluster, and says no.
-        if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
-            return
         share = ray.get_runtime_context().get_assigned_resources().get("GPU", 0)
         if 0 < share < 1:
             torch.cuda.set_per_process_memory_fraction(share)

@@ -276,6 +276,17 @@ class StrategyKeys(Keys):
 class ProtectionKeys(Keys):
     """Bounds, robust rules and differential privacy."""
 
+    dp_noise: Annotated[
+        Literal["auto", "seed", "system"],
+        key(
+            "where the noise comes from: the run's seed, which only a simulation may take, or the operating system; "
+            "auto: system on devices, else seed",
+            if_(
+                "dp = central or local, or message-epsilon > 0",
+                lambda setting: setting.config.dp != "none" or setting.config.message_epsilon > 0,
+            ),
+        ),
+    ]
     dp_delta: Annotated[Inside, key("δ of dp-epsilon, the ε spent so far", PRIVATE)]
     dp_target_epsilon: Annotated[
         ZeroOrModerate,

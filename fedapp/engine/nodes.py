@@ -11,6 +11,7 @@ from fedapp.client.handlers import USER_ERRORS, description
 from fedapp.client.request import config_of, device_of, expected_data, use_threads
 from strategies.flower.grids import Description
 from strategies.flower.internals import RUN_ID
+from strategies.flower.simulated import SimulatedContext
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
 
@@ -51,7 +52,7 @@ class Nodes(MutableMapping[int, Context]):
             if not 1 <= node_id <= self.number:
                 raise KeyError(node_id)
             config = self._config_of(node_id)
-            context = Context(RUN_ID, node_id, config, RecordDict(), run_config={})
+            context = SimulatedContext(RUN_ID, node_id, config, RecordDict(), run_config={})
             self.known[node_id] = context
         return context
 

@@ -49,10 +49,10 @@ from fedapp.server.personal import check_layers, say_pooled
 from fedapp.server.privacy import (
     check_account,
     say_standardized,
-    say_what_is_repeated,
     say_what_stays,
     with_local_norm,
     with_noise,
+    with_noise_source,
 )
 from fedapp.server.trackers import check_tracker
 from fedapp.training import work as local_work
@@ -139,7 +139,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 
 def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Experiment:
-    config = _with_clock(config, on_devices=on_devices)
+    config = with_noise_source(_with_clock(config, on_devices=on_devices), on_devices=on_devices)
     config = config.model_copy(update={"metrics": with_directions(config.metrics)})
     given = config
     try:
@@ -285,7 +285,6 @@ def _say(
     """Log what a user may not expect of the run's privacy, precision and data."""
     if config.dp != "none":
         say_what_stays(config, [name for name in names_of(model).fixed if name in travelling])
-        say_what_is_repeated(config)
     if config.precision != "fp32":
         log.info(
             "precision = %r: clients train by automatic differentiation, one at a time in a process, with products "

@@ -23,7 +23,7 @@ from fedapp.own import PARTS, sources_of
 from fedapp.report.client_tables import WALL, ClientsFile, TasksFile, last_away, write_away
 from fedapp.report.files import RUNNING, is_of_model, read_metrics, rows_of, this_process
 from fedapp.server.experiment import Experiment
-from fedapp.server.privacy import neighbours
+from fedapp.server.privacy import SYSTEM, neighbours
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import LAST_MODEL, MODEL, RunDirectory
 from fedapp.training.state import completed, names_of
@@ -369,7 +369,11 @@ class Summary(Observer):
             "unread-keys": self.unread,
             **({"unstable": warning} if (warning := self.unstable()) else {}),
             "wall-seconds": self.watch.now(),
-            **({"dp-neighbours": neighbours(config)} if "dp-epsilon" in self._last else {}),
+            **(
+                {"dp-neighbours": neighbours(config), "dp-noise-from-seed": config.dp_noise != SYSTEM}
+                if "dp-epsilon" in self._last
+                else {}
+            ),
             **(
                 {}
                 if status == RUNNING

@@ -2,12 +2,16 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from fedapp.config import ConfigError, RunConfig, strategy_class
 from fedapp.config.conflicts import LEAST_NOISE
 from fedapp.server.record import Entry, Observer
+from fedapp.server.releases import Releases
 from fedapp.server.sampled_gaussian import EVERYBODY, Sampling, is_installed, sampled_epsilon
 from strategies import AsynchronousStrategy, FederatedStrategy, SynchronousStrategy
 from strategies.core.conflicts import IN_ORDER
@@ -18,6 +22,8 @@ from strategies.timing.availability import ALWAYS
 MOST_NOISE = 1e6
 # Where a run has no end beforehand, no client of it sends more often.
 MOST_RELEASES = 2**40
+# Where noise comes from: the run's seed, or the operating system.
+SEED, SYSTEM = "seed", "system"
 # S where clients add the noise, and no norm is given.
 LOCAL_NORM = 1.0
 # How exactly the noise for a target is solved for, relative to it.
@@ -35,16 +41,71 @@ class PrivacyAccount(Observer):
     ``message-delta``) more. The two kinds are added up, ε and δ.
     """
 
-    def __init__(self, config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> None:
+    def __init__(
+        self, config: RunConfig, strategy: FederatedStrategy, num_clients: int, releases: Releases
+    ) -> None:
         self.config = config
         self.strategy = strategy
         self.sampling = sampling_of(config, strategy, num_clients)
+        self._by_client = _protects_from_server(strategy) and self.sampling == EVERYBODY
         self._most = lru_cache(self._most_with)
+        self._releases = releases
+        self._restored = False
+        # Without rounds: tasks that were sent twice, by client, and resumptions by which one more of each may count.
+        self._repeated: Counter[int] = Counter()
+        self._under_way = 0
+        if config.dp_noise == SYSTEM:
+            strategy.run_options.before_release = releases.note
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Count what was sent after the checkpoint, and is sent again, with other noise."""
+        self.sampling = replace(
+            self.sampling, repeats=tuple((int(first), int(n)) for first, n in state.get("dp-repeats", ()))
+        )
+        self._repeated = Counter({int(index): int(n) for index, n in state.get("dp-repeated-tasks", ())})
+        self._under_way, self._restored = state.get("dp-under-way", 0), True
+        if "dp-releases-size" in state:
+            self._count_repeated(state["dp-releases-size"], state["last"].get("aggregation", 0))
+
+    def begin(self) -> None:
+        """Count what was sent before a run starts over, if it had no checkpoint."""
+        if not self._restored:
+            self._count_repeated(0, 0)
+
+    def state(self) -> dict[str, Any]:
+        """Return the size of the file of releases, and what was repeated so far."""
+        return {
+            "dp-releases-size": self._releases.size(),
+            "dp-repeats": self.sampling.repeats,
+            "dp-repeated-tasks": list(self._repeated.items()),
+            "dp-under-way": self._under_way,
+        }
+
+    def _count_repeated(self, size: int, aggregations: int) -> None:
+        if not (lines := self._releases.since(size)):
+            return
+        if self.strategy.has_rounds:
+            number = len(lines)
+            self.sampling = replace(self.sampling, repeats=(*self.sampling.repeats, (aggregations, number)))
+        else:
+            sent = Counter(index for line in lines for index in line)
+            number = max(sent.values(), default=0)
+            self._repeated += sent
+            self._under_way += (
+                self.config.dp == "central"
+            )  # a task that was under way may be in a model since
+        log.warning(
+            "dp = %r: %d %s after the checkpoint that this run goes on from were sent already, and are sent again "
+            "with new noise: dp-epsilon counts both",
+            self.config.dp,
+            number,
+            "rounds" if self.strategy.has_rounds else "tasks of a client",
+        )
 
     def releases(self) -> int:
         """Return the number of releases so far of the client that has sent most."""
         strategy, done = self.strategy, self.strategy.session.aggregations
-        if _protects_from_server(strategy) and self.sampling == EVERYBODY:
+        if self._by_client:
             # Also of sums that didn't count: the server could open them.
             return max(
                 (max(each.opened, each.accepted) for _, each in strategy.session.client_stats.items()),
@@ -52,12 +113,10 @@ class PrivacyAccount(Observer):
             )
         if not isinstance(strategy, AsynchronousStrategy) or not done:
             return done
-        central = self.config.dp == "central"
-        return (
-            strategy.session.task_table.max_contributions_per_client
-            if central
-            else max(1, strategy.session.task_table.max_tasks_per_client)
-        )
+        table, repeated = strategy.session.task_table, self._repeated
+        if self.config.dp == "central":
+            return table.max_contributions_per_client(repeated) + self._under_way
+        return max(1, table.max_tasks_per_client(repeated))
 
     def measure(self, entry: Entry) -> None:
         """Add ``dp-epsilon`` at ``dp-delta``, or, with directions, at the ``dp-delta`` that is added, too."""
@@ -71,7 +130,7 @@ class PrivacyAccount(Observer):
             entry.metrics["dp-epsilon"] = spent + directions * config.message_epsilon
 
     def watching(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
-        """Return ``stopped``, which is also True where one more release would pass ``dp-max-epsilon``."""
+        """Return ``should_stop``, which is also True where one more release would pass ``limit``."""
         return lambda: should_stop() or self._reached_contribution_limit()
 
     @property
@@ -84,15 +143,23 @@ class PrivacyAccount(Observer):
             return (
                 f"dp-max-contributions = {config.dp_max_contributions}: every client has contributed as often"
             )
-        if not config.dp_max_epsilon or not self._reached_contribution_limit():
+        if not self.limit or not self._reached_contribution_limit():
             return ""
         unit = "round" if strategy.has_rounds else "task of a client"
-        return f"dp-max-epsilon = {config.dp_max_epsilon:g}: one more {unit} would pass it"
+        key = "dp-max-epsilon" if config.dp_max_epsilon == self.limit else "dp-target-epsilon"
+        return f"{key} = {getattr(config, key.replace('-', '_')):g}: one more {unit} would pass it"
+
+    @property
+    def limit(self) -> float:
+        """The ε that ends the run: ``dp-max-epsilon``, and the target where releases are repeated; 0: none."""
+        config, repeats = self.config, self.sampling.repeats or self._repeated or self._under_way
+        target = config.dp_target_epsilon * (1 + SOLVED) if repeats else 0.0
+        return min(filter(None, (config.dp_max_epsilon, target)), default=0.0)
 
     def _reached_contribution_limit(self) -> bool:
         strategy = self.strategy
         if isinstance(strategy, AsynchronousStrategy) and self.config.dp == "local":
-            done = strategy.session.task_table.max_tasks_per_client
+            done = strategy.session.task_table.max_tasks_per_client(self._repeated)
         else:
             done = self.releases()
         return done >= self._most(self._directions())
@@ -102,7 +169,9 @@ class PrivacyAccount(Observer):
 
     def _most_with(self, directions: int) -> int:
         """Return how many releases ``dp-max-epsilon`` allows beside so many directions."""
-        left = self.config.dp_max_epsilon - directions * self.config.message_epsilon
+        if not self.limit:
+            return MOST_RELEASES
+        left = self.limit - directions * self.config.message_epsilon
         known = self.config.num_server_rounds if self.strategy.has_rounds else 0
         return most_releases(self.config, left, self.sampling, known)
 
@@ -301,12 +370,26 @@ def say_what_stays(config: RunConfig, names: Sequence[str]) -> None:
         )
 
 
-def say_what_is_repeated(config: RunConfig) -> None:
-    """Warn that a resumed run in real time repeats aggregations since the checkpoint, which its ε doesn't count."""
-    if config.resume and config.clock == "wall":
-        log.warning(
-            "dp = %r: what was sent after the checkpoint that this run goes on from isn't in dp-epsilon; it is "
-            "done again, with new noise: as many aggregations as checkpoint-every was, at most, and tasks handed out "
-            "since",
-            config.dp,
+def with_noise_source(config: RunConfig, *, on_devices: bool) -> RunConfig:
+    """Return a config that says where noise comes from: on devices from the system, else by default from the seed.
+
+    Raises
+    ------
+    ConfigError
+        If it is to come from the seed on devices.
+    """
+    if config.dp_noise == SEED and on_devices:
+        raise ConfigError(
+            "dp-noise = 'seed': whoever has the run's config could subtract the devices' noise; allowed on devices "
+            "are auto, system"
         )
+    if config.dp == "none" and not config.message_epsilon:
+        return config
+    source = config.dp_noise if config.dp_noise != "auto" else SYSTEM if on_devices else SEED
+    if source == SEED:
+        log.warning(
+            "dp-noise = seed: the noise of this simulation follows from seed = %d, so that whoever has config.toml "
+            "can subtract it; with dp-noise = system nobody can, and dp-epsilon holds",
+            config.seed,
+        )
+    return config.model_copy(update={"dp_noise": source})

@@ -26,9 +26,10 @@ from fedapp.server.failure import RoundsWithoutReply, judge
 from fedapp.server.journal import Journal, KeptModel, Summary, Totals
 from fedapp.server.own_layers import OwnLayers
 from fedapp.server.personal import check_engine, evaluates_on_clients
-from fedapp.server.privacy import PrivacyAccount
+from fedapp.server.privacy import SYSTEM, PrivacyAccount
 from fedapp.server.progress import Display, Heartbeat, HowFar, Sparingly
 from fedapp.server.record import Observer, Record, Saving
+from fedapp.server.releases import Releases
 from fedapp.server.run_directory import RunDirectory
 from fedapp.server.run_folder import goes_on_from
 from fedapp.server.standardize import standardized
@@ -107,7 +108,7 @@ def _run(
     # Clients in this process always answer, however long that takes.
     timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
-    strategy.run_options.deterministic_noise = engine != DEPLOYMENT
+    strategy.run_options.deterministic_noise = engine != DEPLOYMENT and config.dp_noise != SYSTEM
     if engine != DEPLOYMENT:
         strategy.run_options.client_names = dict(enumerate(experiment.client_names))
     asks_clients = config.client_evaluation
@@ -279,8 +280,10 @@ def _record(
     heartbeat = _heartbeat(config, strategy, sparingly)
     if not display.live:
         strategy.run_options.should_stop = heartbeat.watching(strategy.run_options.should_stop)
-    account = None if config.dp == "none" else PrivacyAccount(config, strategy, experiment.num_clients)
-    if account is not None and config.dp_max_epsilon:
+    account = None
+    if config.dp != "none":
+        account = PrivacyAccount(config, strategy, experiment.num_clients, Releases(directory.path))
+    if account is not None and (config.dp_max_epsilon or config.dp_target_epsilon):
         strategy.run_options.should_stop = account.watching(strategy.run_options.should_stop)
     labels = {"run": directory.path.name, "strategy": config.strategy, "engine": engine}
     observers = [

@@ -28,6 +28,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedapp.gaussian_mechanism import gaussian_epsilon
 
@@ -55,6 +56,8 @@ class Sampling:
         Each client takes part once in so many releases, always the same.
     restart : int
         Releases after which a new tree of noise begins; 0: there is one; 1: each release has noise of its own.
+    repeats : tuple of (int, int)
+        Releases that were made twice, with other noise: after how many, and their number.
     """
 
     probability: float = 1.0
@@ -62,6 +65,7 @@ class Sampling:
     clients: int = 0
     num_turns: int = 1
     restart: int = 1
+    repeats: tuple[tuple[int, int], ...] = ()
 
     @property
     def amplifies(self) -> bool:
@@ -83,9 +87,9 @@ def sampled_epsilon(noise_multiplier: float, delta: float, releases: int, sampli
     Each has noise of deviation z = ``noise_multiplier`` times what one client's update can change; each sample is
     drawn by itself.
     """
-    known = [
-        gaussian_epsilon(noise_multiplier, delta, as_releases(releases, sampling.num_turns, sampling.restart))
-    ]
+    squares = as_releases(releases, sampling.num_turns, sampling.restart, sampling.repeats)
+    known = [gaussian_epsilon(noise_multiplier, delta, squares)]
+    releases += sum(number for _, number in sampling.repeats)
     if sampling.probability < 1:
         known.append(poisson_loss_epsilon(noise_multiplier, sampling.probability, delta, releases))
         if delta < LEAST_DELTA:
@@ -96,7 +100,7 @@ def sampled_epsilon(noise_multiplier: float, delta: float, releases: int, sampli
 
 
 @lru_cache
-def as_releases(rounds: int, num_turns: int, restart: int) -> int:
+def as_releases(rounds: int, num_turns: int, restart: int, repeats: tuple[tuple[int, int], ...] = ()) -> int:
     """Return Σ k² of the client for which it is the largest: as many releases of one round cost as much.
 
     Parameters
@@ -107,14 +111,27 @@ def as_releases(rounds: int, num_turns: int, restart: int) -> int:
         B: a client takes part in every B-th round.
     restart : int
         Rounds after which a new tree begins; 0: there is one.
+    repeats : tuple of (int, int)
+        Rounds that were made twice: after how many rounds, and their number. What is complete with them is released
+        twice.
     """
-    if restart == 1:
+    if restart == 1 and not repeats:
         return -(-rounds // num_turns)
+    squares = _squares(rounds, num_turns, restart)
+    for first, number in repeats:
+        squares = squares + _squares(first + number, num_turns, restart) - _squares(first, num_turns, restart)
+    return int(squares.max())
+
+
+def _squares(rounds: int, num_turns: int, restart: int) -> NDArray[np.int64]:
+    """Return Σ k² (B,) of the clients by their places in the order."""
+    slots = np.arange(num_turns)[:, None]
+    if restart == 1:
+        return np.maximum(-((slots[:, 0] - rounds) // num_turns), 0)
+    squares = np.zeros(num_turns, dtype=np.int64)
     restart = restart or rounds
-    starts = np.arange(0, rounds, restart)
+    starts = np.arange(0, rounds, max(restart, 1))
     lengths = np.minimum(starts + restart, rounds) - starts
-    slots = np.arange(min(num_turns, rounds))[:, None]
-    squares = np.zeros(len(slots), dtype=np.int64)
     size = 1
     while size <= lengths.max(initial=0):
         begins = np.concatenate(
@@ -127,7 +144,7 @@ def as_releases(rounds: int, num_turns: int, restart: int) -> int:
         upto = [np.maximum(-((slots - at) // num_turns), 0) for at in (begins, begins + size)]
         squares += ((upto[1] - upto[0]) ** 2).sum(axis=1)
         size *= 2
-    return int(squares.max())
+    return squares
 
 
 def poisson_loss_epsilon(noise_multiplier: float, probability: float, delta: float, releases: int) -> float:

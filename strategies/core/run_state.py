@@ -1,7 +1,7 @@
 """The state of a run: its model, the number of aggregations, its clients, and the method's memory."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
@@ -84,6 +84,10 @@ State = dict[str, Any]
 ClientModelFn = Callable[[int, Vector], None]
 
 
+def _not_noted(clients: Sequence[int]) -> None:
+    pass
+
+
 def _no_fields(client: Client) -> dict[str, int]:
     return {}
 
@@ -110,8 +114,10 @@ class RunOptions:
         Returns further fields of a client's requests to evaluate.
     stateful_components : list
         Further parts with ``state`` and ``restore``, whose states are saved in checkpoints.
-    repeatable : bool
+    deterministic_noise : bool
         Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
+    before_release : callable
+        Called before each round, and, without rounds, with the indices of clients before they are sent tasks.
     client_names : mapping of int to str
         Names of clients by index, where a simulation knows them, such as the natural ids in the data; for display.
     higher_is_better : mapping of str to bool
@@ -128,6 +134,7 @@ class RunOptions:
     evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
     stateful_components: list[Any] = field(default_factory=list)
     deterministic_noise: bool = False
+    before_release: Callable[[Sequence[int]], None] = _not_noted
     client_names: Mapping[int, str] = field(default_factory=dict)
     higher_is_better: Mapping[str, bool | None] = field(default_factory=dict)
 

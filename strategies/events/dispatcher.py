@@ -196,6 +196,7 @@ class Dispatcher:
         """Send a version of the model (D,) as the task of clients by index; return the bytes of the extra vectors."""
         run, requests = self._run, self._requests
         members = [self._task_table.members[index] for index in sent]
+        run.options.before_release(list(sent))
         if self._working is not None:
             self._hand(
                 self._working, members, {index: each.when for index, each in sent.items()}, version, base

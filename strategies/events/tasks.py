@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flwr.app import Message
@@ -172,17 +173,17 @@ class TaskTable:
         """Return how often a client has contributed, also before it was forgotten and came back."""
         return member.contributions + self.departed.get(member.client.index, (0, 0))[0]
 
-    @property
-    def max_contributions_per_client(self) -> int:
-        """The number of contributions of the client that has contributed most."""
-        there = max((self.contributions_of(member) for member in self.members.values()), default=0)
-        return max([there, *(contributions for contributions, _ in self.departed.values())])
+    def max_contributions_per_client(self, further: Mapping[int, int] = MappingProxyType({})) -> int:
+        """Return the number of contributions of the client with most, with ``further`` ones by client index."""
+        counts = {index: contributions for index, (contributions, _) in self.departed.items()}
+        counts |= {index: self.contributions_of(member) for index, member in self.members.items()}
+        return max((count + further.get(index, 0) for index, count in counts.items()), default=0)
 
-    @property
-    def max_tasks_per_client(self) -> int:
-        """The number of tasks of the client that has got most."""
-        there = [member.tasks for member in self.members.values()]
-        return max([*there, *(tasks for _, tasks in self.departed.values())], default=0)
+    def max_tasks_per_client(self, further: Mapping[int, int] = MappingProxyType({})) -> int:
+        """Return the number of tasks of the client that has got most, with ``further`` ones by client index."""
+        counts = {index: tasks for index, (_, tasks) in self.departed.items()}
+        counts |= {index: member.tasks for index, member in self.members.items()}
+        return max((count + further.get(index, 0) for index, count in counts.items()), default=0)
 
     def join(self, client: Client, since: int) -> ClientState:
         """Return a new client's entry; one that was forgotten goes on with its numbers of tasks, and their draws."""

@@ -92,6 +92,11 @@ class RoundSession(Session):
         if self.masked_sums is not None:
             self.masked_sums.check_grid(self.grid)
 
+    def note_release(self) -> None:
+        """Let whoever counts releases know that a round begins."""
+        if not self.run.should_stop():
+            self.run.options.before_release(())
+
     def remaining_rounds(self, num_rounds: int) -> Iterator[int]:
         """Yield the numbers of the rounds to come, until an evaluation meets a stop condition."""
         for server_round in range(self.run.aggregations + 1, num_rounds + 1):

@@ -136,6 +136,7 @@ class SynchronousStrategy(FederatedStrategy):
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):
             session.begin(num_rounds)
             for server_round in session.remaining_rounds(num_rounds):
+                session.note_release()
                 cohort = self._ask(session, server_round)  # participants, their weights d_i, their requests
                 if cohort is None or session.exceeds_budget(cohort):
                     break

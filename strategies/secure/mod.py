@@ -14,8 +14,8 @@ dropped with the last one.
 Without rounds a client trains first: it is asked to keep its update, of which it sends nothing. When a buffer is
 full, its clients take part in the four stages, and mask what they have kept in the third.
 
-A device whose ``node_config`` has ``only-masked=true`` refuses to train without a secure sum, whatever it is asked,
-and never draws its noise from the seed.
+A device whose ``node_config`` has ``only-masked=true`` refuses to train without a secure sum, whatever it is asked.
+Only a simulated client draws its noise from the seed.
 """
 
 from collections.abc import Callable
@@ -29,6 +29,7 @@ from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import HEADER, ArraysMismatchError, Layout, Vector, pack, unpack
 from strategies.flower.internals import with_content
+from strategies.flower.simulated import is_simulated
 from strategies.secure.client import KEYS, MASKED, OVER, SHARES, UNMASK, ClientSession, PublicKeys
 from strategies.secure.masking import LARGEST_NUMBER, Quantizer, SecureSumError
 
@@ -177,7 +178,7 @@ def _masked(
 
 def _noise(context: Context, asked: dict[str, Any], client: int) -> np.random.Generator:
     """Return the generator of a client's noise: of a run that is to be repeated the run's, which the server knows."""
-    if asked["repeatable"] and not context.node_config.get(ONLY_MASKED):
+    if asked["repeatable"] and is_simulated(context) and not context.node_config.get(ONLY_MASKED):
         return streams.generator(asked["seed"], "distributed-noise", client, asked["task"])
     return streams.unpredictable()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare, kstest, norm
 
 from strategies import streams
 
@@ -93,6 +94,27 @@ def test_what_is_no_name_of_many_is_refused():
 
 def test_unpredictable_streams_differ():
     assert streams.unpredictable().random() != streams.unpredictable().random()
+
+
+def test_unpredictable_draws_have_their_distributions():
+    rng, size = streams.unpredictable(), 20_000
+    assert kstest(rng.normal(3.0, 2.0, size), norm(3.0, 2.0).cdf).pvalue > 1e-6
+    assert kstest(rng.random(size), "uniform").pvalue > 1e-6
+    assert chisquare(np.bincount(rng.integers(5, size=size), minlength=5)).pvalue > 1e-6
+    assert chisquare(np.bincount(rng.integers(2, size=size), minlength=2)).pvalue > 1e-6
+    assert set(rng.integers(1, size=9)) == {0}
+    assert 0 <= rng.integers(2**62) < 2**62
+    assert 1 <= rng.integers(1, 2**63 - 1) < 2**63 - 1
+    assert set(rng.integers(7, 9, size=99)) == {7, 8}
+    assert sorted(rng.permutation(50)) == list(range(50))
+    assert rng.normal(size=(2, 3)).shape == (2, 3)
+
+
+def test_a_draw_that_would_be_of_another_generator_is_refused():
+    with pytest.raises(NotImplementedError, match="no draw 'choice'"):
+        streams.unpredictable().choice(3)
+    with pytest.raises(NotImplementedError, match="no draw 'bit_generator'"):
+        _ = streams.unpredictable().bit_generator
 
 
 @cache

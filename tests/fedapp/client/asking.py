@@ -9,6 +9,7 @@ from fedapp.client.handlers import CANNOT_TAKE_PART
 from fedapp.client_app import app
 from fedapp.server import Experiment, task_config
 from strategies.flower import messages
+from strategies.flower.simulated import SimulatedContext
 
 CLIENTS = 5
 
@@ -51,7 +52,9 @@ def request_for(
 
 
 def context_of(node_config: dict[str, Any] = NODE) -> Context:
-    return Context(run_id=2, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
+    """Return the context of a device with data of its own, or of a simulated client with a part of common data."""
+    kind = Context if "data-path" in node_config else SimulatedContext
+    return kind(run_id=2, node_id=7, node_config=node_config, state=RecordDict(), run_config={})
 
 
 def ask(kind: str, experiment: Experiment, node_config: dict[str, Any] = NODE, **given: Any) -> Message:

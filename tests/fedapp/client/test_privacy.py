@@ -1,6 +1,5 @@
 """Differential privacy in whole runs: what leaves a client, what it costs, and what is refused."""
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -95,19 +94,6 @@ def test_a_graph_of_last_updates_costs_nothing_beside_them(tmp_path):
     directory = run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values), 3))
     spent = [line["dp-epsilon"] for line in read_metrics(directory.path)[1:]]
     assert spent == [gaussian_epsilon(4.0, 1e-5, rounds) for rounds in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("clock", ["wall", "virtual"])
-def test_a_run_that_goes_on_on_devices_says_what_its_account_lacks(clock, tmp_path, caplog):
-    values = {"dp": "local", "clock": clock, "checkpoint-every": 2, "run-name": "run"}
-    with caplog.at_level(logging.WARNING, "flwr.fedapp"):
-        run(SequentialGrid(app, 3), prepare(config_of(tmp_path, **values), 3))
-        assert "isn't in dp-epsilon" not in caplog.text
-        again = RunConfig.load({"resume": str(tmp_path / "run"), "num-server-rounds": 4})
-        prepare(again, 3)
-    said = [record.getMessage() for record in caplog.records if "isn't in dp-epsilon" in record.getMessage()]
-    assert len(said) == (clock == "wall")  # in virtual time what is repeated is so to the last bit
-    assert all(line.endswith("as checkpoint-every was, at most, and tasks handed out since") for line in said)
 
 
 @pytest.mark.parametrize(

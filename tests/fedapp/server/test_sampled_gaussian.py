@@ -124,6 +124,22 @@ def test_a_trees_sensitivity_is_the_sum_over_its_nodes(num_turns, restart):
         assert as_releases(rounds, num_turns, restart) == expected
 
 
+@pytest.mark.parametrize("restart", [0, 1, 5])
+@pytest.mark.parametrize("num_turns", [1, 3])
+def test_nodes_that_are_released_twice_count_twice(num_turns, restart):
+    def squares(slot: int, nodes: list[range]) -> int:
+        return sum(sum(each % num_turns == slot for each in node) ** 2 for node in nodes)
+
+    repeats = ((4, 3), (7, 2))
+    again = [
+        node for first, number in repeats for node in nodes_of(first + number, restart) if node[-1] >= first
+    ]
+    expected = max(squares(slot, nodes_of(12, restart) + again) for slot in range(num_turns))
+    assert as_releases(12, num_turns, restart, repeats) == expected
+    sampling = Sampling(num_turns=num_turns, restart=restart, repeats=repeats)
+    assert sampled_epsilon(2.0, DELTA, 12, sampling) == gaussian_epsilon(2.0, DELTA, expected)
+
+
 def test_a_tree_is_one_gaussian_release_by_brute_force():
     """A client that is in every other of 4 rounds: the nodes' sums, of 7 nodes, with and without it."""
     slot = np.array([[each % 2 == 0 for each in node] for node in nodes_of(4, 0)], dtype=object)

@@ -307,9 +307,9 @@ def test_an_asynchronous_run_gives_up_the_work_of_a_device_that_turns_out_to_hav
     assert tasks >= contributions
     # When it is back, its tasks have other numbers, and so other draws; what it has sent is still counted.
     strategy.session.task_table.members.clear()
-    assert strategy.session.task_table.max_tasks_per_client == tasks
+    assert strategy.session.task_table.max_tasks_per_client() == tasks
     assert strategy.session.task_table.join(Client(20, 1, 5, MetricRecord()), 7).tasks == tasks
-    assert strategy.session.task_table.max_tasks_per_client == tasks
+    assert strategy.session.task_table.max_tasks_per_client() == tasks
     assert [line for line in warned(caplog) if "never counted" in line] == [
         "node 99 never counted in this run: " + rival(20).removeprefix("can't take part: ")
     ]

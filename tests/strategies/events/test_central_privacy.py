@@ -61,7 +61,7 @@ def test_a_client_is_asked_as_often_as_it_may_and_the_run_ends_when_all_were(
     with caplog.at_level(logging.WARNING, "flwr.strategies"):
         end_of(strategy, grid, model(1.0), 100, train_config())
     assert sorted(grid.asked()) == [0, 0, 1, 1, 2, 2]
-    assert strategy.session.task_table.max_contributions_per_client == 2
+    assert strategy.session.task_table.max_contributions_per_client() == 2
     assert strategy.session.aggregations < 7
     assert caplog.text.count("has contributed dp_max_contributions = 2 times: it isn't asked any more") == 1
     assert "every client has contributed as often as it may: the run ends" in caplog.text
@@ -74,7 +74,7 @@ def test_a_client_that_comes_back_as_another_node_has_what_it_had(federation, mo
     member = task_table.members[0]
     task_table.forget(member)
     assert task_table.reached_contribution_limit(type(member)(member.client))
-    assert task_table.max_contributions_per_client == 1
+    assert task_table.max_contributions_per_client() == 1
 
 
 @pytest.mark.parametrize(("dp", "often"), [("local", 4), ("central", 1)])
@@ -82,4 +82,4 @@ def test_nobody_is_bounded_without_central_privacy(federation, model, train_conf
     strategy = private(FedBuff, dp=dp, dp_max_contributions=1, buffer_size=3)
     config = ConfigRecord({**train_config(), "dp": dp})
     end_of(strategy, federation(), model(1.0), 4, config)
-    assert strategy.session.task_table.max_contributions_per_client == often
+    assert strategy.session.task_table.max_contributions_per_client() == often

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from strategies import FedAvg, RunError, messages
 from strategies.core.conflicts import ConflictError
@@ -46,12 +46,16 @@ def run(federation: Make, train_config: Make, values_of: Make) -> Make:
         gone: int = 0,
         repeatable: bool = True,
         state: Any = None,
+        device: bool = False,
         node: dict[str, Any] | None = None,
         **options: Any,
     ) -> tuple[np.ndarray, Any, dict[int, Any]]:
         grid = federation([0.0] * CLIENTS, [1] * CLIENTS, mods=(goes_away, masks_updates))
         for partition in range(CLIENTS):
-            grid.node(partition).context.node_config.update(goes=partition < gone, **(node or {}))
+            of_node = grid.node(partition)
+            of_node.context.node_config.update(goes=partition < gone, **(node or {}))
+            if device:
+                of_node.context = Context(1, of_node.node_id, of_node.context.node_config, RecordDict(), {})
         strategy = FedAvg(**{**NOISY, **options})
         strategy.run_options.deterministic_noise = repeatable
         states: dict[int, Any] = {}
@@ -91,7 +95,9 @@ def test_rounds_draw_new_noise_and_a_run_that_goes_on_the_same(run: Make) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [{"repeatable": False}, {"node": {ONLY_MASKED: True}}], ids=["in a real run", "by the device"]
+    "options",
+    [{"repeatable": False}, {"node": {ONLY_MASKED: True}}, {"device": True}],
+    ids=["in a real run", "by the device's choice", "on a device, whatever the server asks for"],
 )
 def test_on_devices_nobody_can_repeat_the_noise(run: Make, options: dict[str, Any]) -> None:
     first, second = run(**options)[0], run(**options)[0]
