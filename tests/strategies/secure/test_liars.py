@@ -75,6 +75,11 @@ def _own(session: ClientSession) -> PublicKeys:
     return session.keys()
 
 
+def _negated(keys: PublicKeys) -> PublicKeys:
+    """Return the points of the curve with the other sign of y: 2 and 3 are the first bytes of the two."""
+    return PublicKeys(*(bytes([5 - key[0]]) + key[1:] for key in (keys.seal, keys.mask)))
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
@@ -85,7 +90,12 @@ def _own(session: ClientSession) -> PublicKeys:
         ),
         (lambda s: dict.fromkeys((1, 2), _own(ClientSession(1, 2))), "have a public key in common"),
         (lambda s: {1: _own(s), 2: _own(ClientSession(2, 2))}, "have a public key in common"),
-        (lambda s: {1: PublicKeys(b"a" * 33, b"b"), 2: PublicKeys(b"c", b"d")}, "no point of the curve"),
+        # The private key of a negated point is the other's, negated.
+        (lambda s: {1: _negated(_own(s)), 2: _own(ClientSession(2, 2))}, "have a public key in common"),
+        (
+            lambda s: {i: PublicKeys(bytes([i]) * 33, bytes([9, i] * 17)) for i in (4, 5)},
+            "no point of the curve",
+        ),
     ],
 )
 def test_a_client_refuses_keys_that_cant_hide_it(
