@@ -95,6 +95,9 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         return None
     path = folder / f"{max(numbers):08d}"
     checksums = json.loads((path / CHECKSUMS).read_bytes())
+    there = {each.name for each in path.iterdir()} - {CHECKSUMS}
+    if unlike := {STATE, *there} ^ checksums.keys():
+        raise ValueError(f"{CHECKSUMS} names other files than are there: {', '.join(sorted(unlike))}")
     for name, checksum in checksums.items():
         if _checksum(path / name) != checksum:
             raise ValueError(f"{name} isn't what was written")

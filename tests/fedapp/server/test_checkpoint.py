@@ -120,6 +120,17 @@ def test_a_byte_that_has_changed_is_found_wherever_it_stands(tmp_path, monkeypat
     assert read_checkpoint(tmp_path) is not None
 
 
+@pytest.mark.parametrize("checksums", [{}, {"state.json": 1}])
+def test_a_file_without_a_checksum_is_found(checksums, tmp_path):
+    write_checkpoint(tmp_path, of(1))
+    (made,) = tmp_path.iterdir()
+    written = json.loads((made / run_directory.CHECKSUMS).read_bytes())
+    kept = {name: written[name] for name in checksums}
+    (made / run_directory.CHECKSUMS).write_text(json.dumps(kept), "utf-8")
+    with pytest.raises(ValueError, match=r"^checksums\.json names other files than are there: model\.npy"):
+        read_checkpoint(tmp_path)
+
+
 def test_without_space_the_last_one_stays_and_the_run_goes_on(tmp_path, configure, caplog):
     directory = RunDirectory(configure(results_dir=str(tmp_path), run_name="run"))
     directory.write_checkpoint(of(1))
