@@ -17,9 +17,11 @@ OUT/
   removed/             folders of devices that were removed
 """
 
+import os
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +41,18 @@ CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
 REMOVED = "removed"  # folder of the folders of removed devices
 
 
+@contextmanager
+def _written_by_owner_alone() -> Iterator[None]:
+    """Make files that the group and others can't write to, whatever the caller's umask."""
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@_written_by_owner_alone()
 def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) -> None:
     """Make a new deployment: keys, certificates and start-up files.
 
@@ -72,6 +86,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
     write_startup(out, deployment)
 
 
+@_written_by_owner_alone()
 def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deployment:
     """Add a device to a deployment, and return the deployment; the other devices' keys stay.
 
@@ -88,6 +103,7 @@ def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deplo
     return deployment
 
 
+@_written_by_owner_alone()
 def remove_device(out: Path, name: str) -> Path:
     """Take a device out of a deployment, and return where its folder is now; the other devices' keys stay.
 

@@ -282,6 +282,8 @@ def device_of(word: str) -> tuple[str, dict[str, int | str]]:
     name, equals, path = word.partition("=")
     if not equals or not path:
         raise DeployError(f"--device {word!r}: must be NAME=DATA-PATH")
+    if not path.isprintable():
+        raise DeployError(f"--device {word!r}: the data-path must be printable, on one line")
     if not Path(path).is_absolute():
         raise DeployError(f"--device {word!r}: the data-path must be absolute, as it is on that device")
     return name, {"data-path": path}

@@ -1,5 +1,6 @@
 """``fedapp deploy init``: what it writes, read by the programs that will read it."""
 
+import os
 import shutil
 import stat
 import subprocess
@@ -235,6 +236,8 @@ def test_a_device_whose_adding_was_interrupted_is_added_again(tmp_path, monkeypa
         ((*HOSTS, *DEVICES, "--partitions", 2), "--device and --partitions: give one of the two"),
         ((*HOSTS, "--device", "oslo"), "--device 'oslo': must be NAME=DATA-PATH"),
         ((*HOSTS, "--device", "oslo=a.npz"), "--device 'oslo=a.npz': the data-path must be absolute"),
+        ((*HOSTS, "--device", "oslo=/a\nb"), r"--device 'oslo=/a\nb': the data-path must be printable"),
+        ((*HOSTS, "--device", "oslo=/a\0b"), r"--device 'oslo=/a\x00b': the data-path must be printable"),
         ((*HOSTS, "--device", "../x=/a"), "--device '../x': a name is 1 to 63 of a-z, 0-9 and -"),
         ((*HOSTS, "--device", "superlink=/a"), "--device 'superlink': a name is"),
         ((*HOSTS, "--device", "oslo-superexec=/a"), "--device 'oslo-superexec': a name is"),
@@ -251,6 +254,19 @@ def test_a_wrong_option_is_one_line_and_nothing_is_written(arguments, text, tmp_
     assert result.output.startswith(f"error: {text}")
     assert len(result.output.splitlines()) == 1
     assert not (tmp_path / "d").exists()
+
+
+def test_nothing_is_writable_by_others_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        assert deploy("init", tmp_path / "d", *HOSTS, *DEVICES).exit_code == 0
+        assert deploy("add", tmp_path / "d", "lima=/a.npz").exit_code == 0
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+    written = [path for path in (tmp_path / "d").rglob("*") if path.name not in ("audit.jsonl", "audit.seal")]
+    assert (tmp_path / "d" / "lima" / "fedapp-lima.service") in written
+    assert [path for path in written if path.stat().st_mode & 0o022] == []
 
 
 def test_add_and_register_want_a_deployment(tmp_path):
