@@ -7,10 +7,14 @@ among them. Before, a round waits for everybody, because the network may be slow
     2.5 × M, at least 5 s      if i has been asked before, and has never answered
     2.5 × max(M, U_i), at least 5 s, with U_i the mean or the last time of i's replies, whichever is longer
 
-and never longer than the timeout. So one client that never answers costs a later round 2.5 M, and a client that is
-always slow is waited for as soon as its first reply is there, in time or late: what it takes is usual for it. One
-that misses k rounds in a row isn't asked in the 2^(k−1) − 1 rounds after its last one, so that a device that answers
-ever later stretches ever fewer rounds, and an honest one still has its turn.
+and never longer than the timeout, nor than 2 M plus the client's budget of extra seconds, 60 M and at
+least a minute at first: what a round waits for the client beyond 2 M is taken from it, and every round adds M/4. A
+device makes its own times, and so can't stretch a run for long by them: n rounds wait at most 2.25 n M and the budget
+for it. A slow device that has spent its budget has 2.25 M.
+
+A client that never answers thus costs a later round 2.5 M, and a slow client is waited for as soon as its first reply
+is there, in time or late, as long as its budget lasts. One that misses k rounds in a row isn't asked in the
+2^(k−1) − 1 rounds after its last one.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,6 +37,8 @@ USUAL = Wait(
     2.5, 5.0
 )  # three times M with what a round does beside; five seconds are two polls of a SuperNode
 FIRST = Wait(10.0, SHORTEST_DEADLINE)
+# Of a client's budget: its begin; the times M that each reply is awaited without it, and that a round adds to it.
+BUDGET, FREE, REFILL = Wait(60.0, SHORTEST_DEADLINE), 2.0, 0.25
 
 
 class Limit(NamedTuple):
@@ -44,13 +50,17 @@ class Limit(NamedTuple):
 
 @dataclass
 class _Known:
-    """A client's replies: their total and last time in seconds, and their number; its misses in a row and rest."""
+    """A client's replies: their total and last time in seconds, and their number; its misses in a row and rest.
+
+    ``spent``: the seconds of its budget for which rounds have waited.
+    """
 
     seconds: float = 0.0
     answers: int = 0
     latest: float = 0.0
     misses: int = 0
     rests_until: int = 0
+    spent: float = 0.0
 
     @property
     def typical(self) -> float:
@@ -90,10 +100,24 @@ class ReplyTimeouts:
         missing : collection of int
             The clients that haven't answered.
         """
+        if (half := self._half(took, missing)) is None:
+            return None
+        return {client: self._limit(self._known.get(client, _Known()), half) for client in missing}
+
+    @staticmethod
+    def _half(took: Mapping[int, float], missing: Collection[int]) -> float | None:
+        """Return M, the seconds after which half of the clients have answered; None if fewer have."""
         if len(took) < max(len(missing), 1):
             return None
-        half = sorted(took.values())[-(-(len(took) + len(missing)) // 2) - 1]
-        return {client: self._limit(self._known.get(client, _Known()), half) for client in missing}
+        return sorted(took.values())[-(-(len(took) + len(missing)) // 2) - 1]
+
+    def charge(self, took: Mapping[int, float], missing: Collection[int], seconds: float) -> None:
+        """Take what a round of so many seconds has waited for each client from its budget, and refill the budget."""
+        if (half := self._half(took, missing)) is None:
+            return
+        for client, waited in {**took, **dict.fromkeys(missing, seconds)}.items():
+            known = self._known.setdefault(client, _Known())
+            known.spent = max(known.spent + max(waited - FREE * half, 0.0) - REFILL * half, 0.0)
 
     @staticmethod
     def _limit(known: _Known, half: float) -> Limit:
@@ -101,6 +125,13 @@ class ReplyTimeouts:
         typical = max(half, known.typical)
         whose = "it usually takes" if known.typical > half else "half of the clients took"
         least = f", and at least {wait.least:g} s" if wait.least >= wait.times * typical else ""
+        left = max(max(BUDGET.times * half, BUDGET.least) - known.spent, 0.0)
+        if FREE * half + left < max(wait.times * typical, wait.least):
+            return Limit(
+                FREE * half + left,
+                f"a round waits {FREE:g} times as long as half of the clients took, as it has waited "
+                f"{known.spent:.3g} s longer for this one so far",
+            )
         return Limit(
             max(wait.times * typical, wait.least),
             f"a round waits {wait.times:g} times as long as {whose}{least}",
@@ -117,8 +148,8 @@ class ReplyTimeouts:
     def restored(cls, state: Mapping[str, Any], name: str) -> "ReplyTimeouts":
         """Return the usual times of a state."""
         reply_timeouts = cls()
-        for client, seconds, answers, latest, misses, rests_until in np.array(state.get(name, ())).tolist():
+        for client, seconds, answers, latest, misses, rests, spent in np.array(state.get(name, ())).tolist():
             reply_timeouts._known[int(client)] = _Known(
-                seconds, int(answers), latest, int(misses), int(rests_until)
+                seconds, int(answers), latest, int(misses), int(rests), spent
             )
         return reply_timeouts

@@ -278,7 +278,10 @@ class PendingReplies:
                 if not sent:
                     break
             if not run.should_stop():
-                self._give_up(sent, began, reply_timeouts, limits(), overdue)
+                known = limits()
+                missing = [asked[node] for node in sent.values() if node in asked]
+                reply_timeouts.charge(took, missing, run.scheduler.now() - began)
+                self._give_up(sent, began, reply_timeouts, known, overdue)
         finally:
             self.expect({})
 

