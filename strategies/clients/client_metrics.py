@@ -7,7 +7,7 @@ all clients, 1/C if one client has all of it.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ _NOT_TOLD = (messages.NUM_STEPS, messages.PARTITION_ID, messages.NUM_PARTITIONS)
 class MetricsMean:
     """Weighted mean Σ d_i m_i / Σ d_i of each metric, over the clients that report the metric; lists by entry.
 
+    A value that isn't finite counts only if no client's is finite: one client mustn't spoil the others' mean.
+
     Parameters
     ----------
     key : str
@@ -39,6 +41,9 @@ class MetricsMean:
         A user-defined aggregation, called with the contents of all replies in place of the weighted mean.
     prefix : str
         Prefix of metrics with a name of the server's own.
+    robust : bool
+        Whether the weighted median counts in place of the mean, as with safeguards: a metric may decide about a run,
+        and clients with less than half of the weight then can't move it beyond what the others report.
     """
 
     def __init__(
@@ -46,8 +51,10 @@ class MetricsMean:
         key: str = messages.NUM_EXAMPLES,
         function: MetricsAggregation | None = None,
         prefix: str = OF_TRAINING,
+        *,
+        robust: bool = False,
     ) -> None:
-        self.key, self.prefix = key, prefix
+        self.key, self.prefix, self._robust = key, prefix, robust
         self.function = function
         self.contents: list[RecordDict] = []
         self._sums: dict[tuple[str, int], _Sum] = {}  # by name, and the length of a list, or -1 of numbers
@@ -72,16 +79,13 @@ class MetricsMean:
         """
         for name, values in columns.items():
             found = self._of(name, _NUMBER)
-            (total,), weight, number = found.values, found.weight, found.number
             for d, value in zip(weights, values, strict=True):
                 if not math.isnan(value):
-                    total += d * value
-                    weight += d
-                    number += 1
-            found.values, found.weight, found.number = [total], weight, number
+                    found.add(d, value)
 
     def _of(self, name: str, length: int) -> "_Sum":
-        return self._sums.setdefault((name, length), _Sum([0.0] * (1 if length == _NUMBER else length)))
+        kind = _Median if self._robust else _Sum
+        return self._sums.setdefault((name, length), kind([0.0] * (1 if length == _NUMBER else length)))
 
     def result(self) -> Values:
         """Return the aggregated metrics, by name: of numbers and lists what most clients report."""
@@ -104,22 +108,70 @@ _NUMBER = -1
 
 @dataclass
 class _Sum:
-    """Σ d_i m_i by entry, Σ d_i, and the number of clients."""
+    """Σ d_i m_i by entry, Σ d_i, and the number of clients, of those with finite values as long as there are any."""
 
     values: list[float]
     weight: float = 0.0
     number: int = 0
+    finite: bool = False
 
     def add(self, weight: float, value: float | list[float]) -> None:
         """Add what a client with weight d_i reports."""
         entries = value if isinstance(value, list) else [value]
+        if (finite := all(map(math.isfinite, entries))) and not self.finite:
+            self.clear()
+        if finite or not self.finite:
+            self.take(weight, entries)
+            self.number += 1
+        self.finite |= finite
+
+    def clear(self) -> None:
+        """Forget the values that aren't finite."""
+        self.values, self.weight, self.number = [0.0] * len(self.values), 0.0, 0
+
+    def take(self, weight: float, entries: list[float]) -> None:
+        """Take in a client's values."""
         self.values = [total + weight * entry for total, entry in zip(self.values, entries, strict=True)]
         self.weight += weight
-        self.number += 1
 
     def mean(self) -> list[float]:
         """Return the mean by entry; [] where no weight is known."""
         return [total / self.weight for total in self.values] if self.weight > 0 else []
+
+
+@dataclass
+class _Median(_Sum):
+    """The values of the clients and their weights, of which the weighted median counts."""
+
+    each: list[tuple[float, list[float]]] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Forget the values that aren't finite."""
+        super().clear()
+        self.each.clear()
+
+    def take(self, weight: float, entries: list[float]) -> None:
+        """Take in a client's values."""
+        self.weight += weight
+        self.each.append((weight, entries))
+
+    def mean(self) -> list[float]:
+        """Return the weighted median by entry; [] where no weight is known."""
+        if not self.weight > 0:
+            return []
+        weights = [weight for weight, _ in self.each]
+        return [
+            weighted_median(column, weights) for column in zip(*(each for _, each in self.each), strict=True)
+        ]
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the value below and above which there is at most half of the weight; the middle of two such values."""
+    order = np.argsort(values, kind="stable")
+    ordered, upto = np.asarray(values, np.float64)[order], np.cumsum(np.asarray(weights, np.float64)[order])
+    half = upto[-1] / 2
+    low, high = np.searchsorted(upto, half * (1 - 1e-12)), np.searchsorted(upto, half * (1 + 1e-12))
+    return float(ordered[low] + ordered[min(high, len(ordered) - 1)]) / 2
 
 
 def merged_metrics(ours: Mapping[str, Any], clients: Mapping[str, Any]) -> MetricRecord:

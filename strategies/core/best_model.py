@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
+from strategies.clients.client_metrics import WORST
 from strategies.core.config import BEST, StrategyConfig
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, flat
@@ -26,6 +27,9 @@ from strategies.flower.higher_is_better import (
 )
 
 log = logging.getLogger("flwr.strategies")
+
+# Endings of metrics that say how clients' values differ (strategies/clients/client_metrics.py).
+SPREADS = ("-mean", "-std", "-best", f"-{WORST}", "-jain")
 
 _MODEL, _REST = "best-model", "best"  # names in a state
 
@@ -123,6 +127,16 @@ class BestModel:
         self._without, self._last = rest["without-progress"], dict(rest["last"])
         self._saved = state.get(_MODEL)
         self._judge()
+
+    def refuse_spreads(self) -> None:
+        """Raise RunError if a metric that decides is a spread over clients, which one client's answer makes."""
+        for metric in self.watched:
+            if metric.endswith(SPREADS) and metric.startswith(("client-", messages.OF_PERSONAL)):
+                key, without = "best_of" if metric == self.by else "stop_at", metric.rpartition("-")[0]
+                raise RunError(
+                    f"{key} = {metric!r}: one client's answer decides it; allowed with safeguards is "
+                    f"{without.removesuffix('-worst')!r}, the weighted median of the clients' answers"
+                )
 
     def begin(self, layout: Layout) -> None:
         """Give the restored model its arrays, when the layout of the run's model is known."""

@@ -116,7 +116,10 @@ class Evaluator:
             return None
         flower = self._run.flower
         mean = MetricsMean(
-            flower.weighted_by_key, flower.evaluate_metrics_aggr_fn, client_metrics.OF_EVALUATION
+            flower.weighted_by_key,
+            flower.evaluate_metrics_aggr_fn,
+            client_metrics.OF_EVALUATION,
+            robust=self._run.best is not None and self._population.safeguards.active,
         )
         if self._population.kind == "samples" and mean.function is None:
             clients = self._weighed(server_round, clients, by_node)

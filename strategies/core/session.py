@@ -269,6 +269,11 @@ class Session:
 
     # ---- A run -------------------------------------------------------------------------------------------------
 
+    @property
+    def decides_by_metrics(self) -> bool:
+        """Whether metrics decide about the run, with safeguards: then their weighted medians over clients count."""
+        return self.run.best is not None and self.safeguards.active
+
     @contextmanager
     def opened(
         self,
@@ -290,6 +295,8 @@ class Session:
         run.timeout = self.population.roster.timeout = timeout
         strategy.summary()
         run.attach_grid(self.grid)
+        if run.best is not None and self.safeguards.active and run.flower.fraction_evaluate:
+            run.best.refuse_spreads()
         if self.compressed is not None:
             evaluating = not strategy.has_rounds and run.flower.fraction_evaluate > 0
             self.compressed.check_grid(self.grid, evaluating=evaluating)

@@ -183,7 +183,7 @@ class ByMaskedSums:
         since.count_bytes(group.bytes_down, group.bytes_up)
         since.clipped += group.clipped
         for name, (mean, number) in group.metrics.items():
-            since.values.setdefault(name, []).extend([mean] * round(number))
+            since.add_values(name, [mean] * round(number))
         for member in members:
             del task_table.kept[member.client.index]
         for index in group.weights:

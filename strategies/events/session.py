@@ -225,7 +225,7 @@ class EventSession(Session):
         """
         run, since, strategy = self.run, self.task_table.interval_stats, self.strategy
         since.count_bytes(*run.take_frozen_bytes())
-        metrics, of_training = since.metrics(), since.metrics_of_clients()
+        metrics, of_training = since.metrics(), since.metrics_of_clients(robust=self.decides_by_metrics)
         if (function := run.flower.train_metrics_aggr_fn) is not None and since.contents:
             of_training |= dict(function(since.contents, run.flower.weighted_by_key) or {})
         self.task_table.interval_stats = IntervalStatistics()

@@ -19,6 +19,7 @@ class IntervalStatistics:
 
     staleness: list[int] = field(default_factory=list)
     values: dict[str, list[Any]] = field(default_factory=dict)  # of each metric
+    owners: dict[str, list[int]] = field(default_factory=dict)  # the clients of the values; −1: of several
     # Of replies, but for arrays, where a function of the user's wants them; not saved with the run.
     contents: list[RecordDict] = field(default_factory=list)
     bytes_up: int = 0
@@ -36,7 +37,12 @@ class IntervalStatistics:
             self.staleness.append(contribution.staleness)
             self.bytes_up += contribution.num_bytes
             for name, value in reported_metrics([contribution.metrics], key).items():
-                self.values.setdefault(name, []).append(value)
+                self.add_values(name, [value], contribution.client.index)
+
+    def add_values(self, name: str, values: Sequence[Any], owner: int = -1) -> None:
+        """Add values of a metric, of one client or of several."""
+        self.values.setdefault(name, []).extend(values)
+        self.owners.setdefault(name, []).extend([owner] * len(values))
 
     def add_content(self, content: RecordDict) -> None:
         """Keep a reply's content for a function of metrics, without its arrays, which would fill the memory."""
@@ -76,13 +82,28 @@ class IntervalStatistics:
             metrics["staleness-max"] = max(self.staleness)
         return metrics
 
-    def metrics_of_clients(self) -> dict[str, Any]:
-        """Return the unweighted mean of each of the clients' metrics over contributions."""
-        return {
-            name: np.mean(values, axis=0).tolist()
-            for name, values in self.values.items()
-            if len({np.shape(value) for value in values}) == 1
-        }
+    def metrics_of_clients(self, *, robust: bool = False) -> dict[str, Any]:
+        """Return the unweighted mean of each of the clients' metrics over contributions.
+
+        Values that aren't finite count only if no value is finite. ``robust``: the median of the clients' own means,
+        as a metric may decide about a run.
+        """
+        found: dict[str, Any] = {}
+        for name, values in self.values.items():
+            if len({np.shape(value) for value in values}) != 1:
+                continue
+            array, owners = np.array(values, np.float64), np.array(self.owners.get(name, [-1] * len(values)))
+            finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
+            if finite.any():
+                array, owners = array[finite], owners[finite]
+            if robust and (owners >= 0).all():
+                array = np.median(
+                    [array[owners == owner].mean(axis=0) for owner in np.unique(owners)], axis=0
+                )
+                found[name] = array.tolist()
+            else:
+                found[name] = np.mean(array, axis=0).tolist()
+        return found
 
     def state(self) -> dict[str, Any]:
         """Return the counts for a checkpoint, as JSON values; ``contents`` isn't among them."""

@@ -31,7 +31,7 @@ from strategies.methods.shared.latest_updates import LatestUpdates
 from strategies.methods.shared.local_path import paths_of
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.pipeline import Contribution
-from strategies.updates.safeguards import clip_to_mean
+from strategies.updates.safeguards import LEAST_NORMS, clip_to_mean
 
 VARIATES = "variates"
 # With safeguards a c_i is at most so many times as far from c as the median c_i of its round: a bad c_i counts twice,
@@ -76,6 +76,14 @@ class Scaffold(SynchronousStrategy):
         def moved(c: Contribution, path: float) -> Vector:
             return np.asarray(variates.get(c.client.index) - self._common - c.update / path)
 
+        if self.session.safeguards.active and not _enough(len(reported), len(contributions)):
+            self.session.run.warn_once(
+                "only %d of %d clients report their path: with safeguards no c_i is updated, or these few would make "
+                "c alone",
+                len(reported),
+                len(contributions),
+            )
+            reported = []
         distances = [float(np.linalg.norm(moved(c, path) - self._common)) for c, path in reported]
         bounds = self.session.safeguards.furthest([c.client for c, _ in reported], distances, FURTHEST)
         for (c, path), most in zip(reported, bounds, strict=True):
@@ -88,3 +96,8 @@ class Scaffold(SynchronousStrategy):
         return LatestUpdates(
             self.session.memory, self.session.client_vectors(VARIATES), self.session.objective_weights()
         )
+
+
+def _enough(reported: int, number: int) -> bool:
+    """Return True if all clients of a round report their path, or most and enough for a median."""
+    return reported == number or (reported >= LEAST_NORMS and 2 * reported > number)

@@ -112,7 +112,8 @@ class RoundSession(Session):
         """Open a round of the sampled participants, with their weights."""
         run = self.run
         run.model, (participants, weights) = run.layout.to_vector(arrays), chosen
-        metrics = MetricsMean(run.flower.weighted_by_key, run.flower.train_metrics_aggr_fn)
+        key, function = run.flower.weighted_by_key, run.flower.train_metrics_aggr_fn
+        metrics = MetricsMean(key, function, robust=self.decides_by_metrics)
         each = self.selection.each
         self.cohort = Round(server_round, run.model, list(participants), weights, metrics, each)
         if isinstance(self.receiver.clip, AdaptiveClip):
