@@ -11,6 +11,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedapp.room import lacks_room
 from fedapp.worker.asking import VARIABLE, ask_worker
 from strategies.flower import messages
 from strategies.flower.packing import unpack_arrays
@@ -26,6 +27,9 @@ def masks(message: Message, context: Context, call_next: Callable[[Message, Cont
 
     return masks_updates(message, context, call_next)
 
+
+if lacking := lacks_room():  # before Ray starts; the ServerApp says it, too
+    raise RuntimeError(lacking)
 
 app = ClientApp(mods=[unpack_arrays, masks, compress_updates])
 

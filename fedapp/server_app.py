@@ -7,10 +7,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedapp import federation
-from fedapp.config import RunConfig, defaults, read_run
+from fedapp.config import ConfigError, RunConfig, defaults, read_run
 from fedapp.config.run_keys import ROUNDS
 from fedapp.logs import logging_as, plain_where_piped
 from fedapp.report.files import read_summary
+from fedapp.room import lacks_room
 from fedapp.server import prepare, run
 from fedapp.server.ending import one_line_errors, told_to_stop
 from fedapp.server.progress import Heartbeat, HowFar, Sparingly
@@ -30,6 +31,9 @@ def main(grid: Grid, context: Context) -> None:
     values = context.run_config
     plain_where_piped()
     with logging_as(values.get("log-format")), told_to_stop(), one_line_errors():
+        if lacking := lacks_room():
+            logging.getLogger("flwr").addFilter(lambda record: False)  # Flower's tracebacks of the same error
+            raise ConfigError(lacking)
         if values.get("resume"):  # Flower fills in the defaults: a value that is one counts as not given
             values = {key: value for key, value in values.items() if value != defaults().get(key)}
         config = RunConfig.load(values)

@@ -5,7 +5,10 @@ modules of Flower anywhere else. If a version of Flower lacks one of these, the 
 """
 
 import gc
+import json
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -95,6 +98,7 @@ __all__ = [
     "read_pairs",
     "simulate",
     "simulated_contexts",
+    "simulation_backend",
     "unavailable_reply",
     "with_content",
     "with_error",
@@ -317,6 +321,19 @@ def simulated_contexts(run_id: int) -> Callable[[], list[Context]]:
     kept = [each for each in gc.get_objects() if type(each).__name__ == "DeprecatedRunInfoStore"]
     nodes = [each for each in kept if run_id in each.run_infos]
     return lambda: [node.retrieve_context(run_id) for node in nodes]
+
+
+def simulation_backend() -> dict[str, dict[str, Any]]:
+    """Return ``client_resources`` and ``init_args`` of a Flower simulation in this process; {} without one.
+
+    Flower doesn't tell the apps: only a local variable of its main thread has the federation config.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_globals.get("__name__") != "flwr.simulation.run_simulation":
+        frame = frame.f_back
+    config = frame.f_locals.get("backend_config_stream", "{}") if frame is not None else "{}"
+    found: dict[str, dict[str, Any]] = json.loads(config)
+    return found
 
 
 def client_apps() -> list["ClientApp"]:

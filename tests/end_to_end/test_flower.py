@@ -12,8 +12,8 @@ CENTRAL = {"dp": "central", "client-weights": "uniform", "dp-noise-multiplier": 
 def flwr_run(flower, free_port, pairs):
     """Run the app as ``flwr run . --stream`` does; return what it says."""
 
-    def run(config, clients):
-        federation = f"num-supernodes={clients} client-resources-num-cpus=1"
+    def run(config, clients, resources="client-resources-num-cpus=1"):
+        federation = f"num-supernodes={clients} {resources}"
         given = ("--run-config", pairs(config), "--federation-config", federation)
         port = {"FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port)}
         return flower("flwr", "run", ".", "--stream", *given, **port).stdout
@@ -52,6 +52,19 @@ def test_flwr_run_takes_the_engine_that_fits(flwr_run, simulate, tmp_path):
 @pytest.mark.thorough
 def test_flwr_run_says_what_is_wrong(flwr_run):
     assert "lr = -1: must be a number > 0" in flwr_run({"lr": -1}, 4)
+
+
+@pytest.mark.thorough
+def test_flwr_run_says_that_no_client_could_start(flwr_run, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    output = flwr_run({"results-dir": str(tmp_path / "runs")}, 4, "client-resources-num-gpus=0.1")
+    assert "client-resources-num-gpus = 0.1: the simulation has no GPU, so no client could start" in output
+    assert "ActorPool" not in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

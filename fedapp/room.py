@@ -1,0 +1,35 @@
+"""Whether Flower's simulation has room for one client on this machine.
+
+Flower itself finds out after it has started Ray, and then ends without naming a key.
+"""
+
+import os
+
+from strategies.flower.internals import simulation_backend
+
+
+def lacks_room() -> str:
+    """Return one line if this process is a simulation of Flower in which no client could start; "" otherwise."""
+    backend = simulation_backend()
+    asked, given = backend.get("client_resources", {}), backend.get("init_args", {})
+    if not asked or "RAY_ADDRESS" in os.environ:  # a cluster has more than this machine
+        return ""
+    cpus, gpus = asked.get("num_cpus", 1), asked.get("num_gpus", 0)
+    there = given.get("num_cpus", os.cpu_count() or cpus)
+    if cpus > there:
+        return _line("client-resources-num-cpus", cpus, f"{there} CPUs")
+    if gpus > 0 and gpus > (there := given["num_gpus"] if "num_gpus" in given else _gpus()):
+        return _line("client-resources-num-gpus", gpus, f"{there or 'no'} GPU{'s' * (there > 1)}")
+    return ""
+
+
+def _line(key: str, value: float, there: str) -> str:
+    return (
+        f"{key} = {value:g}: the simulation has {there}, so no client could start; lower it, or leave it out"
+    )
+
+
+def _gpus() -> int:
+    import torch  # seconds, which only a run on GPUs waits for
+
+    return torch.cuda.device_count()

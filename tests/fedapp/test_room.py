@@ -1,0 +1,46 @@
+"""Whether a simulation of Flower has room for a client is known before Ray starts."""
+
+import os
+
+import pytest
+import torch
+
+from fedapp import room
+from strategies.flower.internals import simulation_backend
+
+CPUS, GPUS = os.cpu_count() or 1, torch.cuda.device_count()
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "said"),
+    [
+        (
+            {"num_gpus": 0.1},
+            {"num_gpus": 0},
+            "client-resources-num-gpus = 0.1: the simulation has no GPU, so",
+        ),
+        ({"num_gpus": GPUS + 1}, {}, f"client-resources-num-gpus = {GPUS + 1}: the simulation has "),
+        ({"num_gpus": 3}, {"num_gpus": 2}, "client-resources-num-gpus = 3: the simulation has 2 GPUs, so"),
+        ({"num_gpus": 0.5}, {"num_gpus": 1}, ""),
+        (
+            {"num_cpus": CPUS + 1},
+            {},
+            f"client-resources-num-cpus = {CPUS + 1}: the simulation has {CPUS} CPUs, so",
+        ),
+        ({"num_cpus": CPUS + 1}, {"num_cpus": CPUS + 1}, ""),
+        ({"num_cpus": CPUS}, {}, ""),
+    ],
+)
+def test_a_client_that_has_no_room_is_one_line(asked, given, said, monkeypatch):
+    backend = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0} | asked, "init_args": given}
+    monkeypatch.setattr(room, "simulation_backend", lambda: backend)
+    line = room.lacks_room()
+    assert line.startswith(said)
+    assert bool(line) == bool(said)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # a cluster, whose machines aren't known
+    assert room.lacks_room() == ""
+
+
+def test_outside_a_simulation_of_flower_nothing_is_asked_for():
+    assert simulation_backend() == {}
+    assert room.lacks_room() == ""
