@@ -20,7 +20,7 @@ from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
 from fedapp.sweeps.point import DIVERGED, FINISHED, LABEL, PlannedRun, folder_of, name_of
 from fedapp.sweeps.runner import only_one, run_missing
-from fedapp.sweeps.tuning import Pick, Setting, check_direction, pick, setting_of
+from fedapp.sweeps.tuning import Pick, Setting, check_direction, check_tested_rows, pick, setting_of
 
 RUNS, TUNING = "runs", "tuning"
 PLAN, KEYS, REPORT, FIGURE = "plan.toml", "keys.json", "report.md", "curves.png"
@@ -158,6 +158,7 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
     if plan.tune:
         check_direction(plan, planned)
     on_other_seeds = plan.runs(plan.seeds_to_tune_on) if plan.tune else []
+    check_tested_rows(plan, on_other_seeds)
     folder.mkdir(parents=True, exist_ok=True)
     with only_one(folder):  # a plan that is refused mustn't take the place of one whose runs are being made
         (folder / PLAN).write_text(tomli_w.dumps(_from_anywhere(plan)), "utf-8")

@@ -2,14 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedapp.config import ConfigError, Value
+from fedapp.data import DataError
+from fedapp.federation import dataset_of, division_of, partition_of, source_of
+from fedapp.own import OwnPartError
 from fedapp.own.metrics import with_directions
 from fedapp.report.cells import Cell, equal_time
+from fedapp.report.differences import has_own_data
 from fedapp.report.files import LOSS, measured_by, stated_directions
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.plan import METRICS, SweepPlan
@@ -80,6 +85,40 @@ def check_direction(plan: SweepPlan, planned: Sequence[PlannedRun]) -> None:
     for names in dict.fromkeys(each.config.metrics for each in planned):
         by = plan.metric or next(iter(measured_by(names)[1:]), LOSS)
         _known_direction(plan, by, stated_directions(with_directions(names)))
+
+
+def check_tested_rows(plan: SweepPlan, planned: Sequence[PlannedRun]) -> None:
+    """Refuse to tune what changes the rows that runs are tested on: a better score may come of easier rows.
+
+    Raises
+    ------
+    ConfigError
+    """
+    first: dict[Setting, PlannedRun] = {}
+    for each in planned:
+        other = first.setdefault((*setting_of(each, plan.cell_axes), each.config.seed), each)
+        with suppress(DataError, OwnPartError):  # the run itself says so
+            if not _tested_alike(other, each):
+                named = (
+                    " ".join(f"{axis}={run.labels[axis]}" for axis in plan.tune) for run in (other, each)
+                )
+                raise ConfigError(
+                    f"tune = {', '.join(plan.tune)}: {' and '.join(named)} are tested on different rows, so their "
+                    "scores can't be compared; without tune the table has both"
+                )
+
+
+def _tested_alike(one: PlannedRun, other: PlannedRun) -> bool:
+    """Return True if two runs are tested on rows of the same data, numbers and targets."""
+    both = [(each.config, each.num_clients) for each in (one, other)]
+    sources = [source_of(*each) for each in both]
+    if sources[0] == sources[1] and division_of(one.config) == division_of(other.config):
+        return True
+    data = [(each.name, each.data_path if has_own_data(each.name) else "") for each in sources]
+    rows = [np.sort(partition_of(*each).test_indices) for each in both]
+    if data[0] != data[1] or not np.array_equal(*rows):
+        return False
+    return np.array_equal(*(dataset_of(*each).y[rows[0]] for each in both))
 
 
 def _known_direction(plan: SweepPlan, by: str, stated: Mapping[str, bool]) -> bool:

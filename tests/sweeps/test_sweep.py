@@ -27,7 +27,7 @@ from fedapp.sweeps.point import PlannedRun
 from fedapp.sweeps.results import report, write_results
 from fedapp.sweeps.runner import _check_jobs, only_one
 from fedapp.sweeps.sweep import Outcome, make_sweep, outcome_in
-from fedapp.sweeps.tuning import pick
+from fedapp.sweeps.tuning import check_tested_rows, pick
 from tests.runs import summary_of
 
 # A run takes a tenth of a second; a worker process takes seconds to start.
@@ -263,6 +263,23 @@ def test_where_nothing_came_to_its_end_nothing_is_picked(tmp_path):
         (("results-dir=a,b",), "results-dir is the sweep's own"),
         (("lr=1", "--tune", "l2"), "tune: 'l2' is no axis; there are lr"),
         (("seed=1,2", "--tune", "seed"), "the seed isn't tuned"),
+        (
+            ("test-on=held-out,own", "--tune", "test-on"),
+            "tune = test-on: test-on=held-out and test-on=own are tested on different rows, so their scores can't",
+        ),
+        (
+            (
+                "partitioner=iid,dirichlet",
+                "lr=0.1,1",
+                "--tune",
+                "lr",
+                "--tune",
+                "partitioner",
+                "-c",
+                "test-on=own",
+            ),
+            "lr=0.1 partitioner=iid and lr=0.1 partitioner=dirichlet are tested on different rows",
+        ),
         (("lr=1", "--by", "f1"), "by: 'f1' is measured in no run; allowed are loss, accuracy, rmse, r2"),
         (("lr=1", "--engine", "rya"), "engine = 'rya': allowed are auto, sequential, vectorized, ray"),
         (("lr=1", "--engine", "ray", "--jobs", "2"), "allowed with engine ray is 1"),
@@ -279,6 +296,13 @@ def test_what_is_not_possible_is_one_line_before_anything_runs(tmp_path, argumen
     assert done.exit_code == 1
     assert message in done.output
     assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_a_division_that_is_tested_on_the_same_rows_may_be_tuned():
+    """The held-out rows depend on the seed alone, whatever the other rows' division and the number of clients."""
+    held = {"grid": {"partitioner": ["iid", "dirichlet"], "num-clients": [2, 3]}, "tune": ["partitioner"]}
+    plan = checked("x", held | {"base": {"dataset": "digits"}}, SweepPlan)
+    check_tested_rows(plan, plan.runs([1, 2]))
 
 
 def test_a_folder_that_can_not_be_made_is_one_line(tmp_path):
