@@ -5,6 +5,7 @@ end, the figures; ``Totals`` adds up what the run has cost; ``Summary`` writes s
 it ended, and which machine made it.
 """
 
+import logging
 import os
 import platform
 import shutil
@@ -26,12 +27,15 @@ from fedapp.server.experiment import Experiment
 from fedapp.server.privacy import SYSTEM, neighbours
 from fedapp.server.record import Entry, Observer
 from fedapp.server.run_directory import LAST_MODEL, MODEL, RunDirectory
+from fedapp.server.run_folder import said_of_the_same
 from fedapp.training.state import completed, names_of
 from strategies import FederatedStrategy
 from strategies.clock import WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.config import BEST
 from strategies.flower import messages
+
+log = logging.getLogger("flwr.fedapp")
 
 
 class Journal(Observer):
@@ -77,6 +81,9 @@ class Journal(Observer):
     def begin(self) -> None:
         """Write what is known before the first round."""
         self.directory.write_config(self.experiment.num_clients)
+        new = not (self.experiment.config.resume or self.experiment.config.run_name)
+        if new and (said := said_of_the_same(self.directory.path)):
+            log.info("%s", said)
         dataset, clients = self.experiment.dataset, self.strategy.run_options.client_names
         self.directory.write_partition(
             self.experiment.partition,

@@ -1,25 +1,28 @@
 """A run's folder: made under a name that is free, locked while the run goes on, and resumed after an interruption."""
 
 import fcntl
+import glob
 import itertools
 import json
 import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.config.key import path_of
+from fedapp.report.differences import differing
 from fedapp.report.files import FAILED, RUNNING, read_config, read_summary, without_digest
 
 log = logging.getLogger("flwr.fedapp")
 
 LOCK_TRIES, LOCK_PAUSE = 5, 0.1  # how often, and every how many seconds, a folder's lock is tried again
 
-# The statuses of a run that was cut off.
-_CUT_OFF = ("interrupted", "stopped", FAILED)
+# The statuses of a run that was cut off, and that of one that came to its end.
+_CUT_OFF, FINISHED = ("interrupted", "stopped", FAILED), "finished"
 
 
 class StillGoingOnError(ConfigError):
@@ -78,13 +81,46 @@ def goes_on_from(path: Path) -> str:
 def how_it_goes_on(path: Path) -> str:
     """Return how the run in a folder ended, if it was cut off, and how it goes on; it ends in "or "."""
     summary = read_summary(path)
-    status = summary.get("status")
-    if status == RUNNING:
+    if summary.get("status") == RUNNING:
         return "that run is still going on; "
-    if status not in _CUT_OFF or not (how := goes_on_from(path)):
+    if summary.get("status") not in _CUT_OFF or not (how := goes_on_from(path)):
         return ""
-    ended = "failed" if status == FAILED else f"was {status}"
-    return f"that run {ended} after aggregation {summary.get('aggregations', 0)}, and {how}; or "
+    return f"that run {_end_of(summary)}, and {how}; or "
+
+
+def said_of_the_same(path: Path) -> str:
+    """Return how the last earlier run with the config of a new run, which has no name, ended and how it is resumed.
+
+    One line, "" if no run has that config.
+    """
+    config, stem = _without_versions(path), path.name.rpartition("-")[0]
+    others = [
+        each for each in path.parent.glob(f"{glob.escape(stem)}-*") if each.name[len(stem) + 1 :].isdigit()
+    ]
+    for earlier in sorted(others, key=lambda each: int(each.name.rpartition("-")[2]), reverse=True):
+        if earlier == path or not (former := _without_versions(earlier)) or differing([config, former]):
+            continue
+        summary = read_summary(earlier)
+        finished = summary.get("status") == FINISHED
+        how = goes_on_from(earlier) if finished or summary.get("status") in _CUT_OFF else ""
+        if how and finished:
+            how += " with a larger num-server-rounds or time-budget"
+        said = f"a new run begins; {earlier.name} has the same config and {_end_of(summary)}"
+        return f"{said}: {how}" if how else said
+    return ""
+
+
+def _without_versions(path: Path) -> dict[str, Any]:
+    return {key: value for key, value in read_config(path).items() if key != "versions"}
+
+
+def _end_of(summary: Mapping[str, Any]) -> str:
+    """Return how a run ended, in words."""
+    status = summary.get("status", "")
+    if status in (RUNNING, ""):
+        return "is still going on" if status else "has no summary"
+    ended = status if status in (FINISHED, FAILED, "diverged") else f"was {status}"
+    return f"{ended} after aggregation {summary.get('aggregations', 0)}"
 
 
 def lock(path: Path) -> int:

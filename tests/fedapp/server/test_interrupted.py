@@ -31,7 +31,7 @@ class Interrupt(Observer):
 
 
 def interrupted(folder: Path, **keys: Any) -> tuple[Path, str]:
-    """Return the folder of an interrupted run, and what the interruption says."""
+    """Return the folder of an interrupted run of that name, and what the interruption says."""
     keys = {**KEYS, "results_dir": str(folder), "run_name": "run", **keys}
     with pytest.raises(KeyboardInterrupt) as caught:
         fedapp.run(**keys, observers=[Interrupt()])
@@ -50,6 +50,27 @@ def test_an_interrupted_run_and_the_same_command_again_say_how_it_goes_on(tmp_pa
     resumed = fedapp.run(resume=str(path))
     assert f"resumed from aggregation {done}\n" in (path / "log.txt").read_text("utf-8")
     assert len(resumed.metrics) == 7
+
+
+def test_the_same_command_again_without_a_name_begins_a_new_run_and_says_so(tmp_path):
+    interrupted(tmp_path, run_name="")
+    cut_off = tmp_path / "fedavg-digits-logistic-001"
+    keys = {**KEYS, "results_dir": str(tmp_path)}
+    second = fedapp.run(**keys)
+    log = (second.path / "log.txt").read_text("utf-8")
+    done = re.search(
+        r"interrupted after aggregation 3: (resume=.*)", (cut_off / "log.txt").read_text("utf-8")
+    )
+    assert done
+    said = "a new run begins; {} has the same config and {}: "
+    assert said.format(cut_off.name, "was interrupted after aggregation 3") + done[1] in log
+    third = fedapp.run(**keys)
+    how = f"resume={second.path} goes on from aggregation 6 with a larger num-server-rounds or time-budget"
+    ended = said.format(second.path.name, "finished after aggregation 6")
+    assert (third.path / "log.txt").read_text("utf-8").count(ended + how) == 1
+    for others in ({"lr": 0.3}, {"num_clients": 2}, {"run_name": "named"}):
+        other = fedapp.run(**(keys | others))
+        assert "a new run begins" not in (other.path / "log.txt").read_text("utf-8")
 
 
 def test_a_run_without_checkpoints_says_nothing_of_going_on(tmp_path):
