@@ -28,7 +28,7 @@ from fedapp.data.facts.look import (
     look_at_table,
 )
 from fedapp.data.partition import OWN, names_of_clients
-from fedapp.data.remarks import remarks
+from fedapp.data.remarks import remarks, tested_on
 from fedapp.data.tables import TABLES
 from fedapp.models import ModelError
 from fedapp.own import OwnPartError
@@ -103,6 +103,8 @@ def partition(
         config, dataset, division = divided
         for note in (*dataset.remarks, *remarks(dataset, division, config.normalize)):
             _say(console, note)
+        if named := tested_on(dataset, division, config.partitioner, config.test_on):
+            _say(console, named)
         print(_drawn(out, *divided).absolute())
     except USER_ERRORS as error:
         raise SystemExit(f"error: {error}") from None

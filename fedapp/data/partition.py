@@ -42,7 +42,8 @@ BY_CLASS = tuple(name for name in PARTITIONERS if name not in ("iid", "natural")
 
 OWN = "own"
 HALVES = {"held-out": slice(None), "held-out-even": slice(0, None, 2), "held-out-odd": slice(1, None, 2)}
-TEST_ON = (*HALVES, "unseen-clients", OWN)
+UNSEEN = "unseen-clients"
+TEST_ON = (*HALVES, UNSEEN, OWN)
 """Values of the run-config key `test-on`.
 
 - held-out: test rows are those the dataset ships, or a random `test_fraction` of all rows where it ships none.
@@ -133,9 +134,22 @@ def names_of_clients(dataset: Dataset, partition: Partition, partitioner: str) -
 
     Ids that are the clients' indices, as those of generated data, aren't names.
     """
+    return _ids_of(dataset, partitioner, partition.client_indices, partition.client_offsets)
+
+
+def names_of_unseen_clients(
+    dataset: Dataset, partition: Partition, partitioner: str, test_on: str
+) -> tuple[str, ...]:
+    """Return the natural ids (T,) of the clients that don't train and are tested on; () unless there are such ids."""
+    if test_on != UNSEEN:
+        return ()
+    return _ids_of(dataset, partitioner, partition.test_indices, partition.test_offsets)
+
+
+def _ids_of(dataset: Dataset, partitioner: str, indices: IntArray, offsets: IntArray) -> tuple[str, ...]:
     if partitioner != "natural" or dataset.groups is None:
         return ()
-    ids = np.asarray(dataset.groups)[partition.client_indices[partition.client_offsets[:-1]]]
+    ids = np.asarray(dataset.groups)[indices[offsets[:-1]]]
     if not dataset.group_names:
         return () if np.array_equal(ids, np.arange(len(ids))) else tuple(map(str, ids.tolist()))
     return tuple(dataset.group_names[each] for each in ids.tolist())
@@ -245,7 +259,7 @@ def make_partition(
     train, test = held.split_rows(dataset)
     _require_enough(dataset, num_clients, min_samples, len(train), "training")
     clients = divide(train, streams.whole_number(seed, "training-division"))
-    if test_on != "unseen-clients":
+    if test_on != UNSEEN:
         return held.partition(clients, test, train)
     _require_enough(dataset, num_clients, min_samples, len(test), "test")
     testing = divide(test, streams.whole_number(seed, "testing-division"))
@@ -340,7 +354,7 @@ def number_of_natural_clients(
         return 0
     held = HeldOut(test_on, test_fraction, hold_out, seed)
     number = len(_natural_ids(dataset, np.asarray(dataset.groups), min_samples, held)[2])
-    if test_on != "unseen-clients":
+    if test_on != UNSEEN:
         return number
     return min(round((1 - test_fraction) * number), number - 1)
 
@@ -364,7 +378,7 @@ def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: HeldOut
         )
     groups = np.asarray(dataset.groups)
     train, test, ids = _natural_ids(dataset, groups, min_samples, held)
-    spare = 1 if held.test_on == "unseen-clients" else 0
+    spare = 1 if held.test_on == UNSEEN else 0
     if num_clients + spare > len(ids):
         raise DataError(
             f"num-supernodes = {num_clients}: '{dataset.name}' has {len(ids)} natural clients with at least "
@@ -381,7 +395,7 @@ def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: HeldOut
         _check_division("natural", division, rows, min_samples, exact=True)
         return division
 
-    if held.test_on != "unseen-clients":
+    if held.test_on != UNSEEN:
         return held.partition(clients(drawn[:num_clients]), test, train)
     num_testing = max(1, round(num_clients * held.fraction / (1 - held.fraction)))
     testing = clients(drawn[num_clients : num_clients + num_testing])

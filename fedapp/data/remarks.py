@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedapp.data.dataset import Dataset, Normalize
-from fedapp.data.partition import Partition
+from fedapp.data.partition import Partition, names_of_unseen_clients
 from fedapp.names import IGNORED
 
 _NAMED = 8  # most classes that a remark lists
@@ -35,6 +35,13 @@ def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False
     if not normalize and dataset.scale == 1.0 and dataset.kind not in ("text", "parts") and not tokens:
         found += _of_size(dataset, partition)
     return found
+
+
+def tested_on(dataset: Dataset, partition: Partition, partitioner: str, test_on: str) -> str:
+    """Return a line with the natural ids of the clients that don't train and that runs are tested on; "" without."""
+    names = names_of_unseen_clients(dataset, partition, partitioner, test_on)
+    listed = ", ".join(names[:_NAMED]) + (f", … ({len(names)})" if len(names) > _NAMED else "")
+    return f"tested on clients that don't train: {listed}" if names else ""
 
 
 def _of_unused(dataset: Dataset, partition: Partition) -> str:

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
 from fedapp import federation
-from fedapp.data.partition import OWN
+from fedapp.data.partition import OWN, UNSEEN
 from fedapp.server.experiment import Experiment
 from fedapp.training.evaluation import Metric, Score, chosen_metrics, evaluate
 from fedapp.training.losses import loss_of
@@ -88,7 +88,7 @@ class Evaluation:
         state = federation.to_state(arrays, experiment.device)
         score = evaluate(experiment.scored_model, state, *self._test, self.loss, self._metrics)
         metrics = MetricRecord({"loss": score.loss, **score.values()})
-        if config.test_on == "unseen-clients":
+        if config.test_on == UNSEEN:
             by_client = score.by_client(partition.test_offsets)
             for metric in self._metrics:
                 known = by_client[metric.name][np.isfinite(by_client[metric.name])]

@@ -31,8 +31,8 @@ from fedapp.config.run_keys import ROUNDS
 from fedapp.config.strategy_keys import is_of_the_library
 from fedapp.data import Dataset, Partition
 from fedapp.data.extremes import extreme_rows
-from fedapp.data.partition import BY_CLASS, OWN, names_of_clients
-from fedapp.data.remarks import remarks
+from fedapp.data.partition import BY_CLASS, OWN, names_of_clients, names_of_unseen_clients
+from fedapp.data.remarks import remarks, tested_on
 from fedapp.data.tables import tables_in
 from fedapp.data.targets import check_counted
 from fedapp.federation.records import OWN_ARRAYS
@@ -116,6 +116,12 @@ class Experiment:
     def client_names(self) -> tuple[str, ...]:
         """The natural ids of a simulation's clients, by index; () where clients have none."""
         return names_of_clients(self.dataset, self.partition, self.config.partitioner)
+
+    @cached_property
+    def unseen_names(self) -> tuple[str, ...]:
+        """The natural ids of the clients that are only tested on, in their order; () without any."""
+        config = self.config
+        return names_of_unseen_clients(self.dataset, self.partition, config.partitioner, config.test_on)
 
     @cached_property
     def scored_model(self) -> nn.Module:
@@ -308,6 +314,8 @@ def _say(
     say_unknown_directions(config)
     for remark in remarks(dataset, partition, config.normalize):
         log.warning("data: %s", remark)
+    if named := tested_on(dataset, partition, config.partitioner, config.test_on):
+        log.info(named)
 
 
 def _check_parts(

@@ -91,6 +91,7 @@ class Journal(Observer):
             dataset.num_strata,
             list(clients.values()),
             dataset.names_of_strata,
+            self.experiment.unseen_names,
         )
         if self.experiment.config.resume and self.directory.checkpoint is None:
             self.directory.cut_metrics(0)

@@ -220,12 +220,17 @@ class RunDirectory:
         num_classes: int,
         client_names: Sequence[str] = (),
         class_names: Sequence[str] = (),
+        test_client_names: Sequence[str] = (),
     ) -> None:
         """Write partition.npz: row numbers into the dataset, and how many examples of each class a client has.
 
-        Names of clients (C,) and of classes (K,) are in it where there are any.
+        Names of clients (C,), of classes (K,) and of unseen clients (T,) are in it where there are any.
         """
-        names = {"client_names": client_names, "class_names": class_names}
+        names = {
+            "client_names": client_names,
+            "class_names": class_names,
+            "test_client_names": test_client_names,
+        }
         named = {key: np.array(each, str) for key, each in names.items() if each}
         self._write_arrays(PARTITION, {**_division(partition, labels, num_classes), **named})
 

@@ -6,12 +6,14 @@ import matplotlib.figure
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 import fedapp
 from fedapp.api.command import parser_of
 from fedapp.api.command import run as run_command
 from fedapp.api.look import _division
 from fedapp.api.values import as_values
+from fedapp.cli import app
 from fedapp.data import DataError, load_dataset
 from fedapp.data.dataset import DataColumns
 from fedapp.report import gantt
@@ -131,6 +133,25 @@ def test_a_run_names_its_clients_and_classes_in_its_files(run):
         assert stored["client_names"].tolist() == SORTED
         assert stored["class_names"].tolist() == GRADES
     assert names_of_clients(run.path) == dict(enumerate(SORTED))
+
+
+def test_clients_that_are_only_tested_on_are_named(tmp_path):
+    hospitals().rename(columns={"grade": "label"}).to_csv(tmp_path / "t.csv", index=False)
+    keys = [f"data-path={tmp_path / 't.csv'}", "dataset=files", "group-column=site", "partitioner=natural"]
+    keys += ["test-on=unseen-clients", "test-fraction=0.4", "num-clients=3"]
+    given = [*keys, "model=logistic", "num-server-rounds=1", f"results-dir={tmp_path / 'results'}"]
+    assert command(*given) == 0
+    (run,) = (tmp_path / "results").iterdir()
+    with np.load(run / "partition.npz", allow_pickle=False) as stored:
+        trained, tested = stored["client_names"].tolist(), stored["test_client_names"].tolist()
+        first = stored["test_indices"][stored["test_offsets"][:-1]]
+    assert (len(trained), len(tested)) == (3, 2)
+    assert sorted([*trained, *tested]) == sorted(SITES)
+    assert [SITES[row % 5] for row in first] == tested
+    line = f"tested on clients that don't train: {', '.join(tested)}\n"
+    assert line in (run / "log.txt").read_text("utf-8")
+    done = CliRunner().invoke(app, ["partition", *keys, "-o", str(tmp_path / "partition.png")])
+    assert line in done.output
 
 
 def test_the_tables_and_the_page_name_them(run):
