@@ -56,26 +56,56 @@ def predictions(model: "nn.Module", preparation: Preparation, config: "RunConfig
     ----------
     data : pandas.DataFrame, array, or path
         A table with the columns that the model was trained on, in any order, as a frame or a file (.csv, .parquet);
-        inputs as arrays (N, …), or in an .npz file as ``x``; or a folder of images, or an image.
+        inputs as arrays (N, …), or in an .npz file as ``x``; a folder of images, or an image; a Dataset of Hugging
+        Face, a torch Dataset or DataLoader, or (x, y), whose targets aren't looked at.
 
     Raises
     ------
     DataError
         If the data aren't of the form that the model was trained on.
     """
-    if len(preparation.target_shape) > (preparation.targets == "numbers"):
-        raise DataError("the model has outputs for each position of a row; predict has one row for each row")
+    positions = preparation.target_shape if preparation.targets == "classes" else preparation.target_shape[1:]
+    if positions and preparation.targets == "numbers":
+        raise DataError("the model has numbers for each position of a row; predict has one row for each row")
     rows, beside = _read(preparation, data)
-    outputs = _outputs(model, rows.x)
+    outputs, table, known = _outputs(model, rows.x), beside.reset_index(drop=True), rows.known
+    if positions:
+        outputs, table, known = _by_position(outputs, table, known, positions)
     if outputs.ndim != 2:
         raise DataError(f"the model's outputs have shape {outputs.shape}; predict needs (N, K)")
-    table = beside.reset_index(drop=True)
     for name, values in _told(preparation, config, outputs).items():
         free = name if name not in table.columns else f"predicted {name}"
         table[free] = values
-        if not rows.known.all():
-            table[free] = table[free].where(rows.known)
+        if not known.all():
+            table[free] = table[free].where(known)
     return Predictions(table, rows.remarks)
+
+
+def _by_position(
+    outputs: Any, table: "pd.DataFrame", known: Any, positions: tuple[int, ...]
+) -> tuple[Any, "pd.DataFrame", Any]:
+    """Return outputs (N · positions, K) of rows with a class for each position, their table, and which are known.
+
+    The table says which row and which position each is of, counted from 0.
+    """
+    import torch
+
+    from fedapp.training.losses import classes_first
+
+    each = int(np.prod(positions))
+    try:
+        whole = classes_first(torch.from_numpy(outputs), torch.empty((len(outputs), *positions)))
+    except ValueError as error:
+        raise DataError(f"the model's {error}") from None
+    table = table.loc[np.repeat(np.arange(len(table)), each)].reset_index(drop=True)
+    if "row" not in table.columns:
+        table.insert(0, "row", np.repeat(np.arange(len(outputs)), each))
+    for axis, places in enumerate(np.indices(positions)):
+        name = "position" if len(positions) == 1 else f"position {axis}"
+        table[name if name not in table.columns else f"predicted {name}"] = np.tile(
+            places.ravel(), len(outputs)
+        )
+    return whole.movedim(1, -1).flatten(0, -2).numpy(), table, np.repeat(known, each)
 
 
 def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"]:
@@ -84,12 +114,8 @@ def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"
 
     if isinstance(data, pd.DataFrame):
         return _from_frame(preparation, data, "the table")
-    if isinstance(data, Mapping):
-        x = _joined(preparation, data, "the inputs")
-        return prepared_arrays(preparation, x, "the inputs"), pd.DataFrame(index=range(len(x)))
     if not isinstance(data, str | Path):
-        x = np.asarray(data.detach().cpu() if hasattr(data, "detach") else data)
-        return prepared_arrays(preparation, x, "the inputs"), pd.DataFrame(index=range(len(x)))
+        return _from_object(preparation, data)
     path = Path(data).expanduser()
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
@@ -115,6 +141,37 @@ def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"
             f"{path}: is no table; {' or '.join(TABLES)} is needed, as the model's inputs are columns"
         )
     return _from_frame(preparation, read_table(path, preparation.columns_read)[0], str(path))
+
+
+def _from_object(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"]:
+    """Return the rows of arrays, or of what else a run takes as its data in Python."""
+    import pandas as pd
+
+    from fedapp.data.function import is_of_rows, named_arrays, pixels_or_array
+    from fedapp.data.hugging_face import inputs_alone, is_hugging_face
+
+    def problem(reason: str) -> DataError:
+        return DataError(f"the inputs: what is given {reason}")
+
+    if is_hugging_face(data) and isinstance(data, Mapping):
+        raise problem(f"is a DatasetDict with {', '.join(data)}; one of its splits is needed")
+    if is_hugging_face(data):
+        if preparation.columns:
+            return _from_frame(preparation, data.to_pandas(), "the dataset")
+        x: Any = inputs_alone(data, preparation.columns_read, problem)
+    elif isinstance(data, Mapping):
+        x = _joined(preparation, data, "the inputs")
+    elif isinstance(data, tuple) or is_of_rows(data):
+        named = named_arrays(data, problem)
+        if any(name.endswith("_test") or "_test." in name for name in named):
+            raise problem("has test rows beside others; one set of rows is needed")
+        several = {
+            name.removeprefix("x_train."): each for name, each in named.items() if name[:8] == "x_train."
+        }
+        x = _joined(preparation, several, "the inputs") if several else named["x_train"]
+    else:
+        x = pixels_or_array(data, problem)
+    return prepared_arrays(preparation, x, "the inputs"), pd.DataFrame(index=range(len(x)))
 
 
 def _from_frame(preparation: Preparation, given: Any, source: str) -> tuple[Prepared, "pd.DataFrame"]:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 from uuid import uuid4
@@ -18,8 +18,10 @@ from fedapp.data.arrays import check_unmasked
 from fedapp.data.errors import handed_over_dir
 from fedapp.data.facts.maker import MADE_BY, maker_of
 from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays, stream_reason
+from fedapp.data.hugging_face import returning
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.own import register
+from fedapp.report.files import without_digest
 
 # Keys that take a callable object; a model's key takes a class or a function that makes a model.
 _CALLABLES = ("loss", "metrics", "dataset")
@@ -46,10 +48,13 @@ def load_config(keys: Mapping[str, Any]) -> RunConfig:
 
 
 def in_python_names(error: ValueError) -> Exception:
-    """Return an error with the keys' Python names; an unknown key becomes a TypeError."""
+    """Return an error with the keys' Python names, and names of parts without digests.
+
+    An unknown key becomes a TypeError.
+    """
     text = str(error)
     if not text.startswith("unknown key"):
-        renamed = clients_as(text, "num_clients")
+        renamed = without_digest(clients_as(text, "num_clients"))
         return type(error)(renamed) if renamed != text else error
     text = text.replace(CLIENTS_BY, "num_clients=N")
     return TypeError(re.sub(r"'[a-z0-9-]+'", lambda name: name[0].replace("-", "_"), text))
@@ -83,7 +88,7 @@ def _dataset_values(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
         raise ConfigError(f"dataset: {reason}")
     pair = given if isinstance(given, tuple) and len(given) == 2 else (given,)
     if all(map(is_hugging_face_form, pair)):
-        return {"dataset": register(_returning(given))}
+        return {"dataset": register(returning(given))}
     if is_divided(given):
         return {"partitioner": "natural"} | _file_of_arrays(_joined(given), keys)
     if hasattr(given, "to_parquet"):
@@ -170,15 +175,6 @@ def _in_toml(option: str, value: Any) -> str:
             f"optimizer-options: {option} is a {type(value).__name__}; must be a number or a flag"
         )
     return str(value).lower()
-
-
-def _returning(given: Any) -> Callable[[], Any]:
-    """Return a dataset function that returns the given object."""
-
-    def dataset() -> Any:
-        return given
-
-    return dataset
 
 
 def _file_of_table(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:

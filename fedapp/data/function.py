@@ -333,7 +333,7 @@ def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
         item = rows[row]
         if not (isinstance(item, tuple | list) and len(item) == 2):
             raise problem(f"has rows of type {type(item).__name__}; (input, target) is needed")
-        inputs, target = (_pixels_or_array(value, problem) for value in item)
+        inputs, target = (pixels_or_array(value, problem) for value in item)
         if row == 0:  # one array from the start: a list of rows would need the memory twice
             x = np.empty((len(rows), *inputs.shape), inputs.dtype)
             y = np.empty((len(rows), *target.shape), target.dtype)
@@ -391,8 +391,8 @@ def _rows_of_several(rows: Any, problem: Problem) -> tuple[Any, Array]:
                 f"{', '.join(map(str, columns))}; they must match"
             )
         for name, value in named.items():
-            columns.setdefault(name, []).append(_pixels_or_array(value, problem))
-        targets.append(_pixels_or_array(target, problem))
+            columns.setdefault(name, []).append(pixels_or_array(value, problem))
+        targets.append(pixels_or_array(target, problem))
     for name, values in {**columns, "the target": targets}.items():
         if unlike := next((value.shape for value in values if value.shape != values[0].shape), None):
             raise problem(
@@ -464,7 +464,7 @@ def _is_same(first: Any, again: Any, problem: Problem) -> bool:
             _is_same(value, again[name], problem) for name, value in first.items()
         )
     try:
-        one, other = (_pixels_or_array(value, problem) for value in (first, again))
+        one, other = (pixels_or_array(value, problem) for value in (first, again))
     except DataError:  # what a DataLoader's collate_fn alone can read isn't compared
         return True
     if one.shape != other.shape:
@@ -484,7 +484,8 @@ def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:
         raise problem(f"has rows of type {rows.dtype} and of type {value.dtype}; they must match") from None
 
 
-def _pixels_or_array(value: Any, problem: Problem) -> Array:
+def pixels_or_array(value: Any, problem: Problem) -> Array:
+    """Return the pixels of an image of PIL, or anything else as an array of numbers."""
     if hasattr(value, "mode") and hasattr(value, "convert"):  # an image of PIL
         pixels = picture_pixels(value)
         if pixels is None:

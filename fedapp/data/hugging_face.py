@@ -3,7 +3,8 @@
 No message quotes a value that is in the data: it may be told to the server.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,36 @@ def hugging_face_data(
         )
     raw = array_data(rows, problem)
     return replace(raw, columns=named, remarks=(*remarks, *raw.remarks))
+
+
+def returning(given: Any) -> Callable[[], Any]:
+    """Return a dataset function that returns data given in Python; it has the name by which the data were loaded."""
+    first = given[0] if isinstance(given, tuple) else given
+    split = next(iter(first.values())) if isinstance(first, Mapping) else first
+    named = split.info.dataset_name or split.info.builder_name or type(first).__name__
+
+    def dataset() -> Any:
+        return given
+
+    dataset.__qualname__ = f"<{re.sub(r'[^0-9A-Za-z-]+', '-', named)}>"
+    dataset.returns_given = True  # type: ignore[attr-defined]
+    return dataset
+
+
+def inputs_alone(found: "HFDataset", columns: DataColumns, problem: Problem) -> Array:
+    """Return the inputs of a Dataset's rows (N, …), which need no labels, chosen as for training.
+
+    Raises
+    ------
+    DataError
+        If the columns aren't there or don't hold what they should.
+    """
+    split = _splits(found, problem)[0]
+    names = [name.strip() for name in _chosen(split.features, columns).inputs.split(",") if name.strip()]
+    if not names or any(name not in split.features for name in names):
+        wanted = ", ".join(names) or "one of images or of lists of numbers"
+        raise problem(f"has the columns {', '.join(split.features)}; the input column is needed: {wanted}")
+    return _inputs(split, names, ImageForm.of(columns), problem)
 
 
 def _splits(found: Any, problem: Problem) -> "list[HFDataset]":

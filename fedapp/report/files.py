@@ -155,7 +155,7 @@ AUTO, NONE = "auto", "none"  # values of the key metrics
 _USUAL = ("accuracy", "rmse", "r2")
 
 # A part that was handed over in Python, with a digest behind its name.
-_OF_PYTHON = re.compile(r"(python:[^,\s]+?)_[0-9a-f]{8}(?=,|$)")
+_OF_PYTHON = re.compile(r"(python:[^,\s]+?)_[0-9a-f]{8}(?!\w)")
 
 # How names of metrics over clients begin or end; which a run has depends on its method and on client evaluation.
 _OF_CLIENTS = (PERSONAL, "client-")

@@ -12,11 +12,12 @@ from flwr.serverapp import Grid
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.data.facts.preparation import Preparation
+from fedapp.data.function import load_function
 from fedapp.data.loading import is_function
 from fedapp.logs import copied_to, logging_as, plain_where_piped
 from fedapp.own import OwnPartError, raised_by
 from fedapp.report import read_metrics
-from fedapp.report.files import FAILED
+from fedapp.report.files import FAILED, without_digest
 from fedapp.server.divergence import Divergence
 from fedapp.server.ending import USER_ERRORS, ToldToStop
 from fedapp.server.evaluation import Evaluation, when_by_client
@@ -210,9 +211,10 @@ def _write_preparation(experiment: Experiment, directory: RunDirectory) -> None:
         config.normalize == "standardize" and dataset.moments is None
     ):  # the run was stopped before they were known
         return
-    made_by = ", ".join(
-        filter(None, [config.dataset if is_function(config.dataset) else "", dataset.made_by])
-    )
+    function = without_digest(config.dataset) if is_function(config.dataset) else ""
+    if function and getattr(load_function(config.dataset), "returns_given", False):
+        function = ""  # the inputs are columns of what was given
+    made_by = ", ".join(filter(None, [function, dataset.made_by]))
     columns = federation.columns_of(config)
     directory.write_preparation(Preparation.of(dataset, config.normalize, columns, made_by))
     if made_by:
