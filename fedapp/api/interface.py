@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fedapp.api.errors import short_errors
 from fedapp.api.results import ComparedRuns, RunResult, SweepResult
 from fedapp.api.values import MAPPINGS, as_value, as_values, in_python_names, is_divided, load_config
 from fedapp.config import ConfigError, RunConfig, Value, read_run
@@ -17,7 +18,9 @@ from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError
 from fedapp.engine.run import chosen_engine, run_on, stop_on_interrupt
 from fedapp.federation import natural_clients
+from fedapp.models import ModelError
 from fedapp.names import AUTO, IN_PROCESS, VECTORIZED, Way
+from fedapp.own import OwnPartError
 from fedapp.server import Observer, RunDirectory
 from fedapp.server.run_folder import goes_on_from
 from fedapp.sweeps.command import default_folder
@@ -30,6 +33,7 @@ from fedapp.sweeps.sweep import PLAN, make_sweep, outcome_in
 from strategies.flower.exchange import never
 
 
+@short_errors
 def run(
     *,
     num_clients: int | None = None,
@@ -112,10 +116,12 @@ def _python_names() -> Iterator[None]:
     """Raise errors of a config with the keys' Python names."""
     try:
         yield
-    except (ConfigError, DataError) as error:
+    except (ConfigError, DataError, ModelError, OwnPartError) as error:
         if (other := in_python_names(error)) is error:
             raise
-        raise other from None
+        for note in getattr(error, "__notes__", ()):
+            other.add_note(note)
+        raise other from error.__cause__
 
 
 def _check_read(engine: str, way: Way | None, federation_config: Mapping[str, Value]) -> None:
@@ -142,6 +148,7 @@ def _simulation(
     return SimulationConfig.read({**federation_config, **clients})
 
 
+@short_errors
 def sweep(
     *,
     out: str | Path | None = None,
@@ -215,6 +222,7 @@ def _choice(key: str, given: Any) -> Any:
     return as_value(key, given)
 
 
+@short_errors
 def load(path: str | Path) -> RunResult | SweepResult:
     """Read a run or a sweep from its folder.
 
@@ -233,6 +241,7 @@ def load(path: str | Path) -> RunResult | SweepResult:
     return RunResult(folder)
 
 
+@short_errors
 def compare(*runs: "RunResult | SweepResult | str | Path") -> ComparedRuns:
     """Compare runs at their end, and at equal time, equal rounds and equal bytes.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedapp import federation
+from fedapp.api.errors import short_errors
 from fedapp.api.predictions import Predictions, predictions, preparation_of
 from fedapp.config import RunConfig
 from fedapp.data import DataError
@@ -113,6 +114,7 @@ class RunResult:
         found: pd.DataFrame | None = self._tables["clients"]
         return found
 
+    @short_errors
     def model(self) -> "nn.Module":
         """Return the run's global model, a new one each time, on the CPU and ready to evaluate.
 
@@ -143,6 +145,7 @@ class RunResult:
         model.load_state_dict(state)
         return model.eval()
 
+    @short_errors
     def predict(self, data: Any) -> "pd.DataFrame":
         """Predict new rows with the run's model, prepared as the run prepared its own.
 

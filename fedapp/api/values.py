@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from fedapp.api.errors import UnknownKeyError
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.config.key import CLIENTS_BY
 from fedapp.config.meant import clients_as
@@ -50,14 +51,14 @@ def load_config(keys: Mapping[str, Any]) -> RunConfig:
 def in_python_names(error: ValueError) -> Exception:
     """Return an error with the keys' Python names, and names of parts without digests.
 
-    An unknown key becomes a TypeError.
+    An unknown key becomes an UnknownKeyError, which is a TypeError.
     """
     text = str(error)
     if not text.startswith("unknown key"):
         renamed = without_digest(clients_as(text, "num_clients"))
         return type(error)(renamed) if renamed != text else error
     text = text.replace(CLIENTS_BY, "num_clients=N")
-    return TypeError(re.sub(r"'[a-z0-9-]+'", lambda name: name[0].replace("-", "_"), text))
+    return UnknownKeyError(re.sub(r"'[a-z0-9-]+'", lambda name: name[0].replace("-", "_"), text))
 
 
 def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:

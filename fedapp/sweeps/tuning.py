@@ -116,9 +116,10 @@ def _tested_alike(one: PlannedRun, other: PlannedRun) -> bool:
         return True
     data = [(each.name, each.data_path if has_own_data(each.name) else "") for each in sources]
     rows = [np.sort(partition_of(*each).test_indices) for each in both]
-    if data[0] != data[1] or not np.array_equal(*rows):
+    if data[0] != data[1] or not np.array_equal(rows[0], rows[1]):
         return False
-    return np.array_equal(*(dataset_of(*each).y[rows[0]] for each in both))
+    targets = [dataset_of(*each).y[rows[0]] for each in both]
+    return np.array_equal(targets[0], targets[1])
 
 
 def _known_direction(plan: SweepPlan, by: str, stated: Mapping[str, bool]) -> bool:
