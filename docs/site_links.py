@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 log = logging.getLogger("mkdocs.hooks.site_links")
 
 ROOT = Path(__file__).parents[1]
-HOME, ELSEWHERE = "index.md", "repository"
+HOME, API, ELSEWHERE = "index.md", "api.md", "repository"
 
 # A Markdown link or image whose target is neither an address nor an anchor of its page.
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#|/)([^)#\s]+)(#[^)\s]*)?\)")
@@ -35,7 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
     for uri in [HOME, *_listed(config["nav"])]:
         if uri == HOME or uri.startswith(f"{ELSEWHERE}/"):
             files.append(File.generated(config, uri, abs_src_path=str(ROOT / _path_of(uri))))
-    errors = _errors_page()
+    errors = _beside("errors_page")
     if errors.PAGE in _listed(config["nav"]):
         files.append(File.generated(config, errors.PAGE, content=errors.page()))
     there = {file.src_uri for file in files}
@@ -52,6 +52,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Let links hold in the site that hold in the repository."""
     here = page.file.src_uri
+    if here == API:
+        markdown = _beside("api_page").for_the_site(markdown)
     there = {file.src_uri for file in files}
 
     def moved(link: re.Match[str]) -> str:
@@ -77,9 +79,9 @@ def on_page_content(html: str, **_: Any) -> str:
     return INDEX.sub(_set, re.sub(r"\s*::</p>", ":</p>", lines))
 
 
-def _errors_page() -> Any:
-    """Import the file beside this one, which is no package's."""
-    spec = importlib.util.spec_from_file_location("errors_page", ROOT / "docs" / "errors_page.py")
+def _beside(name: str) -> Any:
+    """Import a file beside this one, which is no package's."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

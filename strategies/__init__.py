@@ -182,7 +182,6 @@ __version__ = "0.1.0"
 
 warn_of_namesakes()
 
-# Name in the run config → class. Contract tests run over every entry.
 REGISTRY: dict[str, type[FederatedStrategy]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
@@ -211,6 +210,7 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "area": AREA,
     "fadas": FADAS,
 }
+"""The methods by their name in the run config; contract tests run over every entry."""
 
 __all__ = [
     "ACE",

@@ -64,7 +64,7 @@ class Client:
     """A client of the run: its node, its index in the federation and its description of itself.
 
     ``num_examples`` is None where the ClientApp doesn't answer ``query.describe``, until a training reply reports the
-    number; it is then the number in the last reply. ``name`` is the operator's name of the device, for display only.
+    number; it is then the number in the last reply.
     """
 
     node_id: int
@@ -72,6 +72,7 @@ class Client:
     num_examples: float | None
     description: Description
     name: str = ""
+    """The operator's name of the device, or the natural id of a simulated client; for display only."""
 
     def __str__(self) -> str:
         return f"client {self.index}" + (f" ({self.name})" if self.name else "")

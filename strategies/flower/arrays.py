@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from strategies.flower import messages
 
 Vector = NDArray[np.float64]
+"""A model, or an update, as one float64 array (D,): see `Layout`."""
 
 
 # Parts of error messages about invalid arrays.

@@ -207,7 +207,7 @@ def test_what_is_handed_over_has_a_name_by_what_it_is(tmp_path):
     )
     with pytest.raises(
         ConfigError,
-        match=r"strategy = 'python:Mine_.*is known in this process alone, and Ray's workers can't import it; put it "
+        match=r"strategy = 'python:Mine': is known in this process alone, and Ray's workers can't import it; put it "
         r"into a module, or take engine sequential or vectorized without workers on Ray$",
     ):
         fedapp.run(**{**SMALL, "engine": "ray"}, strategy=Mine, results_dir=tmp_path)
