@@ -128,7 +128,7 @@ from strategies.core.reporter import Progress
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.strategy import AsynchronousStrategy
 from strategies.flower import messages
-from strategies.flower.arrays import Vector
+from strategies.flower.arrays import Layout, Vector
 from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.frozen import cache_frozen_parameters
 from strategies.flower.namesakes import warn_of_namesakes
@@ -251,6 +251,7 @@ __all__ = [
     "FedYogi",
     "FederatedStrategy",
     "Krum",
+    "Layout",
     "Mifa",
     "MultiKrum",
     "Progress",

@@ -53,7 +53,17 @@ class ArraysMismatchError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and dtypes of a model's arrays, in order; converts vectors to records and back."""
+    """Names, shapes and dtypes of a model's arrays, in order; converts vectors to records and back.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The names of the arrays.
+    shapes : tuple of tuple of int
+        The shape of each array.
+    dtypes : tuple of dtype
+        The type of each array's values.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

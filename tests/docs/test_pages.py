@@ -6,9 +6,11 @@ import types
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
-from fedapp.config import defaults
+from fedapp.config import RunConfig, defaults
 from fedapp.config.methods import table
+from fedapp.server import prepare
 from strategies import REGISTRY, SynchronousStrategy
 from strategies.core.about import About
 from strategies.flower.arrays import Layout
@@ -20,12 +22,35 @@ from tests.runs import lines_of, same_files
 LETTER = r"(?<![\w−-])(?:[A-Za-zα-ωΔ]_[a-z]\b|Δt\b|[BCDELRWchmwαβγδεηκτω](?![\w.-]))"
 
 
-def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(run_app, monkeypatch):
-    (code,) = [block.code for block in blocks_of("docs/own-strategy.md") if block.language == "python"]
+def own_strategy(name: str, monkeypatch: pytest.MonkeyPatch) -> type:
+    """Return a class of docs/own-strategy.md."""
+    page = blocks_of("docs/own-strategy.md")
+    (code,) = [block.code for block in page if block.language == "python" and f"class {name}(" in block.code]
     names: dict = {"__name__": "guide"}
     monkeypatch.setitem(sys.modules, "guide", types.ModuleType("guide"))
     exec(code, names)
-    monkeypatch.setitem(REGISTRY, "mine", names["HalfLife"])
+    return names[name]
+
+
+def test_the_step_of_each_layer_is_bounded(run_app, monkeypatch):
+    monkeypatch.setitem(REGISTRY, "layers", own_strategy("Layers", monkeypatch))
+
+    def model(strategy, **keys):
+        run = run_app({"strategy": strategy, "num-server-rounds": 1, **keys}, name=strategy)
+        return {name: array.double() for name, array in load_file(run / "model.safetensors").items()}
+
+    loose, bounded = model("fedavg", lr=0.5), model("layers", **{"lr": 0.5, "layer-bound": 0.2})
+    config = RunConfig.load({"strategy": "fedavg", "lr": 0.5})
+    start = prepare(config, 4).model.state_dict()
+    norms = {name: float((array - start[name]).norm()) for name, array in loose.items()}
+    assert min(norms.values()) < 0.2 < max(norms.values())
+    for name, norm in norms.items():
+        wanted = start[name] + (loose[name] - start[name]) * min(1, 0.2 / norm)
+        assert bounded[name].numpy() == pytest.approx(wanted.numpy(), abs=1e-6)
+
+
+def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(run_app, monkeypatch):
+    monkeypatch.setitem(REGISTRY, "mine", own_strategy("HalfLife", monkeypatch))
 
     mine, custom = (
         run_app({"strategy": strategy, "half-life": 2.0, "num-server-rounds": 6}, name=name)
