@@ -11,16 +11,18 @@ from uuid import uuid4
 import numpy as np
 
 from fedapp.api.errors import UnknownKeyError
-from fedapp.config import ConfigError, RunConfig, Value
+from fedapp.config import ConfigError, RunConfig, Value, defaults
 from fedapp.config.key import CLIENTS_BY
 from fedapp.config.meant import clients_as
 from fedapp.data import DataError
 from fedapp.data.arrays import check_unmasked
+from fedapp.data.dataset import DataColumns
 from fedapp.data.errors import handed_over_dir
 from fedapp.data.facts.maker import MADE_BY, maker_of
 from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays, stream_reason
 from fedapp.data.hugging_face import returning
 from fedapp.data.parts import all_separated, whole_name
+from fedapp.data.pictures import AS_IT_IS, ImageForm
 from fedapp.own import register
 from fedapp.report.files import without_digest
 
@@ -30,6 +32,8 @@ _CALLABLES = ("loss", "metrics", "dataset")
 MAPPINGS = ("dataset", "optimizer-options")
 _PAIR = ("x_train", "y_train")
 _ARRAYS = (*_PAIR, "x_test", "y_test", "group_train", "group_test")
+# Keys that a file of arrays is made by: it has the natural ids, and the images in their form.
+_IN_THE_FILE = ("group-column", "image-size", "image-mode")
 
 
 def load_config(keys: Mapping[str, Any]) -> RunConfig:
@@ -79,7 +83,8 @@ def as_values(keys: Mapping[str, Any]) -> dict[str, Value]:
     if is_divided(keys.get("dataset")) and "partitioner" in keys:
         values["partitioner"] = as_value("partitioner", keys["partitioner"])
     if values.get("dataset") == "npz" and not isinstance(keys.get("dataset"), str):
-        values.pop("group-column", None)  # the natural ids are in the file of arrays
+        for key in _IN_THE_FILE:
+            values.pop(key, None)
     return values
 
 
@@ -235,8 +240,12 @@ def _refuse_path(keys: Mapping[str, Any]) -> None:
 def _file_of_arrays(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
     """Save arrays in the cache, in a file named by their digest, so that other processes find them."""
     _refuse_path(keys)
-    group = str(keys.get("group_column", keys.get("group-column", "")))
-    path = handed_over_dir() / f"{_digest(arrays := _arrays(given, group))}.npz"
+    made_by = {
+        key: str(keys.get(key.replace("-", "_"), keys.get(key, defaults()[key]))) for key in _IN_THE_FILE
+    }
+    config = RunConfig.load(dict(made_by))  # which checks them
+    form = ImageForm.of(DataColumns(image_size=config.image_size, image_mode=config.image_mode))
+    path = handed_over_dir() / f"{_digest(arrays := _arrays(given, config.group_column, form))}.npz"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{uuid4().hex}.npz")
@@ -245,8 +254,15 @@ def _file_of_arrays(given: Any, keys: Mapping[str, Any]) -> dict[str, Value]:
     return {"dataset": "npz", "data-path": str(path)}
 
 
-def _arrays(given: Any, group: str) -> dict[str, np.ndarray]:
-    """Return arrays by their names in an npz; ``group`` names the column of natural ids in a dataset's rows."""
+def _arrays(given: Any, group: str, form: ImageForm) -> dict[str, np.ndarray]:
+    """Return arrays by their names in an npz.
+
+    ``group`` names the column of natural ids in a dataset's rows, and ``form`` is what their images become.
+    """
+    if form != AS_IT_IS and not is_of_rows(given):
+        raise ConfigError(
+            "image-size and image-mode: arrays have no images of PIL, whose form these keys set"
+        )
     if group and not is_of_rows(given):
         raise ConfigError(
             f"group-column = {group!r}: arrays have no columns; group_train and group_test of a mapping have the "
@@ -259,7 +275,7 @@ def _arrays(given: Any, group: str) -> dict[str, np.ndarray]:
             )
         named = dict(given)
     elif is_of_rows(given):
-        named = named_arrays(given, lambda reason: DataError(f"dataset: what is given {reason}"), group)
+        named = named_arrays(given, lambda reason: DataError(f"dataset: what is given {reason}"), group, form)
     elif isinstance(given, tuple) and len(given) in (2, 4):
         named = dict(zip(_ARRAYS, given, strict=False))
     else:

@@ -279,7 +279,9 @@ def is_marker(text: str) -> bool:
 # ---- Numbers that are hardly measurements -----------------------------------------------------------------------
 
 
-def number_remarks(columns: Iterable[tuple[str, Array]], *, named: bool) -> tuple[str, ...]:
+def number_remarks(
+    columns: Iterable[tuple[str, Array]], *, named: bool, of_files: bool = True
+) -> tuple[str, ...]:
     """Return a line on columns of numbers (N,) that look like ids, and one for each with values far from the others.
 
     Parameters
@@ -288,6 +290,8 @@ def number_remarks(columns: Iterable[tuple[str, Array]], *, named: bool) -> tupl
         Names and numbers as they are in the table; NaN is an empty cell.
     named : bool
         Whether the user named the inputs: then ids are meant.
+    of_files : bool
+        Whether the key `missing-values` is read.
     """
     ids: list[str] = []
     far: list[str] = []
@@ -299,7 +303,7 @@ def number_remarks(columns: Iterable[tuple[str, Array]], *, named: bool) -> tupl
         if not named and are_ids(numbers):
             ids.append(name)
             rows = len(numbers)
-        elif said := _far_values(numbers):
+        elif said := _far_values(numbers, of_files):
             far.append(f"column {name!r}: {said}")
     found = (
         [f"… and {len(far) - _FEW} columns more have values far from the others"] if len(far) > _FEW else []
@@ -321,7 +325,7 @@ def are_ids(numbers: Array) -> bool:
     return len(np.unique(numbers)) == len(numbers)
 
 
-def _far_values(numbers: Array) -> str:
+def _far_values(numbers: Array, of_files: bool) -> str:
     """Say which values lie far from the others, as those that stand for a missing value do; "" for none."""
     values, counts, near = _near(numbers)
     if near.all():
@@ -330,7 +334,11 @@ def _far_values(numbers: Array) -> str:
     number, total = int(counts[~near].sum()), len(numbers)
     listed = " or ".join(outside[:4]) + (", …" if len(outside) > 4 else "")
     are, them = ("is", "it") if number == 1 else ("are", "them")
-    says = f"; missing-values = {','.join(outside)!r} makes {them} empty" if len(outside) <= 4 else ""
+    says = (
+        f"; missing-values = {','.join(outside)!r} makes {them} empty"
+        if of_files and len(outside) <= 4
+        else ""
+    )
     others = f"{values[near].min():.10g} to {values[near].max():.10g}"
     return f"{number} of {total} cells {are} {listed}, far from the others ({others}){says}"
 

@@ -23,7 +23,7 @@ from fedapp.data.errors import DataError
 from fedapp.data.facts.maker import maker_of
 from fedapp.data.hugging_face import hugging_face_data, is_hugging_face
 from fedapp.data.parts import all_separated, whole_name
-from fedapp.data.pictures import picture_pixels
+from fedapp.data.pictures import AS_IT_IS, ImageForm, RowsOfImages, is_picture, pixels_of
 from fedapp.data.targets import Problem
 from fedapp.own import OwnPartError, file_digest, imported, source_files
 
@@ -148,9 +148,13 @@ def function_data(
         if _is_pair_of_datasets(found) and all(map(is_hugging_face, found)):
             found = dict(zip(("train", "test"), found, strict=True))
         elif not is_hugging_face_form(found):
-            group = columns.group if is_of_rows(found) else ""
-            _no_columns(name, replace(columns, group="") if group else columns)
-            found = named_arrays(found, problem, group)
+            there = DataColumns()
+            if is_of_rows(found):  # whose rows may have natural ids and images
+                there = DataColumns(
+                    group=columns.group, image_size=columns.image_size, image_mode=columns.image_mode
+                )
+            _no_columns(name, columns, there)
+            found = named_arrays(found, problem, there.group, ImageForm.of(there))
     except DataError:
         raise
     except Exception as error:
@@ -214,16 +218,21 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") or isinstance(value, list | tuple)
 
 
-def _no_columns(name: str, columns: DataColumns) -> None:
-    """Refuse columns where there are none."""
+def _no_columns(name: str, columns: DataColumns, there: DataColumns) -> None:
+    """Refuse columns, and a form of images, other than those that are ``there``."""
     for attribute, key in _COLUMN_KEYS.items():
-        if (value := getattr(columns, attribute)) != getattr(DataColumns(), attribute):
-            what = "images of Hugging Face" if key.startswith("image") else "data with columns"
+        if (value := getattr(columns, attribute)) != getattr(there, attribute):
+            what = "images" if key.startswith("image") else "data with columns"
             raise DataError(f"{key} = {value!r}: {name} returned no {what}")
 
 
-def named_arrays(found: Any, problem: Problem, group: str = "") -> dict[str, Array]:
-    """Return arrays by their names in an npz; ``group`` names the column of natural ids in a dataset's rows."""
+def named_arrays(
+    found: Any, problem: Problem, group: str = "", form: ImageForm = AS_IT_IS
+) -> dict[str, Array]:
+    """Return arrays by their names in an npz.
+
+    ``group`` names the column of natural ids in a dataset's rows, and ``form`` is what images of PIL in them become.
+    """
     if reasons := list(filter(None, map(stream_reason, found if _is_pair_of_datasets(found) else [found]))):
         raise problem(reasons[0])
     if isinstance(found, Mapping):
@@ -233,18 +242,18 @@ def named_arrays(found: Any, problem: Problem, group: str = "") -> dict[str, Arr
     elif _is_pair_of_datasets(found):
         named = {}
         for part, rows in zip(("train", "test"), found, strict=True):
-            named |= _part_of_rows(rows, part, group, problem)
+            named |= _part_of_rows(rows, part, group, form, problem)
     elif isinstance(found, tuple | list) and len(found) in (2, 4) and all(map(_is_array, found[1::2])):
         named = dict(zip(NAMES, found, strict=False))
     elif is_of_rows(found):
-        named = _part_of_rows(found, "train", group, problem)
+        named = _part_of_rows(found, "train", group, form, problem)
     else:
         size = f" of {len(found)}" if isinstance(found, tuple | list) else ""
         raise problem(f"is a {type(found).__name__}{size}; allowed are {RETURNS}")
     return {key: _array(value, key, problem) for key, value in all_separated(named).items()}
 
 
-def _part_of_rows(rows: Any, part: str, group: str, problem: Problem) -> dict[str, Any]:
+def _part_of_rows(rows: Any, part: str, group: str, form: ImageForm, problem: Problem) -> dict[str, Any]:
     """Return inputs, targets and, with the column ``group``, natural ids of a torch Dataset, or a DataLoader's batch.
 
     A DataLoader's ``collate_fn`` makes one batch of all its rows.
@@ -257,6 +266,12 @@ def _part_of_rows(rows: Any, part: str, group: str, problem: Problem) -> dict[st
         raise problem(f"has a {type(rows).__name__} without length or numbered rows; allowed are {RETURNS}")
     if len(source) == 0:
         raise problem("is a dataset without rows; at least one is needed")
+    if form != AS_IT_IS:
+        if loader is not None:
+            raise problem(
+                "is a DataLoader, whose rows image-size and image-mode don't change; a Dataset is needed"
+            )
+        source = RowsOfImages(source, form, problem)
     read = _WithoutColumn(source, group) if group else source
     batch = _rows(read, problem) if loader is None else _collated(loader, read, problem)
     ids = {f"group_{part}": read.found(problem, batch)} if isinstance(read, _WithoutColumn) else {}
@@ -339,8 +354,10 @@ def _rows(rows: Any, problem: Problem) -> tuple[Any, Any]:
             y = np.empty((len(rows), *target.shape), target.dtype)
         for what, value, first in (("inputs", inputs, x), ("targets", target, y)):
             if value.shape != first.shape[1:]:
+                by = "image-size and image-mode" if is_picture(item[0]) else "the collate_fn of a DataLoader"
                 raise problem(
-                    f"has {what} of shape {value.shape}, the first one's is {first.shape[1:]}; they must match"
+                    f"has {what} of shape {value.shape}, the first one's is {first.shape[1:]}; they must match, and "
+                    f"{by} can make them alike"
                 )
         if (inputs.dtype == np.uint8) != (x.dtype == np.uint8):  # only uint8 inputs are scaled
             raise problem(f"has inputs of type {inputs.dtype} and of type {x.dtype}; they must match")
@@ -415,14 +432,24 @@ def _collated(loader: Any, rows: Any, problem: Problem) -> Any:
     _check_sampler(loader, problem)
     found = [rows[row] for row in range(len(rows))]
     _check_read_again(rows, found.__getitem__, problem)
+
+    def collated(chosen: list[Any]) -> Any:
+        try:
+            return loader.collate_fn(chosen)
+        except Exception as error:
+            raise problem(
+                f"is a DataLoader whose collate_fn raises {type(error).__name__} for its rows; it must make one "
+                "batch of all rows, for example by padding"
+            ) from error
+
     # Copies, as a collate_fn may change the rows that it gets.
-    first, again = (loader.collate_fn(deepcopy([found[row] for row in _some(rows)])) for _ in range(2))
+    first, again = (collated(deepcopy([found[row] for row in _some(rows)])) for _ in range(2))
     if not _is_same(first, again, problem):
         raise problem(
             "is a DataLoader whose collate_fn makes another batch of the same rows when it is called again; all rows "
             "are collated once, so what it draws, such as masks, would be drawn once for the whole run: leave it out"
         )
-    return loader.collate_fn(found)
+    return collated(found)
 
 
 def _inputs_and_targets(batch: Any, problem: Problem) -> tuple[Any, Any]:
@@ -486,12 +513,7 @@ def _wide_enough(rows: Array, value: Array, problem: Problem) -> Array:
 
 def pixels_or_array(value: Any, problem: Problem) -> Array:
     """Return the pixels of an image of PIL, or anything else as an array of numbers."""
-    if hasattr(value, "mode") and hasattr(value, "convert"):  # an image of PIL
-        pixels = picture_pixels(value)
-        if pixels is None:
-            raise problem("has an image of more than 8 bits a pixel; 8 are needed")
-        return pixels  # type: ignore[no-any-return]
-    return _array(value, "a row", problem)
+    return pixels_of(value, problem) if is_picture(value) else _array(value, "a row", problem)
 
 
 def _array(value: Any, key: str, problem: Problem) -> Array:

@@ -4,7 +4,7 @@ No message quotes a value that is in the data: it may be told to the server.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedapp.data.arrays import array_data, join_rows, ranked
+from fedapp.data.cells import number_remarks
 from fedapp.data.dataset import Array, DataColumns, RawData, Split, Targets
 from fedapp.data.errors import PREFIX, DataError, one_line
 from fedapp.data.parts import check_whole
 from fedapp.data.pictures import ImageForm, picture_pixels
-from fedapp.data.tables import columns_of
+from fedapp.data.tables import ChosenColumns, columns_of
 from fedapp.data.targets import Problem, number_of_classes, read_targets
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def hugging_face_data(
     splits = _splits(found, problem)
     features = splits[0].features
     names = list(features)
-    inputs, labels, remarks = columns_of(names, _chosen(features, columns), problem)
+    chosen = columns_of(names, _chosen(features, columns), problem)
+    inputs, labels, remarks = chosen
     x = [_inputs(split, inputs, ImageForm.of(columns), problem) for split in splits]
     y, classes = _labels(splits, labels, targets, problem)
     groups, group_names = (
@@ -109,7 +111,24 @@ def hugging_face_data(
             x, all_y, ids, num_train, count, "image", 1 / 255, classes, named, (), remarks, group_names
         )
     raw = array_data(rows, problem)
+    if x[0].ndim == 2:
+        remarks += _number_remarks(splits, chosen, columns, targets=y[0].dtype.kind == "f")
     return replace(raw, columns=named, remarks=(*remarks, *raw.remarks))
+
+
+def _number_remarks(
+    splits: "list[HFDataset]", chosen: ChosenColumns, columns: DataColumns, *, targets: bool
+) -> tuple[str, ...]:
+    """Return remarks on inputs, and on ``targets`` that are numbers, that are hardly measurements."""
+
+    def numbers(names: list[str]) -> Iterator[tuple[str, Array]]:
+        for name in names:
+            cells = [each.select_columns([name]).with_format("arrow")[:].column(name) for each in splits]
+            yield name, np.concatenate([np.asarray(part.to_numpy()) for part in cells])
+
+    single = [name for name in chosen.inputs if not _is_list(splits[0].features[name])]
+    found = number_remarks(numbers(single), named=bool(columns.inputs), of_files=False)
+    return found + (number_remarks(numbers(chosen.labels), named=True, of_files=False) if targets else ())
 
 
 def returning(given: Any) -> Callable[[], Any]:

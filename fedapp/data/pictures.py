@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedapp.data.dataset import DataColumns
+from fedapp.data.targets import Problem
 
 
 class ImageForm(NamedTuple):
@@ -41,3 +42,36 @@ def picture_pixels(image: Any, form: ImageForm = AS_IT_IS) -> Any:
         image = image.resize(form.size[::-1], Image.Resampling.BILINEAR)
     pixels = np.asarray(image)
     return pixels[np.newaxis] if grey else pixels.transpose(2, 0, 1)
+
+
+def is_picture(value: Any) -> bool:
+    """Tell whether this is an image of PIL, without importing that."""
+    return hasattr(value, "mode") and hasattr(value, "convert")
+
+
+def pixels_of(image: Any, problem: Problem, form: ImageForm = AS_IT_IS) -> Any:
+    """Return what `picture_pixels` does; the ``problem`` of an image of more than 8 bits a pixel is raised."""
+    pixels = picture_pixels(image, form)
+    if pixels is None:
+        raise problem("has an image of more than 8 bits a pixel; 8 are needed")
+    return pixels
+
+
+class RowsOfImages:
+    """Rows (input, target) of a dataset whose inputs are images of PIL, as pixels of one form."""
+
+    def __init__(self, rows: Any, form: ImageForm, problem: Problem) -> None:
+        self.rows, self.form, self.problem = rows, form, problem
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> Any:
+        """Return a row with the pixels of its image."""
+        item = self.rows[row]
+        if not (isinstance(item, tuple | list) and len(item) == 2 and is_picture(item[0])):
+            raise self.problem(
+                "has rows without an image of PIL, and image-size and image-mode are for such images"
+            )
+        return pixels_of(item[0], self.problem, self.form), item[1]

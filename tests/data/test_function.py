@@ -165,7 +165,10 @@ def load(): return Rows([([1, 2], 0), ([1, 2, 3], 0)])
 def single(): return Rows([1, 2])
 def none(): return Rows([])
 """)
-    assert refused(name).endswith("has inputs of shape (3,), the first one's is (2,); they must match")
+    assert (
+        "has inputs of shape (3,), the first one's is (2,); they must match, and the collate_fn"
+        in refused(name)
+    )
     assert refused(name.replace("load", "single")).endswith("has rows of type int; (input, target) is needed")
     assert refused(name.replace("load", "none")).endswith("is a dataset without rows; at least one is needed")
 

@@ -274,3 +274,21 @@ def test_the_hub_is_named_where_it_can_not_be_had(monkeypatch):
         "dataset = 'hf:owner/name': can't be had from the Hugging Face hub (ConnectionError: no network); give a "
         "local copy with data-path"
     )
+
+
+def test_values_far_from_the_others_and_ids_are_named_as_those_of_tables():
+    rng = np.random.default_rng(0)
+    age, cost = rng.normal(60, 8, 100).round(1), rng.normal(10, 1, 100).round(2)
+    age[7], cost[[2, 5]] = -999, 9999
+    rows = {"id": range(100), "age": age, "pressure": rng.normal(120, 9, 100), "label": cost}
+    split = Dataset.from_dict({**rows, "id": list(rows["id"])})
+    data = hugging_face_data(split, DataColumns(), "numbers", ValueError)
+    ages, costs = ([f"{value:.10g}" for value in np.sort(values)] for values in (age, cost))
+    assert data.remarks == (
+        f"column 'age': 1 of 100 cells is -999, far from the others ({ages[1]} to {ages[-1]})",
+        "column 'id' has a different whole number in each of 100 rows, as ids have, and would be trained on; "
+        "drop-column = 'id' leaves it out",
+        f"column 'label': 2 of 100 cells are 9999, far from the others ({costs[0]} to {costs[-3]})",
+    )
+    kept = hugging_face_data(split, DataColumns(inputs="id,pressure"), None, ValueError)
+    assert kept.remarks == data.remarks[-1:]  # ids that are named are meant
