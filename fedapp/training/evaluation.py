@@ -387,38 +387,57 @@ def evaluate(
     images = few and x.dim() == 4 and len(x) > 0
     lay_out = by_channel if images and takes_by_channel(model, outputs_of, state, x) else as_it_is
     state = {name: lay_out(value) for name, value in state.items()}
-    outputs: list[Any] = []
-    rows: dict[str, list[Tensor]] = {"loss": []}
-    rows |= {metric.name: [] for metric in metrics if metric.rows is not None}
-    counts: dict[str, list[Tensor]] = {}
-    by_class: list[Tensor] = []
-    counting = any(metric.of_counts is not None for metric in metrics)
-    whole = any(metric.rows is None and metric.of_counts is None for metric in metrics)
-
-    def add(name: str, values: Tensor, row_counts: Tensor | None) -> None:
-        rows[name].append(values.double().cpu() if name == "loss" or row_counts is not None else values.cpu())
-        if row_counts is not None:
-            counts.setdefault(name, []).append(row_counts.cpu())
-
+    found = _Found(metrics)
     with torch.no_grad():
         for inputs, targets in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
-            found = outputs_of(state, lay_out(inputs))
-            add("loss", *loss.each(found, targets, partial(inputs_of, model, inputs)))
-            if whole:
-                outputs.append(tree_map(Tensor.cpu, found))
-            if counting:
-                by_class.append(counts_of(found, targets).cpu())
-            for metric in metrics:
-                if metric.rows is not None:
-                    add(metric.name, *by_example(metric.rows(found, targets), targets))
-    summed = {name: torch.cat(each).numpy() for name, each in rows.items()}
-    return Score(
-        summed.pop("loss"),
-        summed,
-        tree_map(lambda *pieces: torch.cat(pieces), *outputs) if whole else None,
-        y.cpu() if whole else None,
-        metrics,
-        {name: torch.cat(each).numpy() for name, each in counts.items()},
-        torch.cat(by_class).numpy() if counting else None,
-        _several_labels(y),
-    )
+            outputs = outputs_of(state, lay_out(inputs))
+            found.add("loss", *loss.each(outputs, targets, partial(inputs_of, model, inputs)))
+            found.add_metrics(outputs, targets)
+    return found.score(y)
+
+
+class _Found:
+    """What the chunks of a set of examples add to its ``Score``."""
+
+    def __init__(self, metrics: tuple[Metric, ...]) -> None:
+        self.metrics = metrics
+        self.rows: dict[str, list[Tensor]] = {"loss": []}
+        self.rows |= {metric.name: [] for metric in metrics if metric.rows is not None}
+        self.counts: dict[str, list[Tensor]] = {}
+        self.outputs: list[Any] = []
+        self.by_class: list[Tensor] = []
+        self.keeps_outputs = any(metric.rows is None and metric.of_counts is None for metric in metrics)
+        self.keeps_counts = any(metric.of_counts is not None for metric in metrics)
+
+    def add(self, name: str, values: Tensor, row_counts: Tensor | None) -> None:
+        """Add what the examples of a chunk add to the loss or a metric, and how many of each example count."""
+        in_double = name == "loss" or row_counts is not None
+        self.rows[name].append(values.double().cpu() if in_double else values.cpu())
+        if row_counts is not None:
+            self.counts.setdefault(name, []).append(row_counts.cpu())
+
+    def add_metrics(self, outputs: Any, targets: Tensor) -> None:
+        """Add what the metrics are made of in a chunk."""
+        if self.keeps_outputs:
+            self.outputs.append(tree_map(Tensor.cpu, outputs))
+        if self.keeps_counts:
+            self.by_class.append(counts_of(outputs, targets).cpu())
+        for metric in self.metrics:
+            if metric.rows is not None:
+                self.add(metric.name, *by_example(metric.rows(outputs, targets), targets))
+
+    def score(self, targets: Tensor) -> Score:
+        """Return the score of all chunks."""
+        rows = {name: torch.cat(each).numpy() for name, each in self.rows.items()}
+        return Score(
+            losses=rows.pop("loss"),
+            rows=rows,
+            outputs=tree_map(lambda *chunks: torch.cat(chunks), *self.outputs)
+            if self.keeps_outputs
+            else None,
+            targets=targets.cpu() if self.keeps_outputs else None,
+            metrics=self.metrics,
+            counts={name: torch.cat(each).numpy() for name, each in self.counts.items()},
+            by_class=torch.cat(self.by_class).numpy() if self.keeps_counts else None,
+            several_labels=_several_labels(targets),
+        )

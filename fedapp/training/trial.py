@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,13 +54,8 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
         loss=loss,
         fixed={name: state[name] for name in names.fixed},
     )
-    start: State = {name: as_array(value) for name, value in state.items()}
-    first, again = (train_one(task)[0] for _ in range(2))
-    # What a model keeps may come again with every second or third forward pass: then single steps tell.
-    alone = [train_one(replace(task, batches=_steps(1, len(x))))[0] for _ in range(3)]
-    pairs = ((again, first), (alone[1], alone[0]), (alone[2], alone[0]))
-    differ = (_different(*pair, start, names.trained) for pair in pairs)
-    if other := next(filter(None, differ), None):
+    first = train_one(task)[0]
+    if other := _unrepeated(task, first):
         return (
             f"the same training gives another {other} the second time; what it keeps from one forward pass to "
             "the next must be a buffer (register_buffer), and what it draws PyTorch's"
@@ -69,29 +64,39 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     # One row has no deviation, of which PyTorch's batch normalisation makes an error.
     if len(x) < 2 or trainee.drops or draws_globally(model, trainee, state, x):
         return None
-    # PyTorch's rounding may put an activation on the other side of a ReLU's zero, hardly so at two places.
-    for _ in range(2):
-        expected = _by_pytorch(model, state, loss, x, y, rate)
-        other = next(
-            (name for found in _trained(task) if (name := _different(found, expected, start, names.trained))),
-            None,
-        )
-        if other is None:
-            return None
-        start, state = expected, {name: torch.from_numpy(value) for name, value in expected.items()}
+    expected = _by_pytorch(task)
+    other = _unlike_pytorch(task, first, expected)
+    if other:
+        # PyTorch's rounding may put an activation on the other side of a ReLU's zero, hardly so at two places.
+        end = {name: torch.from_numpy(value) for name, value in expected.items()}
         task = replace(
             task,
-            start={name: state[name] for name in names.trained},
-            fixed={name: state[name] for name in names.fixed},
+            start={name: end[name] for name in names.trained},
+            fixed={name: end[name] for name in names.fixed},
         )
-    return f"local training gives another {other} than PyTorch's SGD does on {len(x)} rows"
+        other = _unlike_pytorch(task, train_one(task)[0], _by_pytorch(task))
+    return f"local training gives another {other} than PyTorch's SGD does on {len(x)} rows" if other else None
 
 
-def _trained(task: LocalTask) -> Iterator[State]:
-    """Yield what a task's own way of training makes, and what automatic differentiation does."""
-    yield train_one(task)[0]
-    if way_of(task) != "single":
-        yield {name: as_array(value) for name, value in train_single(task)[0].items()}
+def _unrepeated(task: LocalTask, first: State) -> str | None:
+    """Return the name of a tensor that training again makes otherwise than in ``first``; None if all are equal."""
+    again = train_one(task)[0]
+    # What a model keeps may come again with every second or third forward pass: then single steps tell.
+    alone = [train_one(replace(task, batches=_steps(1, len(task.y))))[0] for _ in range(3)]
+    pairs = ((again, first), (alone[1], alone[0]), (alone[2], alone[0]))
+    return next(filter(None, (_different(task, *pair) for pair in pairs)), None)
+
+
+def _unlike_pytorch(task: LocalTask, found: State, expected: State) -> str | None:
+    """Return the name of a tensor that training makes otherwise than PyTorch; None if there is none.
+
+    ``found`` is made in the task's own way of training; automatic differentiation is compared, too.
+    """
+    other = _different(task, found, expected)
+    if other is None and way_of(task) != "single":
+        single = {name: as_array(value) for name, value in train_single(task)[0].items()}
+        other = _different(task, single, expected)
+    return other
 
 
 @dataclass(frozen=True)
@@ -214,30 +219,31 @@ def _rate(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> float | None:
     return rate if np.isfinite(rate) else None
 
 
-def _by_pytorch(
-    model: nn.Module, state: Mapping[str, Tensor], loss: Loss, x: Tensor, y: Tensor, rate: float
-) -> State:
-    own = copy.deepcopy(model).train()
+def _by_pytorch(task: LocalTask) -> State:
+    """Return the state after the task's steps by PyTorch's SGD."""
+    own, state = copy.deepcopy(task.model).train(), {**task.fixed, **task.start}
     with torch.no_grad():
         for name, value in (*own.named_parameters(), *own.named_buffers()):
             value.copy_(state.get(name, value))
-    optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr=rate)
+    optimizer = torch.optim.SGD([p for p in own.parameters() if p.requires_grad], lr=task.lr)
     for _ in range(STEPS):
         optimizer.zero_grad()
-        torch.autograd.backward(loss.mean(own(x), y, inputs=lambda: inputs_of(own, x)))
+        value = task.loss.mean(own(task.x), task.y, inputs=lambda: inputs_of(own, task.x))
+        torch.autograd.backward(value)
         optimizer.step()
     return {name: as_array(value) for name, value in own.state_dict().items()}
 
 
-def _different(found: State, expected: State, start: State, trained: tuple[str, ...]) -> str | None:
+def _different(task: LocalTask, found: State, expected: State) -> str | None:
     """Return the name of a tensor that has come out otherwise; buffers may be large, and don't count as moves."""
+    start = {name: as_array(value) for name, value in {**task.fixed, **task.start}.items()}
 
     def size(one: np.ndarray) -> float:
         return float(np.linalg.norm(one.astype(np.float64)))
 
     with np.errstate(invalid="ignore", over="ignore"):
         moves = {name: size(expected[name] - start[name]) for name in found if start[name].dtype.kind == "f"}
-    of_all = np.hypot.reduce([moves[name] for name in trained if name in moves])
+    of_all = np.hypot.reduce([moves[name] for name in task.start if name in moves])
     if not np.isfinite(of_all):  # it diverges in two steps
         return None
     for name, value in found.items():

@@ -200,6 +200,16 @@ def built_in(name: str) -> Callable[[], nn.Module]:
     return lambda: build_model(name, kind="image", input_shape=(3, 32, 32), num_classes=3)
 
 
+resnet18 = built_in("resnet18")
+
+
+def counted(monkeypatch, name):
+    """Return a list that grows with each call of a function of ``fedapp.training.trial``."""
+    calls, function = [], getattr(trying, name)
+    monkeypatch.setattr(trying, name, lambda *given: calls.append(name) or function(*given))
+    return calls
+
+
 def dropping_net() -> nn.Module:
     return ConvNet((3, 32, 32), 3)
 
@@ -237,23 +247,27 @@ class Drops(nn.Sequential):
         (lambda: Half(torch.float32, torch.float16), X),
         (Viewed, images(size=8)),
         (dropping_net, images()),
-        *((built_in(name), images()) for name in ("logistic", "mlp", "cnn", "resnet18")),
+        *((built_in(name), images()) for name in ("logistic", "mlp", "cnn")),
+        (resnet18, images()),
         (built_in("cnn"), (images() > 1).float()),
         (built_in("mlp"), 300 * images()),
         (built_in("cnn"), images(1)),
     ],
 )
 def test_what_is_trained_as_by_pytorch_passes(make, x, monkeypatch):
-    compared = []
-    by_pytorch = trying._by_pytorch
-    monkeypatch.setattr(trying, "_by_pytorch", lambda *given: compared.append(1) or by_pytorch(*given))
+    compared, trained = counted(monkeypatch, "_by_pytorch"), counted(monkeypatch, "train_one")
     torch.manual_seed(0)
     model = make().eval()
     state = {name: v.clone() for name, v in model.state_dict().items()}
     stream = torch.get_rng_state()
     with global_stream(0, x.device):  # as `check_parts` has it
         assert trial(model, CROSS_ENTROPY, x, Y[: len(x)]) is None
-    assert bool(compared) == (make not in (Drops, DropsLayers, dropping_net) and len(x) > 1)
+    deterministic = make not in (Drops, DropsLayers, dropping_net) and len(x) > 1
+    # On some processors PyTorch's rounding moves a ReLU's zero in ResNet-18: then a second place is tried.
+    places = range(1, 3) if make is resnet18 else (int(deterministic),)
+    assert len(compared) in places
+    # Twice, with three single steps; once more only at another place.
+    assert len(trained) == 5 + max(len(compared) - 1, 0)
     check_parts("m:m", model, CROSS_ENTROPY, (METRICS["accuracy"],), x, Y[: len(x)], num_classes=3)
     assert torch.equal(torch.get_rng_state(), stream)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -275,12 +289,12 @@ def test_the_ways_beside_the_single_one_are_compared_too(monkeypatch):
 def test_a_rounding_that_tells_in_one_place_is_no_difference(monkeypatch):
     by_pytorch, places = trying._by_pytorch, []
 
-    def rounded(model, state, *given):
-        places.append(state)
-        found = by_pytorch(model, state, *given)
+    def rounded(task):
+        places.append(task.start)
+        found = by_pytorch(task)
         if len(places) > 1:
             return found
-        return {name: value + 0.2 * (value - state[name].numpy()) for name, value in found.items()}
+        return {name: value + 0.2 * (value - task.start[name].numpy()) for name, value in found.items()}
 
     monkeypatch.setattr(trying, "_by_pytorch", rounded)
     torch.manual_seed(0)
