@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import repeat
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from fedapp.training.trainee import (
     global_stream,
     takes_by_channel,
 )
+
+T = TypeVar("T", bound=Tensors)
 
 # Which images of a batch are mirrored (B,), and where they are cut out (B, 2).
 Change = tuple[Tensor, Tensor]
@@ -139,15 +141,33 @@ def train(
     w = Tensors({name: value.clone() for name, value in start.items()})
     fixed = (start if anchor is None else anchor, neighbours, constant)
     anchors = Anchors(*(None if one is None else Tensors(one) for one in fixed))
-    velocity: Tensors | None = None
+    steps = (
+        (
+            partial(_gradient, loss, _changed(x, rows, change), y[rows], mask),
+            1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype),
+        )
+        for (rows, mask), change in zip(batches, _or_none(changes), strict=False)
+    )
     losses = _Losses(x.new_zeros((), dtype=torch.float32))
-    for (rows, mask), change in zip(batches, _or_none(changes), strict=False):
-        # A step that is all padding must not move the model by momentum, λ, α or h either.
-        active = 1.0 if mask is None else (mask.sum() > 0).to(next(iter(start.values())).dtype)
-        batch = partial(_gradient, loss, _changed(x, rows, change), y[rows], mask)
-        velocity, value = step(rule, w, anchors, batch, lr * active, velocity, move)
-        losses.add(value, active)
+    _descend(rule, w, anchors, steps, lr, move, losses)
     return w.named, losses.mean
+
+
+def _descend(
+    rule: LocalRule,
+    w: T,
+    anchors: Anchors[T],
+    steps: Iterable[tuple[Callable[[T], tuple[T, Tensor]], float | Tensor]],
+    lr: float | Tensor,
+    move: Move | None,
+    losses: "_Losses",
+) -> None:
+    """Take steps in place: of each its gradient, and 1, or 0 for clients whose step is all padding."""
+    velocity: T | None = None
+    for gradient, active in steps:
+        # A step that is all padding must not move the model by momentum, λ, α or h either.
+        velocity, value = step(rule, w, anchors, gradient, lr * active, velocity, move)
+        losses.add(value, active)
 
 
 class _Losses:
@@ -261,26 +281,9 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
         The trained parameters, each (G, ...), and the losses averaged over each client's steps, (G,).
     """
     first, device = tasks[0], tasks[0].x.device
-    steps = max(len(task.batches) for task in tasks)
-    width = max(task.batches.indices.shape[1] for task in tasks)
-    padded = [task.batches.padded(steps, width) for task in tasks]
-    offsets = np.array([task.offset for task in tasks])[:, None, None]
-    rows = torch.from_numpy(np.stack([indices for indices, _ in padded]) + offsets).to(device)
-    mask = torch.from_numpy(np.stack([mask for _, mask in padded])).to(device)
     lr = torch.tensor([task.lr for task in tasks], device=device)
-    drawn = [task.augmentation.padded(steps, width) for task in tasks if task.augmentation is not None]
-    changed = [torch.from_numpy(np.stack(each)).to(device) for each in zip(*drawn, strict=True)]
-
-    def stacked(name: str) -> Stack | None:
-        unread = getattr(first, name) is None or (name == "neighbours" and first.rule.beta == 1)
-        return None if unread else Stack.of([getattr(task, name) for task in tasks])
-
     w = Stack.of([task.start for task in tasks])
-    sent = stacked("anchor") or Stack({name: value.clone() for name, value in w.named.items()})
-    anchors = Anchors(sent, stacked("neighbours"), stacked("constant"))
     fixed = Stack.of([dict(task.fixed) for task in tasks]).named
-    move = first.optimizer.begin()
-    velocity: Stack | None = None
     losses = _Losses(torch.zeros(len(tasks), device=device))
     with _own_copy(first.model, {*first.start, *first.fixed}) as trainee:
         if trainee.convolutions.take_products(device):
@@ -293,19 +296,45 @@ def train_vmapped(tasks: Sequence[LocalTask]) -> tuple[Parameters, Tensor]:
         def loss_of(own: Parameters, fixed: Parameters, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return batch_loss(trainee, first.loss, fixed)(own, x, y, mask)
 
-        for step_rows, step_mask, *change in zip(
-            rows.unbind(1), mask.unbind(1), *(each.unbind(1) for each in changed), strict=True
-        ):
-            # A client whose step is all padding doesn't move by momentum, λ, α or h either.
-            active = (step_mask.sum(1) > 0).to(lr.dtype)
-            x = first.x[step_rows]
-            if change:
-                images = augmented(x.flatten(0, 1), *(each.flatten(0, 1) for each in change))
-                x = images.reshape(x.shape).contiguous()  # as a model that uses ``view`` wants them
-            batch = partial(_gradients, loss_of, fixed, x, first.y[step_rows], step_mask)
-            velocity, value = step(first.rule, w, anchors, batch, lr * active, velocity, move)
-            losses.add(value, active)
+        steps = (
+            (partial(_gradients, loss_of, fixed, x, y, mask), (mask.sum(1) > 0).to(lr.dtype))
+            for x, y, mask in _padded_batches(tasks)
+        )
+        _descend(first.rule, w, _anchors(tasks, w), steps, lr, first.optimizer.begin(), losses)
     return {**w.named, **fixed}, losses.mean
+
+
+def _anchors(tasks: Sequence[LocalTask], start: Stack) -> Anchors[Stack]:
+    """Return the anchors of a batch of clients, w̄ being their ``start`` unless the tasks have another."""
+    first = tasks[0]
+
+    def stacked(name: str) -> Stack | None:
+        unread = getattr(first, name) is None or (name == "neighbours" and first.rule.beta == 1)
+        return None if unread else Stack.of([getattr(task, name) for task in tasks])
+
+    sent = stacked("anchor") or Stack({name: value.clone() for name, value in start.named.items()})
+    return Anchors(sent, stacked("neighbours"), stacked("constant"))
+
+
+def _padded_batches(tasks: Sequence[LocalTask]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield inputs (G, B, ...), targets (G, B, ...) and mask (G, B) of each step of a batch of G clients."""
+    first, device = tasks[0], tasks[0].x.device
+    steps = max(len(task.batches) for task in tasks)
+    width = max(task.batches.indices.shape[1] for task in tasks)
+    padded = [task.batches.padded(steps, width) for task in tasks]
+    offsets = np.array([task.offset for task in tasks])[:, None, None]
+    rows = torch.from_numpy(np.stack([indices for indices, _ in padded]) + offsets).to(device)
+    masks = torch.from_numpy(np.stack([mask for _, mask in padded])).to(device)
+    drawn = [task.augmentation.padded(steps, width) for task in tasks if task.augmentation is not None]
+    changes = [torch.from_numpy(np.stack(each)).to(device) for each in zip(*drawn, strict=True)]
+    for step_rows, mask, *change in zip(
+        rows.unbind(1), masks.unbind(1), *(each.unbind(1) for each in changes), strict=True
+    ):
+        x = first.x[step_rows]
+        if change:
+            images = augmented(x.flatten(0, 1), *(each.flatten(0, 1) for each in change))
+            x = images.reshape(x.shape).contiguous()  # as a model that uses ``view`` wants them
+        yield x, first.y[step_rows], mask
 
 
 def _gradients(
