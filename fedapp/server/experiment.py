@@ -146,32 +146,59 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Experiment:
     config = with_noise_source(_with_clock(config, on_devices=on_devices), on_devices=on_devices)
-    config = config.model_copy(update={"metrics": with_directions(config.metrics)})
-    given = config
+    given = config.model_copy(update={"metrics": with_directions(config.metrics)})
     try:
-        if config.step_heterogeneity != "none":
-            fleet.work_of_clients(config, num_clients)
-        if config.availability != ALWAYS or ":" in config.time_scenario:
-            fleet.check_fleet(config, num_clients)
-        strategy = build_strategy(config)
-        check_conflicts(config, strategy)
-        if not is_of_the_library(type(strategy).Config):
-            _say_other_defaults(config, strategy)
-        strategy.check(num_clients)
-        # What the strategy demands, such as the spectral method's weights, is what the run's record says.
-        resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
-        resolved["best_of"] = (
-            config.best_of
-        )  # the strategy's states the direction, which the record's metrics do
-        config = config.model_copy(update=resolved)
-        if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
-            config = with_length(config, strategy, num_clients)
-        elif not config.num_server_rounds:
-            config = config.model_copy(update={"num_server_rounds": ROUNDS})
-        if config.dp != "none":
-            config = _with_account(config, strategy, num_clients)
+        config, strategy = _with_strategy(given, num_clients)
     except ValueError as error:
-        raise as_config_error(error, type(config)) from None
+        raise as_config_error(error, type(given)) from None
+    _check_surroundings(config, num_clients, on_devices=on_devices)
+    device = _server_device(config)
+    config = config.model_copy(update=federation.local_folders(config))
+    dataset, partition = _data(config, num_clients, on_devices=on_devices)
+    model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
+    if config.personal:
+        check_layers(config, model)
+    config = _check_parts(config, dataset, partition, model, strategy.session.run.best)
+    _check_extremes(config, dataset, partition, model)
+    own: tuple[str, ...] = ()
+    travel = _travelling(config, dataset, partition, model)
+    if config.personal:
+        travel, own = apart(model, config.personal, travel)
+    _say_of_training(config, model, travel, on_devices=on_devices)
+    _say_of_data(config, dataset, partition)
+    gpus = on_devices or torch.cuda.is_available()
+    unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
+    return _with_lengths(
+        Experiment(config, num_clients, dataset, partition, model, device, strategy, unread, travel, own)
+    )
+
+
+def _with_strategy(config: RunConfig, num_clients: int) -> tuple[RunConfig, FederatedStrategy]:
+    """Build and check the strategy; return it and the config with what the strategy demands and the run's length."""
+    if config.step_heterogeneity != "none":
+        fleet.work_of_clients(config, num_clients)
+    if config.availability != ALWAYS or ":" in config.time_scenario:
+        fleet.check_fleet(config, num_clients)
+    strategy = build_strategy(config)
+    check_conflicts(config, strategy)
+    if not is_of_the_library(type(strategy).Config):
+        _say_other_defaults(config, strategy)
+    strategy.check(num_clients)
+    # What the strategy demands, such as the spectral method's weights, is what the run's record says.
+    resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
+    # The strategy's best-of states the direction, which the record's metrics do.
+    config = config.model_copy(update=resolved | {"best_of": config.best_of})
+    if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
+        config = with_length(config, strategy, num_clients)
+    elif not config.num_server_rounds:
+        config = config.model_copy(update={"num_server_rounds": ROUNDS})
+    if config.dp != "none":
+        config = _with_account(config, strategy, num_clients)
+    return config, strategy
+
+
+def _check_surroundings(config: RunConfig, num_clients: int, *, on_devices: bool) -> None:
+    """Check the number of clients, the tracker and the exporter."""
     if config.resume and (before := read_run(config.resume)[1]) != num_clients:
         raise ConfigError(f"num-supernodes = {num_clients}: the run to resume has {before} clients")
     # A run that goes on on devices has those that it had, however many are waited for.
@@ -181,8 +208,10 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
         check_tracker(config)
     if config.metrics_port:
         check_exporter(config)
-    device = _server_device(config)
-    config = config.model_copy(update=federation.local_folders(config))
+
+
+def _data(config: RunConfig, num_clients: int, *, on_devices: bool) -> tuple[Dataset, Partition]:
+    """Return the dataset, with its moments if a simulation standardizes it, and its division among the clients."""
     dataset = federation.dataset_of(config, num_clients)
     partition = federation.partition_of(config, num_clients)
     if dataset.targets == "classes" and dataset.y.ndim > 1:  # a label for each position
@@ -197,25 +226,7 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
         say_standardized(config)
         if not on_devices:
             dataset = federation.with_moments(config, dataset, partition)
-    model = federation.model_of(config, dataset.kind, dataset.form, dataset.num_outputs)
-    if config.personal:
-        check_layers(config, model)
-    config = _check_parts(config, dataset, partition, model, strategy.session.run.best)
-    _check_extremes(config, dataset, partition, model)
-    own: tuple[str, ...] = ()
-    travel = _travelling(config, dataset, partition, model)
-    if config.personal:
-        travel, own = apart(model, config.personal, travel)
-    _say(config, dataset, partition, model, travel)
-    gpus = on_devices or torch.cuda.is_available()
-    if config.precision != "fp32" and not on_devices:
-        on_gpu = config.client_device != "cpu" and torch.cuda.is_available()
-        say_slow(config.precision, torch.device("cuda" if on_gpu else "cpu"))
-    unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
-    experiment = Experiment(
-        config, num_clients, dataset, partition, model, device, strategy, unread, travel, own
-    )
-    return _with_lengths(experiment)
+    return dataset, partition
 
 
 def _with_account(config: RunConfig, strategy: FederatedStrategy, num_clients: int) -> RunConfig:
@@ -281,22 +292,26 @@ def _some_rows(
     return federation.tried_tensors(config, dataset, partition.client_indices[:ROWS])
 
 
-def _say(
-    config: RunConfig,
-    dataset: Dataset,
-    partition: Partition,
-    model: nn.Module,
-    travelling: Collection[str],
+def _say_of_training(
+    config: RunConfig, model: nn.Module, travelling: Collection[str], *, on_devices: bool
 ) -> None:
-    """Log what a user may not expect of the run's privacy, precision and data."""
+    """Log what a user may not expect of the run's privacy and precision."""
     if config.dp != "none":
         say_what_stays(config, [name for name in names_of(model).fixed if name in travelling])
-    if config.precision != "fp32":
-        log.info(
-            "precision = %r: clients train by automatic differentiation, one at a time in a process, with products "
-            "in bfloat16 (8 bits of significand); the model is float32 when it travels and is evaluated",
-            config.precision,
-        )
+    if config.precision == "fp32":
+        return
+    log.info(
+        "precision = %r: clients train by automatic differentiation, one at a time in a process, with products "
+        "in bfloat16 (8 bits of significand); the model is float32 when it travels and is evaluated",
+        config.precision,
+    )
+    if not on_devices:
+        on_gpu = config.client_device != "cpu" and torch.cuda.is_available()
+        say_slow(config.precision, torch.device("cuda" if on_gpu else "cpu"))
+
+
+def _say_of_data(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
+    """Log what a user may not expect of the data and of the metrics that are taken on it."""
     if config.test_on == OWN:
         say_pooled(config, dataset)
     if not dataset.has_classes and config.partitioner in BY_CLASS:

@@ -4,7 +4,7 @@ import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from flwr.serverapp import Grid
@@ -106,40 +106,31 @@ def _run(
 ) -> None:
     """Let the strategy go, recorded."""
     config, engine, should_stop = experiment.config, engine_of(grid), strategy.run_options.should_stop
-    # Clients in this process always answer, however long that takes.
-    timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
     experiment = _with_unread(experiment, engine)
-    strategy.run_options.deterministic_noise = engine != DEPLOYMENT and config.dp_noise != SYSTEM
-    if engine != DEPLOYMENT:
-        strategy.run_options.client_names = dict(enumerate(experiment.client_names))
-    asks_clients = config.client_evaluation
-    if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
-        asks_clients = evaluates_on_clients(config, strategy, engine)
-    strategy.flower_options = replace(strategy.flower_options, fraction_evaluate=float(asks_clients))
+    _set_options(strategy, experiment, engine)
     layers = OwnLayers(experiment, strategy) if config.personal else None
     if layers is not None:
         observers = [layers, *observers]
-    strategy.run_options.observer = record = _record(experiment, engine, strategy, directory, observers)
+    record = _record(experiment, engine, strategy, directory, observers)
+    strategy.run_options.observer = record
     _warn_of_unread(experiment)
     for remark in experiment.dataset.remarks:
         log.warning("data: %s", remark)
     arrays = experiment.initial_arrays()
-    if (frozen := frozen_arrays(experiment)) is not None:
-        federation.offer(frozen.digest, partial(frozen_bytes, experiment.model, experiment.travelling))
-        strategy.run_options.frozen = None if engine in IN_PROCESS else frozen
+    _offer_frozen(strategy, experiment, engine)
+    best = strategy.session.run.best
     by_client = when_by_client(
         experiment,
         has_rounds=strategy.has_rounds,
         on_devices=engine == DEPLOYMENT,
-        watched=strategy.session.run.best.watched if strategy.session.run.best is not None else (),
+        watched=() if best is None else best.watched,
     )
-    with _in_words(config, directory, record):
-        if directory.checkpoint is not None:
+    if directory.checkpoint is not None:
+        with _in_words(config, directory, record):
             strategy.restore(directory.checkpoint.strategy)
             log.info("resumed from aggregation %s", directory.checkpoint.strategy["aggregations"])
             record.restore(directory.checkpoint, Layout.of(arrays))
-    status, reason, complete = FAILED, "", False
-    try:
+    with _recorded_end(strategy, config, directory, record) as end:
         with _in_words(config, directory, record):
             record.begin()
         if config.normalize == "standardize":
@@ -155,34 +146,77 @@ def _run(
                 grid,
                 arrays,
                 num_rounds=config.num_server_rounds,
-                timeout=timeout,
+                # Clients in this process always answer, however long that takes.
+                timeout=FOREVER if engine in IN_PROCESS else config.round_timeout,
                 train_config=sent,
                 evaluate_fn=evaluation,
             )
-            if not should_stop():
-                record.judge()
-                complete = True
-                judge(read_metrics(directory.path), experiment.dataset.num_classes, config)
-                reason = record.ended()
-                record.save_end()
-        status = "interrupted" if should_stop() else "finished"
-        if strategy.session.run.best is not None and not should_stop():
-            reason = strategy.session.run.best.over
+            if should_stop():
+                end.status = "interrupted"
+                return
+            record.judge()
+            end.complete = True
+            judge(read_metrics(directory.path), experiment.dataset.num_classes, config)
+            end.reason = record.ended()
+            record.save_end()
+        end.status = "finished"
+        if best is not None:
+            end.reason = best.over
+
+
+def _set_options(strategy: FederatedStrategy, experiment: Experiment, engine: str) -> None:
+    """Tell the strategy what follows from the engine: clients' names, and whether clients evaluate."""
+    config = experiment.config
+    strategy.run_options.deterministic_noise = engine != DEPLOYMENT and config.dp_noise != SYSTEM
+    if engine != DEPLOYMENT:
+        strategy.run_options.client_names = dict(enumerate(experiment.client_names))
+    asks_clients = config.client_evaluation
+    if strategy.capabilities.personal or config.fine_tune_epochs or config.personal:
+        asks_clients = evaluates_on_clients(config, strategy, engine)
+    strategy.flower_options = replace(strategy.flower_options, fraction_evaluate=float(asks_clients))
+
+
+def _offer_frozen(strategy: FederatedStrategy, experiment: Experiment, engine: str) -> None:
+    """Offer the arrays that aren't sent with each message: in this process, else by the strategy."""
+    frozen = frozen_arrays(experiment)
+    if frozen is not None:
+        federation.offer(frozen.digest, partial(frozen_bytes, experiment.model, experiment.travelling))
+        strategy.run_options.frozen = None if engine in IN_PROCESS else frozen
+
+
+@dataclass
+class _End:
+    """How a run ended: its status and the reason for it, and whether all its rounds were played."""
+
+    status: str = FAILED
+    reason: str = ""
+    complete: bool = False
+
+
+@contextmanager
+def _recorded_end(
+    strategy: FederatedStrategy, config: RunConfig, directory: RunDirectory, record: Record
+) -> Iterator[_End]:
+    """Write how the run in this block ended to its record; the block sets the status of a run that raises nothing."""
+    end = _End()
+    try:
+        yield end
     except ToldToStop as ending:
-        status = ending.status
+        end.status = ending.status
         raise
     except KeyboardInterrupt:
-        status = "interrupted"
+        end.status = "interrupted"
         raise
     except Exception as error:
-        status, reason = "diverged" if isinstance(error, DivergedError) else FAILED, _line(error, config)
+        end.status = "diverged" if isinstance(error, DivergedError) else FAILED
+        end.reason = _line(error, config)
         raise
     finally:
         # A full disk, which may be what ended the run, must not hide why.
-        with suppress(*((OSError,) if status in (FAILED, "diverged") else ())):
-            record.end(status, reason, complete=complete)
-        if status in ("interrupted", "stopped") and (how := goes_on_from(directory.path)):
-            log.info("%s after aggregation %d: %s", status, strategy.session.aggregations, how)
+        with suppress(*((OSError,) if end.status in (FAILED, "diverged") else ())):
+            record.end(end.status, end.reason, complete=end.complete)
+        if end.status in ("interrupted", "stopped") and (how := goes_on_from(directory.path)):
+            log.info("%s after aggregation %d: %s", end.status, strategy.session.aggregations, how)
 
 
 @contextmanager
