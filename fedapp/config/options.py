@@ -142,27 +142,21 @@ def read_run_options(
     texts = texts or []
     for text in texts:
         _check_form(name, text)
-    pairs = [text for text in texts if not text.endswith(".toml")]
-    if repeated := repeated_key(
-        f"{_key(key)} = {_quoted(value)}" for text in pairs for key, value in PAIR.findall(text)
-    ):
-        raise ConfigError(f"{name} {' '.join(pairs)!r}: {repeated}")
+    _check_pairs(name, [text for text in texts if not _is_file(text)])
     values: dict[str, Value] = {}
     in_pairs: set[str] = set()
     num_clients: int | None = None
     for text in texts:
         own = _read(name, text)
-        if text.endswith(".toml"):
-            if name == "--run-config" and any(key.startswith(VERSIONS) for key in own):
-                num_clients, own = _of_a_run(name, text, own)
-                own = {key: value for key, value in own.items() if key not in but}
-            if again := [key for key in own if key in in_pairs]:
-                raise ConfigError(
-                    f"{name} {text!r}: has {again[0]}, which is given before it; the file comes first, then what "
-                    "differs from it"
-                )
-        else:
+        if not _is_file(text):
             in_pairs |= own.keys()
+        elif name == "--run-config" and any(key.startswith(VERSIONS) for key in own):
+            num_clients, own = _of_a_run(name, text, own, but)
+        if _is_file(text) and (again := [key for key in own if key in in_pairs]):
+            raise ConfigError(
+                f"{name} {text!r}: has {again[0]}, which is given before it; the file comes first, then what "
+                "differs from it"
+            )
         values |= own
     return values, num_clients
 
@@ -170,15 +164,24 @@ def read_run_options(
 def stated_options(name: str, texts: list[str] | None) -> dict[str, Value]:
     """Return the values of ``read_options`` without those of a run's config.toml: what the user wrote."""
     of_runs = [
-        text
-        for text in texts or []
-        if text.endswith(".toml") and read_run_options(name, [text])[1] is not None
+        text for text in texts or [] if _is_file(text) and read_run_options(name, [text])[1] is not None
     ]
     return read_options(name, [text for text in texts or [] if text not in of_runs])
 
 
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml")
+
+
+def _check_pairs(name: str, texts: list[str]) -> None:
+    """Refuse a key that is given twice in pairs."""
+    pairs = (pair for text in texts for pair in PAIR.findall(text))
+    if repeated := repeated_key(f"{_key(key)} = {_quoted(value)}" for key, value in pairs):
+        raise ConfigError(f"{name} {' '.join(texts)!r}: {repeated}")
+
+
 def _check_form(name: str, text: str) -> None:
-    if text.endswith(".toml"):
+    if _is_file(text):
         if not path_of(name, text).is_file():
             raise ConfigError(f"{name} {text!r}: no such file")
     elif rest := PAIR.sub("", text).strip():
@@ -187,7 +190,7 @@ def _check_form(name: str, text: str) -> None:
 
 def _read(name: str, text: str) -> dict[str, Value]:
     """Read one text: pairs, or a file."""
-    is_file = text.endswith(".toml")
+    is_file = _is_file(text)
     if is_file and (repeated := _repeated_in(text)):
         raise ConfigError(f"{name} {text!r}: {repeated}")
     given = text if is_file else PAIR.sub(lambda pair: f"{_key(pair[1])}={_quoted(pair[2])}", text)
@@ -208,12 +211,14 @@ def _quoted(value: str) -> str:
     return f'"{value}"' if WORD.fullmatch(value) else value
 
 
-def _of_a_run(name: str, text: str, values: dict[str, Value]) -> tuple[int, dict[str, Value]]:
-    """Return a run's number of clients, and its run config without ``run-name``, as that name is taken."""
+def _of_a_run(
+    name: str, text: str, values: dict[str, Value], but: Collection[str]
+) -> tuple[int, dict[str, Value]]:
+    """Return a run's number of clients, and its run config without ``but``, and ``run-name``, which is taken."""
     number = values.get(NUM_CLIENTS)
     if not isinstance(number, int) or isinstance(number, bool):
         raise ConfigError(f"{name} {text!r}: {NUM_CLIENTS} = {number!r}: must be a whole number")
-    beside = (NUM_CLIENTS, "run-name")
+    beside = (NUM_CLIENTS, "run-name", *but)
     return number, {k: v for k, v in values.items() if k not in beside and not k.startswith(VERSIONS)}
 
 

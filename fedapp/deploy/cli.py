@@ -2,18 +2,19 @@
 
 import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from click.core import ParameterSource
 
-from fedapp.config import RunConfig
+from fedapp.config import RunConfig, Value
 from fedapp.deploy import operate
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import add_device, write_deployment
 from fedapp.deploy.flower import run_flwr
-from fedapp.deploy.given import read_given
+from fedapp.deploy.given import Given, read_given
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.operate import Out, one_line_errors
@@ -114,22 +115,14 @@ def local(
     """Run the app on a SuperLink and SuperNodes of this machine, and end them all."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with one_line_errors():
-        if data_path and context.get_parameter_source("num_devices") == ParameterSource.COMMANDLINE:
+        counted = context.get_parameter_source("num_devices") == ParameterSource.COMMANDLINE
+        if data_path and counted:
             raise DeployError("--num-devices and --data-path: give one of the two")
         given = read_given(run_config)
-        paths = [str(Path(path).absolute()) for path in data_path or []]
-        by_config = not paths and context.get_parameter_source("num_devices") != ParameterSource.COMMANDLINE
-        if by_config and given.num_clients is not None:
+        if not counted and given.num_clients is not None:
             num_devices = given.num_clients
-        nodes: list[dict[str, int | str]] = [{"data-path": path} for path in paths] or [
-            {"partition-id": part, "num-partitions": num_devices} for part in range(num_devices)
-        ]
-        for line in given.lines:
-            print(line)
-        if given.num_clients not in (None, len(nodes)):
-            print(f"num-clients = {given.num_clients}: isn't read, here are {len(nodes)} devices")
-        if given.of_a_run not in (None, len(nodes)):
-            print(f"the run to repeat had {given.of_a_run} clients, here are {len(nodes)} devices")
+        nodes = _node_configs(data_path or [], num_devices)
+        _say_given(given, len(nodes))
         values = {"min-clients": len(nodes), **given.values}
         RunConfig.load(values)
         if not (source / "pyproject.toml").is_file():
@@ -140,23 +133,45 @@ def local(
             folder = out or Path(temporary) / "deployment"
             try:
                 with LocalDeployment(folder, nodes, workers=workers) as deployment:
-                    try:
-                        print(
-                            f"starting a SuperLink and {len(nodes)} SuperNodes on {deployment.deployment.address}"
-                        )
-                        Audit(folder, "local").record("started")
-                        deployment.start()
-                        told = registered_nodes(folder, deployment.deployment)
-                        completed = deployment.run(source.absolute(), {"registered-nodes": told, **values})
-                        if out:
-                            sign_ends(folder, ended_runs(folder))
-                    finally:
-                        signal.signal(signal.SIGINT, signal.SIG_IGN)  # first end what was started
+                    completed = _run_once(deployment, source, values, signed=out is not None)
             except KeyboardInterrupt:
                 raise SystemExit("interrupted; everything that was started is ended") from None
             if not completed:
                 where = f"{folder}/*.log" if out else "--out FOLDER keeps the logs"
                 raise DeployError(f"the run didn't complete; {where}")
+
+
+def _node_configs(data_paths: list[str], num_devices: int) -> list[dict[str, int | str]]:
+    """Return the node config of each device: its data, or its part of the run's dataset."""
+    if data_paths:
+        return [{"data-path": str(Path(path).absolute())} for path in data_paths]
+    return [{"partition-id": part, "num-partitions": num_devices} for part in range(num_devices)]
+
+
+def _say_given(given: Given, num_devices: int) -> None:
+    """Print which values of ``--run-config`` don't apply to a run on this number of devices."""
+    for line in given.lines:
+        print(line)
+    if given.num_clients not in (None, num_devices):
+        print(f"num-clients = {given.num_clients}: isn't read, here are {num_devices} devices")
+    if given.of_a_run not in (None, num_devices):
+        print(f"the run to repeat had {given.of_a_run} clients, here are {num_devices} devices")
+
+
+def _run_once(local: LocalDeployment, source: Path, values: Mapping[str, Value], *, signed: bool) -> bool:
+    """Start a deployment and run the app on it; return whether it completed. With ``signed`` its end is signed."""
+    deployment = local.deployment
+    try:
+        print(f"starting a SuperLink and {len(deployment.devices)} SuperNodes on {deployment.address}")
+        Audit(local.folder, "local").record("started")
+        local.start()
+        told = registered_nodes(local.folder, deployment)
+        completed = local.run(source.absolute(), {"registered-nodes": told, **values})
+        if signed:
+            sign_ends(local.folder, ended_runs(local.folder))
+        return completed
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # first end what was started
 
 
 for command in operate.COMMANDS:

@@ -94,6 +94,7 @@ class _Digest:
             self.add(value)
 
     def _add_content(self, value: Any) -> None:
+        """Add what code is made of: modules, functions, classes, and what a class holds; else a value's data."""
         if isinstance(value, ModuleType):
             self._update(f"module {value.__name__} {_source_of(value)}")
         elif isinstance(value, CodeType):
@@ -112,7 +113,11 @@ class _Digest:
             self._add_all("property", (value.fget, value.fset, value.fdel))
         elif inspect.ismemberdescriptor(value) or inspect.isgetsetdescriptor(value):
             self._update(f"descriptor {value.__qualname__}")
-        elif type(value) is list:
+        else:
+            self._add_data(value)
+
+    def _add_data(self, value: Any) -> None:
+        if type(value) is list:
             self._add_all("list", value)
         elif type(value) in (dict, MappingProxyType):
             self._add_all("dict", [part for item in value.items() for part in item])

@@ -265,30 +265,31 @@ def _roles(
     notes = []
     group = columns.group
     if not group and not several:
-        fits = [
-            each
-            for each in found
-            if each.name.lower() in _SITES and 2 <= each.distinct <= _MOST_SITES and not each.gaps
-        ]
-        group = fits[0].name if fits else ""
+        group = _likely_group(found)
         notes += [f"group-column = {group!r} is a guess from the column's name"] if group else []
     label = columns.label
     if not label:
         label = _likely_label([each for each in found if each.name != group])
-        how = (
-            f"label-column = {label!r} is a guess"
-            if label
-            else "no column looks like labels: label-column names it"
-        )
-        notes.append(how)
-    for name, role in ((label, "label"), (group, "site")):
-        if name:
-            by_name[name].role = role
-    if label and by_name[label].gaps:
-        by_name[label].notes.append(
-            f"column {label!r} is empty in {by_name[label].gaps} rows: labels must be filled, or these rows left out"
-        )
+        guess = f"label-column = {label!r} is a guess"
+        notes.append(guess if label else "no column looks like labels: label-column names it")
+    if label:
+        look = by_name[label]
+        look.role = "label"
+        if look.gaps:
+            look.notes.append(
+                f"column {label!r} is empty in {look.gaps} rows: labels must be filled, or these rows left out"
+            )
+    if group:
+        by_name[group].role = "site"
     return label, group, notes
+
+
+def _likely_group(found: list[ColumnLook]) -> str:
+    """Return the first filled column whose name is usual for natural ids; "" if there is none."""
+    for each in found:
+        if each.name.lower() in _SITES and 2 <= each.distinct <= _MOST_SITES and not each.gaps:
+            return each.name
+    return ""
 
 
 def _likely_label(found: list[ColumnLook]) -> str:
@@ -328,22 +329,12 @@ def _keys(
     sites: dict[str, int],
 ) -> Keys:
     """Return keys to begin with."""
-    inputs = [each for each in found if each.role == "input"]
-    dropped = [each.name for each in found if each.role == "dropped"]
-    markers = dict.fromkeys(marker for each in inputs for marker in each.markers)
     keys: Keys = {"dataset": "files", "data-path": str(path)}
     if label:
         keys["label-column"] = label
     if group:
         keys["group-column"] = group
-    if dropped:
-        keys["drop-column"] = ",".join(dropped)
-    if markers:
-        keys["missing-values"] = ",".join(markers)
-    if any(each.gaps or each.markers for each in inputs):
-        keys["missing"] = "mean"
-    if any(each.kind == "text" for each in inputs):
-        keys["encode"] = True
+    keys |= _input_keys(found)
     keys["normalize"] = "standardize"
     if sites:
         keys |= {"partitioner": "natural", "num-clients": len(sites), "test-on": "own"}
@@ -352,3 +343,20 @@ def _keys(
     elif label:
         keys["loss"] = "mse"
     return {**keys, "model": "logistic" if len(found) < 5 else "mlp"}
+
+
+def _input_keys(found: list[ColumnLook]) -> Keys:
+    """Return the keys that make numbers of the columns: which are left out, and what fills gaps."""
+    inputs = [each for each in found if each.role == "input"]
+    dropped = [each.name for each in found if each.role == "dropped"]
+    markers = dict.fromkeys(marker for each in inputs for marker in each.markers)
+    keys: Keys = {}
+    if dropped:
+        keys["drop-column"] = ",".join(dropped)
+    if markers:
+        keys["missing-values"] = ",".join(markers)
+    if markers or any(each.gaps for each in inputs):
+        keys["missing"] = "mean"
+    if any(each.kind == "text" for each in inputs):
+        keys["encode"] = True
+    return keys
