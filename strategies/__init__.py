@@ -109,10 +109,10 @@ method remembers is ``self.session.memory`` (arrays, and values that JSON holds)
 ``self.session.client_vectors(name)`` (a vector of each client): empty when a run begins, saved with it, and back when
 it goes on. ``begin(layout, model)`` is told of both. Parts of a method's own with ``state`` and ``restore`` are
 returned by ``parts``, anew for each run. A round-based method that fills in none of the hooks that see single updates
-or messages (extra_records, extra_vectors, on_local_model, weigh, transform_update, aggregate) asks a simulation's
-engine for sums, if it can add up, to the same bits (``strategies.updates.sums``). Random draws are
-``strategies.streams.generator(seed, purpose, ids)``. In rounds, a method with a memory sets ``aggregates_on_arrival =
-False``, so that a round that is cut off leaves no trace in the memory.
+or messages (extra_records, extra_vectors, on_local_model, weigh, transform_update, aggregate) lets a simulation's
+engine compute the sum, with bit-identical results (``strategies.updates.sums``). Random draws are
+``strategies.streams.generator(seed, purpose, ids)``. A round-based method with a memory sets ``aggregates_on_arrival
+= False``, because a cancelled round must not change the memory.
 
 SCAFFOLD, FedNova, FedAsync, Ringmaster and power-of-choice, made of these, are in examples/methods.py, and
 ``strategies.testing.MemoryGrid`` runs them without a network.

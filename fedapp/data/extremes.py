@@ -1,4 +1,4 @@
-"""Rows with the largest labels and tokens: what an embedding or a layer of outputs that is too small fails on."""
+"""Rows with the largest labels and token ids, to detect embeddings and output layers that are too small."""
 
 from collections.abc import Iterator
 

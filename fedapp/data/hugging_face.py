@@ -335,7 +335,7 @@ def _as_train_has_them(wanted: list[str], own: list[str], y: Array, problem: Pro
 
 
 def _texts(split: "HFDataset", name: str, problem: Problem, *, blank: bool = False) -> Array:
-    """Return a column as texts; ``blank``: of which some may be blanks, as a character to foretell may."""
+    """Return a text column; ``blank`` allows blank entries, as a character to predict may be one."""
     values = split[name][:]
     if any(value is None or not (str(value) if blank else str(value).strip()) for value in values):
         raise problem(f"column {name!r} has empty cells; all must be filled")

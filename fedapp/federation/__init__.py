@@ -1,4 +1,4 @@
-"""What server and clients share: each works it out for itself, from the run config alone, and so they agree."""
+"""Data, division and model, which server and clients each derive from the run config alone."""
 
 from fedapp.federation.frozen import (
     FrozenMissingError,

@@ -195,7 +195,7 @@ class TaskBlock:
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def stacked(self, places: Sequence[int]) -> TaskStack:
-        """Return some, of which none is longer than the one before, as a stack: they have but the model."""
+        """Stack tasks, sorted by decreasing number of steps; all share the sent model and have no other anchor."""
         like, count = self.one(places[0]), len(places)
         start = Stack.of([like.start] * count)
         anchors = Anchors[Stack](Stack.of([like.pulled_to] * count) if like.rule.alpha else None, None, None)

@@ -313,7 +313,7 @@ CONFLICTS: tuple[Conflict, ...] = (
                 "strategies that send clients models of others", lambda able: able.leaks_models
             ),
         },
-        "clients get models of others as they came, past what protects the global model",
+        "clients receive unprotected models of other clients",
         "aggregation_rule = mean",
     ),
     Conflict(
@@ -388,7 +388,7 @@ CONFLICTS: tuple[Conflict, ...] = (
                 "strategies that send clients models of others", lambda able: able.leaks_models
             ),
         },
-        "clients get models of others as they came, past what protects the global model",
+        "clients receive unprotected models of other clients",
         "dp = none, local",
     ),
     Conflict(

@@ -1,7 +1,7 @@
 """How long a round on devices waits for a reply that doesn't come: by what its client, or the median one, takes.
 
-Let M be the time after which half of the clients that were asked have answered; who reports a failure isn't counted
-among them. Before, a round waits for everybody, because the network may be slow for all. Then it waits for client i
+Let M be the time after which half of the clients that were asked have answered; failures don't count as answers.
+Before M a round waits for all clients, because the network may be slow for all. Then it waits for client i
 
     10 × M, at least 60 s      if i has never been asked before
     2.5 × M, at least 5 s      if i has been asked before, and has never answered

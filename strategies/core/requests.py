@@ -142,8 +142,8 @@ class PendingReplies:
     Parameters
     ----------
     gives_up : callable
-        Returns True if replies are awaited by what clients usually take (strategies/core/reply_timeouts.py), not
-        until the timeout. A client whose reply wasn't there is at work until it comes, or until the timeout.
+        Returns True if a reply's timeout adapts to the clients' usual times (strategies/core/reply_timeouts.py); else
+        it is the run's timeout. A client whose reply is overdue is busy until it comes, or until the run's timeout.
     """
 
     def __init__(self, run: RunState, gives_up: Callable[[], bool] = never) -> None:
@@ -156,14 +156,14 @@ class PendingReplies:
         self._late_bytes = 0
 
     def state(self) -> dict[str, Any]:
-        """Return what clients usually take; overdue replies of a run that ended don't come."""
+        """Return the clients' usual times; overdue replies of a run that ended don't come."""
         found = (
             reply_timeouts.state(f"{_USUAL}{kind}") for kind, reply_timeouts in self._reply_timeouts.items()
         )
         return {name: rows for each in found for name, rows in each.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what clients usually take."""
+        """Restore the clients' usual times."""
         for kind in _AWAITED:
             if f"{_USUAL}{kind}" in state:
                 self._reply_timeouts[kind] = ReplyTimeouts.restored(state, f"{_USUAL}{kind}")
@@ -217,8 +217,8 @@ class PendingReplies:
     ) -> Iterator[Message]:
         """Push requests at once, and yield the replies as they come; ``arrived`` gets each client's index.
 
-        Replies that are no longer awaited, by client index, and why are put into ``overdue``. ``kind``: what clients
-        usually take is known by this kind of request; by default its type.
+        Replies that are no longer awaited, by client index, and why are put into ``overdue``. ``kind`` is
+        the kind of request by which the clients' usual times are known; by default its type.
         """
         requests = list(requests)
         nodes = {request.metadata.dst_node_id for request in requests}

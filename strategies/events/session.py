@@ -24,8 +24,8 @@ log = logging.getLogger("flwr.strategies")
 
 NO_MODEL = "the run is over, at %g s, before its first model was made: %d contributions wait for it"
 STUCK = (
-    "ready(%d) is False, and nobody is at work: %d contributions wait, and %d of %d clients count; %s must be "
-    "content with len(self.session.task_table.active_clients)"
+    "ready(%d) is False, and no client is training: %d contributions wait, and %d of %d clients are active; %s must "
+    "accept len(self.session.task_table.active_clients) contributions"
 )
 
 

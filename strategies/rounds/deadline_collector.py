@@ -1,8 +1,7 @@
 """Rounds that close at a deadline, or with as many valid replies as they need (strategies/rounds/deadline.py).
 
-A late reply is dropped, and its client is at work until its task is done. Each client in time counts with the weight
-d_i with which it was drawn; the weights are then scaled to the sum of all d_i drawn for the round, as where clients
-are lost.
+A late reply is dropped, and its client is busy until its task is done. The weights of the clients in time are
+rescaled to the sum of all weights drawn, as they are where clients fail.
 """
 
 import logging
@@ -359,7 +358,7 @@ class DeadlineCollector:
             current.weights = rescale([weights[place] * opened.share for place in kept], total)
 
     def finish(self, current: Round) -> Metrics:
-        """Note the late tasks of a round that is complete; a round that is cut off leaves no trace."""
+        """Record the late tasks of a completed round; a cancelled round records nothing."""
         opened = self._opened(current)
         assert opened.closed is not None
         if current.late:

@@ -41,8 +41,8 @@ class ReplyCollector(Protocol):
 class AllReplies:
     """Closes a round when all its participants have answered, or the rest isn't awaited any more.
 
-    A reply is awaited until the timeout; on devices, with safeguards, by what clients usually take
-    (strategies/core/reply_timeouts.py). What comes later is late, and dropped.
+    A reply is awaited until the timeout; on devices with safeguards the timeout adapts to the clients' usual times
+    (strategies/core/reply_timeouts.py). A later reply is late, and dropped.
 
     Parameters
     ----------

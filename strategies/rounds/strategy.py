@@ -286,8 +286,8 @@ def _warn_of_unread(name: str, strategy: SynchronousStrategy) -> None:
     config, able, scheme = strategy.config, strategy.capabilities, strategy.session.selection.scheme.scheme
     if able.chooses_clients and (scheme, config.fraction_train) != ("full", 1.0):
         log.warning(
-            "participation = %r, fraction_train = %g: %s chooses clients by itself (select), by these "
-            "only where it reads them",
+            "participation = %r, fraction_train = %g: %s selects clients itself; these keys have no effect unless "
+            "its select() reads them",
             config.participation,
             config.fraction_train,
             name,

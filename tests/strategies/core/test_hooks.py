@@ -345,7 +345,7 @@ def test_they_are_chosen_among_those_who_are_there(go, federation):
 
 
 def test_who_chooses_by_itself_is_told_what_it_may_not_read(caplog):
-    said = "PowerOfChoice chooses clients by itself (select), by these only where it reads them"
+    said = "PowerOfChoice selects clients itself; these keys have no effect unless its select() reads them"
     PowerOfChoice(candidates=5)
     FedAvg(participation="uniform", fraction_train=0.5)
     assert said not in caplog.text

@@ -56,8 +56,8 @@ def go(model, train_config):
 
 
 IN_VAIN = (
-    r"ready\({n}\) is False, and nobody is at work: {n} contributions wait, and {n} of 3 clients count; Many must be "
-    r"content with len\(self.session.task_table.active_clients\)"
+    r"ready\({n}\) is False, and no client is training: {n} contributions wait, and {n} of 3 clients are active; "
+    r"Many must accept len\(self.session.task_table.active_clients\) contributions"
 )
 
 
@@ -104,13 +104,13 @@ def test_in_real_time_it_is_said_once_and_another_client_helps(go, federation, a
     pull = grid.pull_messages
 
     def pulled(ids: Any) -> Any:
-        if "nobody is at work" in text_of(caplog) and 77 not in grid.nodes:
+        if "no client is training" in text_of(caplog) and 77 not in grid.nodes:
             add_node(grid, 0, 3, 77)
         return pull(ids)
 
     grid.pull_messages = pulled
     assert go(Many, grid, WallClock(), many=4).session.aggregations == 3
-    assert text_of(caplog).count("3 of 3 clients count; Many must be content with") == 1
+    assert text_of(caplog).count("3 of 3 clients are active; Many must accept") == 1
     assert text_of(caplog).count("The run waits for another client") == 1
 
 
@@ -136,7 +136,7 @@ def test_when_all_are_away_it_is_not_the_scheme_that_waits_in_vain(go, federatio
     grid.pull_messages = pulled
     strategy = go(Rennala, grid, WallClock(), buffer_size=5, min_clients=3, seconds=50.0)
     assert strategy.session.aggregations == 3
-    assert "nobody is at work" not in text_of(caplog)
+    assert "no client is training" not in text_of(caplog)
 
 
 @pytest.mark.parametrize("clock", [VirtualClock, WallClock])
@@ -145,7 +145,7 @@ def test_the_example_is_content_with_those_who_are_left(go, federation, clock, c
     grid.spoil(2, "raise")
     assert go(Every, grid, clock(), every=3).session.aggregations == 3
     assert go(Every, federation(), clock(), every=5).session.aggregations == 3
-    assert "nobody is at work" not in text_of(caplog)
+    assert "no client is training" not in text_of(caplog)
 
 
 def test_a_scheme_that_never_makes_a_model_is_refused(go, federation):
