@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedapp.data.dataset import Dataset, Normalize
 from fedapp.data.errors import DataError
 from fedapp.data.loading import DATASETS, load_dataset
-from fedapp.data.partition import PARTITIONERS, TEST_ON, Partition, make_partition
+from fedapp.data.partition import PARTITIONERS, TEST_ON, Division, Partition, make_partition
 
 if TYPE_CHECKING:
     from fedapp.data.skew_partitioner import LabelQuantitySkewPartitioner
@@ -20,6 +20,7 @@ __all__ = [
     "TEST_ON",
     "DataError",
     "Dataset",
+    "Division",
     "LabelQuantitySkewPartitioner",
     "Normalize",
     "Partition",

@@ -116,11 +116,7 @@ def flower_partition(
 def _partitioner(
     name: str, num_clients: int, min_samples: int, seed: int, alpha: float, classes: int
 ) -> "Partitioner":
-    from flwr_datasets.partitioner import (
-        DirichletPartitioner,
-        NaturalIdPartitioner,
-        PathologicalPartitioner,
-    )
+    from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner, PathologicalPartitioner
 
     match name:
         case "class-dirichlet":

@@ -1,9 +1,7 @@
 """Which client has which rows: the split into training and test rows, and the division over clients."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -68,9 +66,6 @@ HOLD_OUT = ("random", LAST)
 
 LEAST_OWN = 2
 """Least number of rows of a client with test-on = "own": one to train on and one to test on."""
-
-Divide = Callable[[IntArray, int], list[IntArray]]
-"""(rows, seed) → the rows of each client."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,29 +175,12 @@ def own_split(
     return np.sort(rows[shuffled[number:]]), np.sort(rows[shuffled[:number]])
 
 
-def make_partition(
-    dataset: Dataset,
-    num_clients: int,
-    *,
-    partitioner: str,
-    class_imbalance: float,
-    data_imbalance: float,
-    min_samples: int,
-    dirichlet_alpha: float,
-    similarity: float = 0.0,
-    classes_per_client: int = 2,
-    test_on: str,
-    test_fraction: float,
-    hold_out: str = "random",
-    seed: int,
-) -> Partition:
-    """Split a dataset into training and test rows and divide them over clients; the same seed gives the same.
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How a dataset is divided: the values of the run-config keys of these names.
 
-    Parameters
+    Attributes
     ----------
-    dataset : Dataset
-    num_clients : int
-        C, the number of training clients.
     partitioner : str
         One of `PARTITIONERS`.
     class_imbalance, data_imbalance : float
@@ -223,57 +201,45 @@ def make_partition(
     hold_out : str
         One of `HOLD_OUT`.
     seed : int
-
-    Raises
-    ------
-    DataError
-        If a value is out of range or the dataset can't be divided like this.
     """
-    _check_numbers(
-        num_clients,
-        class_imbalance,
-        data_imbalance,
-        min_samples,
-        dirichlet_alpha,
-        similarity,
-        classes_per_client,
-        test_fraction,
-        seed,
-    )
-    _check_choices(partitioner, test_on, hold_out, min_samples)
-    held = HeldOut(test_on, test_fraction, hold_out, seed)
-    if partitioner == "natural":
-        return _natural(dataset, num_clients, min_samples, held)
-    divide: Divide = partial(
-        _divide,
-        dataset,
-        num_clients,
-        partitioner=partitioner,
-        class_imbalance=class_imbalance,
-        data_imbalance=data_imbalance,
-        min_samples=min_samples,
-        dirichlet_alpha=dirichlet_alpha,
-        similarity=similarity,
-        classes_per_client=classes_per_client,
-    )
-    train, test = held.split_rows(dataset)
-    _require_enough(dataset, num_clients, min_samples, len(train), "training")
-    clients = divide(train, streams.whole_number(seed, "training-division"))
-    if test_on != UNSEEN:
-        return held.partition(clients, test, train)
-    _require_enough(dataset, num_clients, min_samples, len(test), "test")
-    testing = divide(test, streams.whole_number(seed, "testing-division"))
-    return _partition(clients, testing, np.concatenate([train, test]))
 
-
-@dataclass(frozen=True)
-class HeldOut:
-    """Which rows are held out to test on: the values of `test-on`, `test-fraction`, `hold-out` and `seed`."""
-
+    partitioner: str
+    class_imbalance: float
+    data_imbalance: float
+    min_samples: int
+    dirichlet_alpha: float
+    similarity: float = 0.0
+    classes_per_client: int = 2
     test_on: str
-    fraction: float
-    hold_out: str
+    test_fraction: float
+    hold_out: str = "random"
     seed: int
+
+    def check(self, num_clients: int) -> None:
+        """Raise DataError if a value, or the number of clients, is out of range."""
+        number, alpha, share = "a finite number >= 0", self.dirichlet_alpha, self.test_fraction
+        checks = (
+            ("num-supernodes", num_clients, num_clients >= 1, "an integer >= 1"),
+            ("class-imbalance", self.class_imbalance, 0 <= self.class_imbalance < math.inf, number),
+            ("data-imbalance", self.data_imbalance, 0 <= self.data_imbalance < math.inf, number),
+            ("min-samples", self.min_samples, self.min_samples >= 1, "an integer >= 1"),
+            ("dirichlet-alpha", alpha, 0 < alpha < math.inf, "a finite number > 0"),
+            ("similarity", self.similarity, 0 <= self.similarity <= 1, "a number from 0 to 1"),
+            ("classes-per-client", self.classes_per_client, self.classes_per_client >= 1, "an integer >= 1"),
+            ("test-fraction", share, 0 < share < 1, "a number between 0 and 1"),
+            ("seed", self.seed, self.seed >= 0, "an integer >= 0"),
+        )
+        for key, value, fine, allowed in checks:
+            if not fine:
+                raise DataError(f"{key} = {value}: must be {allowed}")
+        require_choice("partitioner", self.partitioner, PARTITIONERS)
+        require_choice("test-on", self.test_on, TEST_ON)
+        require_choice("hold-out", self.hold_out, HOLD_OUT)
+        if self.test_on == OWN and self.min_samples < LEAST_OWN:
+            raise DataError(
+                f"min-samples = {self.min_samples}: with test-on = 'own' a client needs {LEAST_OWN} rows or more, "
+                "one to train and one to test on"
+            )
 
     def split_rows(self, dataset: Dataset) -> tuple[IntArray, IntArray]:
         """Return training and test rows, ascending; no test rows where each client's are split off later."""
@@ -285,7 +251,7 @@ class HeldOut:
             train, test = np.arange(dataset.num_train), np.arange(dataset.num_train, num_rows)
         else:
             shuffled = streams.generator(self.seed, "test-rows").permutation(num_rows)
-            num_test = min(max(1, round(self.fraction * num_rows)), num_rows)
+            num_test = min(max(1, round(self.test_fraction * num_rows)), num_rows)
             train, test = np.sort(shuffled[num_test:]), np.sort(shuffled[:num_test])
         test = test[HALVES.get(self.test_on, slice(None))]
         if not len(test):
@@ -298,36 +264,50 @@ class HeldOut:
         """Return the partition of clients that test on their own rows, or all together on held-out rows."""
         if len(test):
             return _partition(clients, [test], divided)
-        made = _partition(clients, [], divided).split(self.fraction, self.seed, self.hold_out)
+        made = _partition(clients, [], divided).split(self.test_fraction, self.seed, self.hold_out)
         return made if self.test_on == OWN else made.held_out(HALVES[self.test_on])
 
 
+def make_partition(dataset: Dataset, num_clients: int, division: Division) -> Partition:
+    """Split a dataset into training and test rows and divide them over C clients; the same seed gives the same.
+
+    Raises
+    ------
+    DataError
+        If a value is out of range or the dataset can't be divided like this.
+    """
+    division.check(num_clients)
+    if division.partitioner == "natural":
+        return _natural(dataset, num_clients, division)
+    train, test = division.split_rows(dataset)
+    _require_enough(dataset, num_clients, division.min_samples, len(train), "training")
+    seed = streams.whole_number(division.seed, "training-division")
+    clients = _divide(dataset, num_clients, division, train, seed)
+    if division.test_on != UNSEEN:
+        return division.partition(clients, test, train)
+    _require_enough(dataset, num_clients, division.min_samples, len(test), "test")
+    seed = streams.whole_number(division.seed, "testing-division")
+    testing = _divide(dataset, num_clients, division, test, seed)
+    return _partition(clients, testing, np.concatenate([train, test]))
+
+
 def _divide(
-    dataset: Dataset,
-    num_clients: int,
-    rows: IntArray,
-    seed: int,
-    *,
-    partitioner: str,
-    class_imbalance: float,
-    data_imbalance: float,
-    min_samples: int,
-    dirichlet_alpha: float,
-    similarity: float,
-    classes_per_client: int,
+    dataset: Dataset, num_clients: int, division: Division, rows: IntArray, seed: int
 ) -> list[IntArray]:
-    labels = dataset.strata[rows]
+    """Return the rows of each client, out of some rows of a dataset, for all partitioners but natural."""
+    partitioner, labels = division.partitioner, dataset.strata[rows]
     if partitioner in ("label-quantity-skew", "dirichlet"):
-        imbalance = 1 / dirichlet_alpha if partitioner == "dirichlet" else class_imbalance
+        dirichlet = partitioner == "dirichlet"
+        imbalance = 1 / division.dirichlet_alpha if dirichlet else division.class_imbalance
         indices, offsets = label_quantity_skew(
-            labels, num_clients, imbalance, data_imbalance, min_samples, seed
+            labels, num_clients, imbalance, division.data_imbalance, division.min_samples, seed
         )
         return [rows[_part(indices, offsets, i)] for i in range(num_clients)]
     # The partitioners below cut rows in the order in which they come.
     order = streams.generator(seed, "order-of-rows").permutation(len(rows))
     rows, labels = rows[order], labels[order]
     if partitioner == "similarity":
-        clients = by_similarity(rows, labels, num_clients, similarity)
+        clients = by_similarity(rows, labels, num_clients, division.similarity)
     elif partitioner == "shards":
         clients = by_shards(rows, labels, num_clients, seed)
     else:
@@ -337,67 +317,65 @@ def _divide(
             labels,
             None,
             num_clients,
-            min_samples,
+            division.min_samples,
             seed,
-            dirichlet_alpha=dirichlet_alpha,
-            classes_per_client=classes_per_client,
+            dirichlet_alpha=division.dirichlet_alpha,
+            classes_per_client=division.classes_per_client,
         )
-    _check_division(partitioner, clients, rows, min_samples, exact=partitioner != "pathological")
+    _check_division(partitioner, clients, rows, division.min_samples, exact=partitioner != "pathological")
     return clients
 
 
-def number_of_natural_clients(
-    dataset: Dataset, min_samples: int, test_on: str, test_fraction: float, hold_out: str, seed: int
-) -> int:
+def number_of_natural_clients(dataset: Dataset, division: Division) -> int:
     """Return how many clients train if all natural clients with enough rows take part; 0 if there are none."""
     if dataset.groups is None:
         return 0
-    held = HeldOut(test_on, test_fraction, hold_out, seed)
-    number = len(_natural_ids(dataset, np.asarray(dataset.groups), min_samples, held)[2])
-    if test_on != UNSEEN:
+    number = len(_natural_ids(dataset, np.asarray(dataset.groups), division)[2])
+    if division.test_on != UNSEEN:
         return number
-    return min(round((1 - test_fraction) * number), number - 1)
+    return min(round((1 - division.test_fraction) * number), number - 1)
 
 
 def _natural_ids(
-    dataset: Dataset, groups: IntArray, min_samples: int, held: HeldOut
+    dataset: Dataset, groups: IntArray, division: Division
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Return the rows to divide, the held-out rows, and the ids of the natural clients with enough rows, sorted."""
     train, test = np.arange(len(dataset.y)), np.empty(0, np.int64)
-    if held.test_on in HALVES:
-        train, test = held.split_rows(dataset)
+    if division.test_on in HALVES:
+        train, test = division.split_rows(dataset)
     ids, counts = np.unique(groups[train], return_counts=True)
-    return train, test, ids[counts >= min_samples]
+    return train, test, ids[counts >= division.min_samples]
 
 
-def _natural(dataset: Dataset, num_clients: int, min_samples: int, held: HeldOut) -> Partition:
+def _natural(dataset: Dataset, num_clients: int, division: Division) -> Partition:
     if dataset.groups is None:
         raise DataError(
             f"partitioner = 'natural': dataset '{dataset.name}' has no natural clients; allowed: "
             f"{', '.join(PARTITIONERS[:-1])}, or a dataset with writers, roles or groups"
         )
     groups = np.asarray(dataset.groups)
-    train, test, ids = _natural_ids(dataset, groups, min_samples, held)
-    spare = 1 if held.test_on == UNSEEN else 0
+    train, test, ids = _natural_ids(dataset, groups, division)
+    spare, min_samples = 1 if division.test_on == UNSEEN else 0, division.min_samples
     if num_clients + spare > len(ids):
         raise DataError(
             f"num-supernodes = {num_clients}: '{dataset.name}' has {len(ids)} natural clients with at least "
             f"min-samples = {min_samples} rows; at most {max(len(ids) - spare, 0)} clients are allowed"
             + (", as test-on = 'unseen-clients' needs others to test on" if spare else "")
         )
-    drawn = streams.generator(held.seed, "natural-clients").permutation(len(ids))
+    drawn = streams.generator(division.seed, "natural-clients").permutation(len(ids))
 
     def clients(chosen: IntArray) -> list[IntArray]:
         rows = train[np.isin(groups[train], ids[chosen])]
-        division = flower_partition(
-            "natural", rows, dataset.strata[rows], groups[rows], len(chosen), min_samples, held.seed
+        found = flower_partition(
+            "natural", rows, dataset.strata[rows], groups[rows], len(chosen), min_samples, division.seed
         )
-        _check_division("natural", division, rows, min_samples, exact=True)
-        return division
+        _check_division("natural", found, rows, min_samples, exact=True)
+        return found
 
-    if held.test_on != UNSEEN:
-        return held.partition(clients(drawn[:num_clients]), test, train)
-    num_testing = max(1, round(num_clients * held.fraction / (1 - held.fraction)))
+    if division.test_on != UNSEEN:
+        return division.partition(clients(drawn[:num_clients]), test, train)
+    fraction = division.test_fraction
+    num_testing = max(1, round(num_clients * fraction / (1 - fraction)))
     testing = clients(drawn[num_clients : num_clients + num_testing])
     return _partition(clients(drawn[:num_clients]), testing, train)
 
@@ -447,41 +425,3 @@ def _check_division(
         raise DataError(
             f"partitioner = {partitioner!r}: it loses or repeats rows with these values; change them"
         )
-
-
-def _check_choices(partitioner: str, test_on: str, hold_out: str, min_samples: int) -> None:
-    require_choice("partitioner", partitioner, PARTITIONERS)
-    require_choice("test-on", test_on, TEST_ON)
-    require_choice("hold-out", hold_out, HOLD_OUT)
-    if test_on == OWN and min_samples < LEAST_OWN:
-        raise DataError(
-            f"min-samples = {min_samples}: with test-on = 'own' a client needs {LEAST_OWN} rows or more, one to "
-            "train and one to test on"
-        )
-
-
-def _check_numbers(
-    num_clients: int,
-    class_imbalance: float,
-    data_imbalance: float,
-    min_samples: int,
-    dirichlet_alpha: float,
-    similarity: float,
-    classes_per_client: int,
-    test_fraction: float,
-    seed: int,
-) -> None:
-    checks = (
-        ("num-supernodes", num_clients, num_clients >= 1, "an integer >= 1"),
-        ("class-imbalance", class_imbalance, 0 <= class_imbalance < math.inf, "a finite number >= 0"),
-        ("data-imbalance", data_imbalance, 0 <= data_imbalance < math.inf, "a finite number >= 0"),
-        ("min-samples", min_samples, min_samples >= 1, "an integer >= 1"),
-        ("dirichlet-alpha", dirichlet_alpha, 0 < dirichlet_alpha < math.inf, "a finite number > 0"),
-        ("similarity", similarity, 0 <= similarity <= 1, "a number from 0 to 1"),
-        ("classes-per-client", classes_per_client, classes_per_client >= 1, "an integer >= 1"),
-        ("test-fraction", test_fraction, 0 < test_fraction < 1, "a number between 0 and 1"),
-        ("seed", seed, seed >= 0, "an integer >= 0"),
-    )
-    for key, value, fine, allowed in checks:
-        if not fine:
-            raise DataError(f"{key} = {value}: must be {allowed}")

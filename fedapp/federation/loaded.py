@@ -6,7 +6,7 @@ meanwhile counts from the next run on that begins here (`renew`).
 """
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from inspect import signature
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapp.config import RunConfig
-from fedapp.data import DataError, Dataset, Normalize, Partition, load_dataset, make_partition
+from fedapp.data import DataError, Dataset, Division, Normalize, Partition, load_dataset, make_partition
 from fedapp.data.dataset import DataColumns, Targets
 from fedapp.data.errors import PREFIX, expanded
 from fedapp.data.function import load_function
@@ -25,27 +25,11 @@ from fedapp.data.moments import Moments
 from fedapp.data.partition import number_of_natural_clients
 from fedapp.data.standardize import sums_of
 from fedapp.models import build_model
-from fedapp.names import Form, Part
+from fedapp.names import MODELS, Form, Part
 from fedapp.training.evaluation import metrics_of
 from fedapp.training.losses import LOSSES, loss_of
 from fedapp.training.optimizer import optimizer_of
 from fedapp.training.parts import take_logits, unpack
-
-# Keys that decide which client has which rows, apart from the dataset and the number of clients.
-DIVISION_KEYS = (
-    "partitioner",
-    "class_imbalance",
-    "data_imbalance",
-    "min_samples",
-    "dirichlet_alpha",
-    "similarity",
-    "classes_per_client",
-    "test_on",
-    "test_fraction",
-    "hold_out",
-    "seed",
-)
-Division = tuple[tuple[str, Any], ...]
 
 CPU = torch.device("cpu")
 
@@ -131,9 +115,7 @@ def natural_clients(config: RunConfig) -> int:
     if is_function(name) and "num_clients" in signature(load_function(name)).parameters:
         return 0
     dataset = dataset_of(config.model_copy(update=local_folders(config)), 0)
-    return number_of_natural_clients(
-        dataset, config.min_samples, config.test_on, config.test_fraction, config.hold_out, config.seed
-    )
+    return number_of_natural_clients(dataset, division_of(config))
 
 
 def partition_of(
@@ -153,15 +135,11 @@ def with_moments(config: RunConfig, dataset: Dataset, partition: Partition) -> D
 
 def division_of(config: RunConfig) -> Division:
     """Return the keys and values that decide which client has which rows."""
-    return tuple((key, getattr(config, key)) for key in DIVISION_KEYS)
+    return Division(**{field.name: getattr(config, field.name) for field in fields(Division)})
 
 
 def model_of(
-    config: RunConfig,
-    kind: str,
-    form: Form,
-    num_classes: int,
-    device: torch.device = CPU,
+    config: RunConfig, kind: str, form: Form, num_classes: int, device: torch.device = CPU
 ) -> nn.Module:
     """Return the run's initial model, the same in every process."""
     built_in = config.loss in LOSSES
@@ -203,7 +181,7 @@ def _arguments(source: Source) -> dict[str, Any]:
 @lru_cache(maxsize=2)
 def cached_partition(source: Source, num_clients: int, division: Division) -> Partition:
     """Divide a dataset, once."""
-    return make_partition(cached_dataset(source), num_clients, **dict(division))
+    return make_partition(cached_dataset(source), num_clients, division)
 
 
 @lru_cache(maxsize=2)
@@ -220,7 +198,8 @@ def cached_model(
     """Build an initial model, once; a loss of the user's own gets mappings as the model returns them."""
     model = build_model(name, kind=kind, input_shape=form, num_classes=num_classes, init=init, seed=seed)
     parts = [part for part in form if isinstance(part, Part)]
-    model = take_logits(model, of_mappings=built_in_loss)
+    if name not in MODELS:  # which return logits
+        model = take_logits(model, of_mappings=built_in_loss)
     return (unpack(model, parts) if parts else model).to(device)
 
 

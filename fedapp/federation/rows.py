@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from fedapp.config import RunConfig
-from fedapp.data import Dataset, Normalize
+from fedapp.data import Dataset, Division, Normalize
 from fedapp.data.moments import Moments
 from fedapp.federation.loaded import (
     CPU,
-    Division,
     Source,
     cached_dataset,
     cached_partition,

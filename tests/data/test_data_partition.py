@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedapp.data import PARTITIONERS, DataError, Dataset, Partition, load_dataset, make_partition
+from fedapp.data import PARTITIONERS, DataError, Dataset, Division, Partition, load_dataset, make_partition
 from fedapp.data.flower_partitioners import by_shards, by_similarity
 from fedapp.data.partition import _check_division, own_split
 from fedapp.data.remarks import remarks
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def partition(dataset: Dataset, num_clients: int, **changes: Any) -> Partition:
-    return make_partition(dataset, num_clients, **{**DEFAULTS, **changes})
+    return make_partition(dataset, num_clients, Division(**{**DEFAULTS, **changes}))
 
 
 def toy(num_train: int, num_test: int = 0, num_classes: int = 3, num_groups: int = 0) -> Dataset:

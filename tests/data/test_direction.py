@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedapp.data import DataError, Dataset, load_dataset, make_partition
+from fedapp.data import DataError, Dataset, Division, load_dataset, make_partition
 from fedapp.data.direction import client_direction, principal_direction, private_direction
 from fedapp.gaussian_mechanism import gaussian_sigma
 from strategies.clients.graph import adjacency, homogeneity, misalignment
@@ -26,9 +26,7 @@ def by_svd(x: Array) -> Array:
 
 def digits_directions(class_imbalance: float, data_imbalance: float, seed: int) -> Array:
     dataset = load_dataset("digits")
-    partition = make_partition(
-        dataset,
-        50,
+    division = Division(
         partitioner="label-quantity-skew",
         class_imbalance=class_imbalance,
         data_imbalance=data_imbalance,
@@ -38,6 +36,7 @@ def digits_directions(class_imbalance: float, data_imbalance: float, seed: int) 
         test_fraction=0.2,
         seed=seed,
     )
+    partition = make_partition(dataset, 50, division)
     return np.stack([client_direction(dataset, partition.client(i)) for i in range(50)])
 
 

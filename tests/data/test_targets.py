@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pyarrow import csv
 
-from fedapp.data import DataError, Dataset, load_dataset, make_partition
+from fedapp.data import DataError, Dataset, Division, load_dataset, make_partition
 from fedapp.data.dataset import DataColumns
 from fedapp.data.remarks import remarks
 from tests.data.sources import message, save
@@ -59,7 +59,7 @@ def test_tokens_of_a_large_vocabulary_are_labels_and_row_numbers_are_none(tmp_pa
     tokens = np.arange(40).reshape(8, 5) * 1000
     data = load_dataset("npz", save(tmp_path / "a.npz", {"x_train": tokens, "y_train": tokens + 1}))
     assert (data.num_classes, data.num_outputs, data.y[7, 4]) == (39002, 39002, 39001)
-    partition = make_partition(data, 2, partitioner="iid", **KEYS)
+    partition = make_partition(data, 2, Division(partitioner="iid", **KEYS))
     assert not any("of 39002 classes" in line for line in remarks(data, partition))
     path = save(tmp_path / "b.npz", {"x_train": X, "y_train": np.arange(4) * 1000})
     assert "has the label 3000, but 4 different ones" in message("npz", path)
@@ -181,7 +181,7 @@ def test_equal_targets_are_in_one_stratum_and_larger_ones_in_none_before(y):
 @pytest.mark.parametrize("partitioner", ["label-quantity-skew", "dirichlet", "shards", "iid"])
 def test_numbers_are_divided_by_tenths(partitioner):
     y = np.random.default_rng(1).normal(size=(2000, 1))
-    partition = make_partition(with_targets(y), 10, partitioner=partitioner, **SKEWED)
+    partition = make_partition(with_targets(y), 10, Division(partitioner=partitioner, **SKEWED))
     assert len(partition.client_indices) == 1600
     spread = np.mean([y[partition.client(i)].std() for i in range(10)])
     # A skewed client's targets lie together; an iid one's are spread like all.
@@ -189,7 +189,9 @@ def test_numbers_are_divided_by_tenths(partitioner):
 
 
 def test_constant_targets_are_one_stratum_that_is_divided_evenly():
-    partition = make_partition(with_targets(np.ones((50, 1))), 4, partitioner="label-quantity-skew", **SKEWED)
+    partition = make_partition(
+        with_targets(np.ones((50, 1))), 4, Division(partitioner="label-quantity-skew", **SKEWED)
+    )
     assert partition.sizes.tolist() == [10] * 4
 
 
@@ -210,7 +212,7 @@ def test_constant_targets_are_one_stratum_that_is_divided_evenly():
 )
 def test_odd_targets_are_remarked_on(y, said):
     data = with_targets(y)
-    assert remarks(data, make_partition(data, 3, partitioner="iid", **KEYS)) == said
+    assert remarks(data, make_partition(data, 3, Division(partitioner="iid", **KEYS))) == said
 
 
 def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path):
@@ -219,18 +221,18 @@ def test_bytes_of_vectors_are_scaled_and_that_is_said(tmp_path):
     for dtype, expected in ((np.uint8, [said]), (np.int16, [])):
         path = save(tmp_path / f"{dtype.__name__}.npz", {"x_train": x.astype(dtype), "y_train": y})
         data = load_dataset("npz", path)
-        assert remarks(data, make_partition(data, 3, partitioner="iid", **KEYS)) == expected
+        assert remarks(data, make_partition(data, 3, Division(partitioner="iid", **KEYS))) == expected
 
 
 def test_a_division_by_groups_of_a_table(tmp_path):
     wards = ["a"] * 5 + ["b"] * 4 + ["c"] * 1
     path = table(tmp_path / "a.csv", {"x": range(10), "label": [0, 1] * 5, "ward": wards})
     data = load_dataset("files", path, columns=DataColumns(group="ward"))
-    partition = make_partition(data, 2, partitioner="natural", **KEYS)
+    partition = make_partition(data, 2, Division(partitioner="natural", **KEYS))
     assert data.groups is not None
     for client in range(2):
         assert len({wards[row] for row in partition.client(client)}) == 1
     with pytest.raises(
         DataError, match="has 2 natural clients with at least min-samples = 2 rows; at most 2"
     ):
-        make_partition(data, 3, partitioner="natural", **KEYS)
+        make_partition(data, 3, Division(partitioner="natural", **KEYS))
