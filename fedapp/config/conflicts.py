@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedapp.config.key import KeyConflictError
-from fedapp.config.own_keys import strategy_config
-from fedapp.config.strategy_keys import strategy_class
+from fedapp.config.strategy_keys import strategy_class, strategy_config
 from fedapp.data.loading import is_generated
 from strategies import FederatedStrategy
 from strategies.core import conflicts
@@ -101,11 +100,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         "hold-out = random, or another test-on",
     ),
     Conflict(
-        {
-            "missing": one_of("mean"),
-            "dataset": one_of("files"),
-            "normalize": other_than("standardize"),
-        },
+        {"missing": one_of("mean"), "dataset": one_of("files"), "normalize": other_than("standardize")},
         "the mean of all clients' training rows is known with normalize = standardize alone",
         "normalize = standardize, or another missing",
     ),
@@ -132,10 +127,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     # ---- Strategies without a key ----
     Conflict(
-        {
-            "secure-sums": SET,
-            STRATEGY: _lacking("secure_sums", "strategies that have no secure sums"),
-        },
+        {"secure-sums": SET, STRATEGY: _lacking("secure_sums", "strategies that have no secure sums")},
         "the method has no rounds, and counts each update by itself",
         "secure-sums = false, or a strategy with rounds, or fedbuff",
     ),
@@ -148,19 +140,12 @@ CONFLICTS: tuple[Conflict, ...] = (
         "aggregation-rule = mean",
     ),
     Conflict(
-        {
-            "dp": one_of("central"),
-            STRATEGY: _lacking("dp", "strategies that have no central noise"),
-        },
+        {"dp": one_of("central"), STRATEGY: _lacking("dp", "strategies that have no central noise")},
         "the account is of aggregations in which each client counts once at most, and the method has others",
         "dp = none, local",
     ),
     Conflict(
-        {
-            "dp": one_of("central"),
-            "dp-mechanism": other_than("gaussian"),
-            STRATEGY: WITHOUT_ROUNDS,
-        },
+        {"dp": one_of("central"), "dp-mechanism": other_than("gaussian"), STRATEGY: WITHOUT_ROUNDS},
         "the account of this noise is of rounds",
         "dp-mechanism = gaussian",
     ),

@@ -1,12 +1,12 @@
 """Keys of the data: which, how they are prepared, and how they are divided over clients."""
 
-import codecs
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fedapp.config.key import (
     Counting,
+    Encoding,
     Flag,
     Inside,
     Keys,
@@ -67,15 +67,6 @@ def _may_have_images(setting: Setting) -> bool:
     return setting.dataset.kind == "image" and _may_have_groups(setting)
 
 
-def _known_encoding(name: str) -> str:
-    if name != AUTO:
-        try:
-            codecs.lookup(name)
-        except LookupError:
-            raise ValueError("unknown") from None
-    return name
-
-
 _TABLE = if_("a table, or a folder of tables", _is_table)
 _COLUMNS = if_("a table, hf:… or module:function", _has_columns)
 _CSV = if_("a CSV file, or a folder with some", _has_csv)
@@ -97,24 +88,18 @@ class DataKeys(Keys):
     data_path: Annotated[Text, key("where the data are; empty: the Hugging Face hub, or embedded")]
     input_column: Annotated[Text, key("the column of inputs, or several: A,B,…; empty: all others", _COLUMNS)]
     label_column: Annotated[Text, key("the column of labels, or several of numbers: A,B,…", _COLUMNS)]
-    group_column: Annotated[
-        Text,
-        key("the column of natural ids, for partitioner = natural", _GROUPS),
-    ]
+    group_column: Annotated[Text, key("the column of natural ids, for partitioner = natural", _GROUPS)]
     drop_column: Annotated[Text, key("columns that are no inputs: A,B,…", _COLUMNS)]
     missing_values: Annotated[Text, key("texts and numbers that stand for an empty cell: ?,NA,-999", _TABLE)]
     missing: Annotated[
         Missing,
         key(
-            "rows with an empty cell: refused, left out, or filled in with the column's training mean",
-            _TABLE,
+            "rows with an empty cell: refused, left out, or filled in with the column's training mean", _TABLE
         ),
     ]
     encode: Annotated[Flag, key("make columns of 0 and 1 of texts (one-hot)", _TABLE)]
     csv_encoding: Annotated[
-        str,
-        Field(description="auto, or a name that Python knows, such as cp1252", pattern=r"^[A-Za-z0-9_-]+$"),
-        AfterValidator(_known_encoding),
+        Encoding,
         key(
             "the encoding of CSV files; auto: UTF-8, by the file's first bytes, or Windows-1252 where that is sure",
             _CSV,
@@ -135,10 +120,7 @@ class DataKeys(Keys):
         pattern("empty, one number, or HEIGHTxWIDTH, in pixels", r"^([1-9]\d{0,3}(x[1-9]\d{0,3})?)?$"),
         key("height and width that images are scaled to; empty: as they are", _IMAGES),
     ]
-    image_mode: Annotated[
-        ImageMode,
-        key("what images are converted to; auto: nothing", _IMAGES),
-    ]
+    image_mode: Annotated[ImageMode, key("what images are converted to; auto: nothing", _IMAGES)]
     normalize: Annotated[
         bool | Literal["symmetric", "standardize"],
         Field(description="true, false, symmetric or standardize"),
@@ -172,10 +154,7 @@ class DataKeys(Keys):
             if_("test-on = own, or data without test rows", _rows_are_split),
         ),
     ]
-    partitioner: Annotated[
-        Partitioner,
-        key("how rows are divided over clients"),
-    ]
+    partitioner: Annotated[Partitioner, key("how rows are divided over clients")]
     class_imbalance: Annotated[
         NonNegative,
         key(

@@ -11,12 +11,7 @@ from fedapp.config.key import EVERY_RUN, ConfigError, Keys, unknown_key
 from fedapp.config.meant import OTHER_NAMES
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, in_keys, key_of, own_keys
 from fedapp.config.run_keys import RunKeys
-from fedapp.config.strategy_keys import (
-    OTHER_DEFAULTS,
-    ProtectionKeys,
-    StrategyKeys,
-    strategy_class,
-)
+from fedapp.config.strategy_keys import OTHER_DEFAULTS, ProtectionKeys, StrategyKeys, strategy_class
 from fedapp.config.training_keys import TrainingKeys
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
 from strategies.core import conflicts as of_strategies

@@ -5,6 +5,7 @@ other methods are allowed in it; a value that nothing in a run reads is named
 (`fedapp.config.run_config.unread_keys`).
 """
 
+import codecs
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,15 @@ def _not_tiny(value: float) -> float:
     return value
 
 
+def _known_encoding(name: str) -> str:
+    if name != "auto":
+        try:
+            codecs.lookup(name)
+        except LookupError:
+            raise ValueError("unknown") from None
+    return name
+
+
 # The description of a type is what an error says is allowed.
 Positive = Annotated[float, Field(description="a number > 0", gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(description="a number >= 0", ge=0, allow_inf_nan=False)]
@@ -82,6 +92,11 @@ ZeroOrModerate = Annotated[
 ]
 Flag = Annotated[bool, Field(description="true or false")]
 Text = Annotated[str, Field(description="a text", pattern=r"^[^\x00]*$")]
+Encoding = Annotated[
+    str,
+    pattern("auto, or a name that Python knows, such as cp1252", r"^[A-Za-z0-9_-]+$"),
+    AfterValidator(_known_encoding),
+]
 
 
 def path_of(key: str, text: str) -> Path:

@@ -142,17 +142,17 @@ def read_run_options(
     texts = texts or []
     for text in texts:
         _check_form(name, text)
-    _check_pairs(name, [text for text in texts if not _is_file(text)])
+    _check_pairs(name, [text for text in texts if not is_file(text)])
     values: dict[str, Value] = {}
     in_pairs: set[str] = set()
     num_clients: int | None = None
     for text in texts:
         own = _read(name, text)
-        if not _is_file(text):
+        if not is_file(text):
             in_pairs |= own.keys()
         elif name == "--run-config" and any(key.startswith(VERSIONS) for key in own):
             num_clients, own = _of_a_run(name, text, own, but)
-        if _is_file(text) and (again := [key for key in own if key in in_pairs]):
+        if is_file(text) and (again := [key for key in own if key in in_pairs]):
             raise ConfigError(
                 f"{name} {text!r}: has {again[0]}, which is given before it; the file comes first, then what "
                 "differs from it"
@@ -164,12 +164,13 @@ def read_run_options(
 def stated_options(name: str, texts: list[str] | None) -> dict[str, Value]:
     """Return the values of ``read_options`` without those of a run's config.toml: what the user wrote."""
     of_runs = [
-        text for text in texts or [] if _is_file(text) and read_run_options(name, [text])[1] is not None
+        text for text in texts or [] if is_file(text) and read_run_options(name, [text])[1] is not None
     ]
     return read_options(name, [text for text in texts or [] if text not in of_runs])
 
 
-def _is_file(text: str) -> bool:
+def is_file(text: str) -> bool:
+    """Return True if an option's text names a TOML file, False for pairs."""
     return text.endswith(".toml")
 
 
@@ -181,7 +182,7 @@ def _check_pairs(name: str, texts: list[str]) -> None:
 
 
 def _check_form(name: str, text: str) -> None:
-    if _is_file(text):
+    if is_file(text):
         if not path_of(name, text).is_file():
             raise ConfigError(f"{name} {text!r}: no such file")
     elif rest := PAIR.sub("", text).strip():
@@ -190,10 +191,10 @@ def _check_form(name: str, text: str) -> None:
 
 def _read(name: str, text: str) -> dict[str, Value]:
     """Read one text: pairs, or a file."""
-    is_file = _is_file(text)
-    if is_file and (repeated := _repeated_in(text)):
+    named_file = is_file(text)
+    if named_file and (repeated := _repeated_in(text)):
         raise ConfigError(f"{name} {text!r}: {repeated}")
-    given = text if is_file else PAIR.sub(lambda pair: f"{_key(pair[1])}={_quoted(pair[2])}", text)
+    given = text if named_file else PAIR.sub(lambda pair: f"{_key(pair[1])}={_quoted(pair[2])}", text)
     try:
         values: dict[str, Value] = read_pairs([given])
     except (click.ClickException, ValueError) as error:

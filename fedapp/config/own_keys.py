@@ -1,20 +1,20 @@
 """Keys of a strategy of the user's own: the fields of its Config that no other strategy has.
 
 What a key accepts and means is what the field says (`strategies.core.parameters`). `flwr run` passes on only keys
-that stand in
-pyproject.toml; others come in one text, everywhere alike: ``strategy-config = "half-life=2.0 tick=0.1"``.
+that stand in pyproject.toml; others come in one text, everywhere alike:
+``strategy-config = "half-life=2.0 tick=0.1"``.
 """
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields, is_dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 from fedapp.config.key import OWN, ConfigError, Keys, Readers, Value, unknown_key
 from fedapp.config.options import PAIR, repeated_key
-from fedapp.config.strategy_keys import StrategyKeys, declared, is_of_the_library
-from strategies import FederatedStrategy, StrategyConfig
+from fedapp.config.strategy_keys import StrategyKeys, configs_of_the_library, declared, new_fields
+from strategies import FederatedStrategy
 from strategies.core.parameters import KINDS, parameters_of
 from strategies.flower.internals import flatten_dict
 
@@ -30,7 +30,7 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
         If one is no number, text or flag with a default, its default isn't what it accepts, it is called like a
         key that isn't the strategies', or it declares a field of the library's anew.
     """
-    for name in sorted(_new_fields(strategy) & (set(known) - StrategyKeys.model_fields.keys())):
+    for name in sorted(new_fields(strategy) & (set(known) - StrategyKeys.model_fields.keys())):
         raise ConfigError(
             f"{strategy.__name__}.Config.{name}: {name.replace('_', '-')} is a key of every run, and isn't the "
             "strategy's; the field must be called something else"
@@ -39,7 +39,7 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
         parameters = parameters_of(strategy.Config)
     except ValueError as error:
         raise ConfigError(f"{strategy.__name__}.Config.{error}") from None
-    for kind in _of_the_library(strategy):
+    for kind in configs_of_the_library(strategy):
         for name, usual in parameters_of(kind).items():
             if replace(parameters[name], default=usual.default) != usual:
                 key = name.replace("_", "-")
@@ -57,43 +57,6 @@ def own_fields(strategy: type[FederatedStrategy], known: Collection[str]) -> dic
         meaning = parameters[name].meaning or f"of {strategy.__name__}"
         added[name] = declared(replace(parameters[name], meaning=meaning), readers)
     return added
-
-
-def other_defaults(strategy: type[FederatedStrategy]) -> dict[str, Any]:
-    """Return the defaults that a user's own Config has for keys that are known without it, by field.
-
-    They don't stand by themselves: a run's config says a value for every key that is known.
-    """
-    new, own = _new_fields(strategy), fields(strategy.Config)
-    usual = {field.name: field.default for kind in _of_the_library(strategy) for field in fields(kind)}
-    return {
-        field.name: field.default
-        for field in own
-        if field.name in StrategyKeys.model_fields.keys() | usual.keys()
-        and field.default is not MISSING
-        and (field.name in new or field.default != usual[field.name])
-    }
-
-
-def strategy_config(strategy: type[FederatedStrategy], value_of: Callable[[str], Any]) -> StrategyConfig:
-    """Return a strategy's config; ``value_of`` returns the value that the run config has for a field."""
-    values = {field.name: value_of(field.name) for field in fields(strategy.Config)}
-    if values.get("buffer_size") == 0 and not is_of_the_library(strategy.Config):
-        # 0 stands for the method's own number, which a user's own method declares.
-        values["buffer_size"] = other_defaults(strategy).get("buffer_size", 0)
-    return strategy.Config(**values)
-
-
-def _new_fields(strategy: type[FederatedStrategy]) -> set[str]:
-    """Return the fields of a Config that none of the library's, which it is made from, has."""
-    library = {field.name for kind in _of_the_library(strategy) for field in fields(kind)}
-    return {field.name for field in fields(strategy.Config)} - library
-
-
-def _of_the_library(strategy: type[FederatedStrategy]) -> list[type]:
-    """Return the Configs of the library that a Config is made from, the nearest last."""
-    bases = reversed(strategy.Config.__mro__)
-    return [kind for kind in bases if is_dataclass(kind) and is_of_the_library(kind)]
 
 
 def unfolded(

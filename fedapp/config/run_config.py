@@ -112,9 +112,8 @@ def _is_schedule(schedule: str) -> bool:
 
 def in_keys(error: Exception, schema: type[RunConfig] = RunConfig) -> str:
     """Return an error's text; that of the strategies, which name Python fields, with the keys of the run config."""
-    if isinstance(
-        error, ConfigError | DataError | OwnPartError
-    ):  # these have keys, and names of the user's own
+    # The texts of these errors have keys already, and names of the user's own.
+    if isinstance(error, ConfigError | DataError | OwnPartError):
         return str(error)
     fields = "|".join(name for name in schema.model_fields if "_" in name)
     # Not in a path that is called like a field.

@@ -54,8 +54,7 @@ class RunKeys(Keys):
         ),
     ]
     round_timeout: Annotated[
-        Positive,
-        key("real seconds to wait for a reply, except by engines in one process"),
+        Positive, key("real seconds to wait for a reply, except by engines in one process")
     ]
     client_evaluation: Annotated[Flag, key("evaluate the model on the clients, too")]
     client_records: Annotated[
@@ -82,13 +81,7 @@ class RunKeys(Keys):
     ]
     server_device: Annotated[DeviceChoice, key("what the server evaluates on")]
     client_device: Annotated[DeviceChoice, key("what clients train on")]
-    tf32: Annotated[
-        Flag,
-        key(
-            "let a GPU multiply in TF32 (three digits)",
-            if_("a GPU", _uses_gpus),
-        ),
-    ]
+    tf32: Annotated[Flag, key("let a GPU multiply in TF32 (three digits)", if_("a GPU", _uses_gpus))]
     client_threads: Annotated[
         Threads,
         key(

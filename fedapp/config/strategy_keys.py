@@ -6,7 +6,7 @@ another one, and which runs read a key, where that is more than whether their st
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, Field, create_model
@@ -50,16 +50,8 @@ class OtherDefault:
 
 
 OTHER_DEFAULTS = {
-    "eval_every": OtherDefault(
-        1,
-        Range(ge=1),
-        "one round, or a contribution of each client",
-    ),
-    "min_clients": OtherDefault(
-        1,
-        Range(ge=1),
-        "what Flower's strategies wait for",
-    ),
+    "eval_every": OtherDefault(1, Range(ge=1), "one round, or a contribution of each client"),
+    "min_clients": OtherDefault(1, Range(ge=1), "what Flower's strategies wait for"),
 }
 
 
@@ -96,10 +88,7 @@ _IN_VIRTUAL_TIME = if_("clock = virtual", lambda setting: setting.config.clock !
 
 # Which runs read a key, of those whose strategy has it.
 READ_BY: dict[str, Readers] = {
-    "client_weights": if_(
-        "all but spectral, async-spectral and participation = paired",
-        _weights_count,
-    ),
+    "client_weights": if_("all but spectral, async-spectral and participation = paired", _weights_count),
     "stragglers": if_("drop-stragglers, or more than one local epoch or step", _can_straggle),
     "drop_stragglers": if_("stragglers > 0", lambda setting: setting.config.stragglers > 0),
     "server_optimizer": if_(
@@ -116,10 +105,7 @@ READ_BY: dict[str, Readers] = {
     ),
     "message_floor": WITH_GRAPH,
     "neighbours": WITH_GRAPH,
-    "time_scenario": if_(
-        "clock = virtual, or step-heterogeneity = speed",
-        _speed_counts,
-    ),
+    "time_scenario": if_("clock = virtual, or step-heterogeneity = speed", _speed_counts),
     "availability": _IN_VIRTUAL_TIME,
     "task_failure": _IN_VIRTUAL_TIME,
     "size_ratio_bound": GUARDED & _BY_SIZE,
@@ -229,8 +215,7 @@ class StrategyKeys(Keys):
         ),
     ]
     message_epsilon: Annotated[
-        ZeroOrModerate,
-        key("ε of the direction that places a client in the graph; 0: none", WITH_DIRECTIONS),
+        ZeroOrModerate, key("ε of the direction that places a client in the graph; 0: none", WITH_DIRECTIONS)
     ]
     message_delta: Annotated[
         Inside,
@@ -289,15 +274,10 @@ class ProtectionKeys(Keys):
     ]
     dp_delta: Annotated[Inside, key("δ of dp-epsilon, the ε spent so far", PRIVATE)]
     dp_target_epsilon: Annotated[
-        ZeroOrModerate,
-        key(
-            "ε of the run for which dp-noise-multiplier is solved; 0: none",
-            PRIVATE,
-        ),
+        ZeroOrModerate, key("ε of the run for which dp-noise-multiplier is solved; 0: none", PRIVATE)
     ]
     dp_max_epsilon: Annotated[
-        ZeroOrModerate,
-        key("the run ends before dp-epsilon passes this; 0: none", PRIVATE),
+        ZeroOrModerate, key("the run ends before dp-epsilon passes this; 0: none", PRIVATE)
     ]
     if TYPE_CHECKING:  # parameters of strategies that the app itself reads
         aggregation_rule: str
@@ -314,6 +294,43 @@ class ProtectionKeys(Keys):
 def is_of_the_library(config: type) -> bool:
     """Return True if a strategy's Config is one of the library's, whose fields are keys of every run."""
     return config.__module__.partition(".")[0] == "strategies"
+
+
+def other_defaults(strategy: type[FederatedStrategy]) -> dict[str, Any]:
+    """Return the defaults that a user's own Config has for keys that are known without it, by field.
+
+    They don't stand by themselves: a run's config says a value for every key that is known.
+    """
+    new, own = new_fields(strategy), fields(strategy.Config)
+    usual = {field.name: field.default for kind in configs_of_the_library(strategy) for field in fields(kind)}
+    return {
+        field.name: field.default
+        for field in own
+        if field.name in StrategyKeys.model_fields.keys() | usual.keys()
+        and field.default is not MISSING
+        and (field.name in new or field.default != usual[field.name])
+    }
+
+
+def strategy_config(strategy: type[FederatedStrategy], value_of: Callable[[str], Any]) -> StrategyConfig:
+    """Return a strategy's config; ``value_of`` returns the value that the run config has for a field."""
+    values = {field.name: value_of(field.name) for field in fields(strategy.Config)}
+    if values.get("buffer_size") == 0 and not is_of_the_library(strategy.Config):
+        # 0 stands for the method's own number, which a user's own method declares.
+        values["buffer_size"] = other_defaults(strategy).get("buffer_size", 0)
+    return strategy.Config(**values)
+
+
+def new_fields(strategy: type[FederatedStrategy]) -> set[str]:
+    """Return the fields of a Config that none of the library's, which it is made from, has."""
+    library = {field.name for kind in configs_of_the_library(strategy) for field in fields(kind)}
+    return {field.name for field in fields(strategy.Config)} - library
+
+
+def configs_of_the_library(strategy: type[FederatedStrategy]) -> list[type]:
+    """Return the Configs of the library that a Config is made from, the nearest last."""
+    bases = reversed(strategy.Config.__mro__)
+    return [kind for kind in bases if is_dataclass(kind) and is_of_the_library(kind)]
 
 
 def strategy_class(name: str) -> type[FederatedStrategy]:

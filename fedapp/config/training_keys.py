@@ -70,11 +70,7 @@ class TrainingKeys(Keys):
         ),
     ]
     local_steps: Annotated[
-        Thousands,
-        key(
-            "local steps of a task, where local-epochs = 0",
-            _CLIENTS_SET_STEPS,
-        ),
+        Thousands, key("local steps of a task, where local-epochs = 0", _CLIENTS_SET_STEPS)
     ]
     step_heterogeneity: Annotated[
         str,
@@ -85,12 +81,10 @@ class TrainingKeys(Keys):
         ),
     ]
     fine_tune_epochs: Annotated[
-        Thousands,
-        key("passes in which clients fit a copy of the model at evaluations; 0: none"),
+        Thousands, key("passes in which clients fit a copy of the model at evaluations; 0: none")
     ]
     personal: Annotated[
-        Text,
-        key("arrays that each client keeps for itself, as patterns of names such as head.*,norm.*"),
+        Text, key("arrays that each client keeps for itself, as patterns of names such as head.*,norm.*")
     ]
     personal_epochs: Annotated[
         Thousands,
@@ -126,7 +120,4 @@ class TrainingKeys(Keys):
     momentum: Annotated[BelowOne, key("heavy-ball momentum of local steps", where("optimizer", "sgd"))]
     l2: Annotated[NonNegative, key("λ of ½ λ ‖w‖² in the loss (weight decay)")]
     clip_norm: Annotated[NonNegative, key("G, the norm to which gradients are clipped; 0: none")]
-    precision: Annotated[
-        Precision,
-        key("of local training; bf16 is torch.autocast's"),
-    ]
+    precision: Annotated[Precision, key("of local training; bf16 is torch.autocast's")]

@@ -61,9 +61,8 @@ def inputs_of(model: nn.Module, x: Tensor) -> Any:
 
 def take_logits(model: nn.Module, *, of_mappings: bool) -> nn.Module:
     """Have a model return the tensor of its outputs where it returns them in an object: see ``logits_of``."""
-    if (
-        type(model) is not nn.Sequential
-    ):  # which returns what its last layer does, and is trained fast without hooks
+    # A Sequential returns what its last layer does, and is trained fast without hooks.
+    if type(model) is not nn.Sequential:
         model.register_forward_hook(_LogitsHook(of_mappings))
     return model
 

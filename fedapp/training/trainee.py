@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -69,12 +70,16 @@ class Trainee:
         self.drops = _seed_dropout(self.module, self)
         self._alone = False
         _pool_first(self.module)
-        self.convolutions = Convolutions(self.module)
         for layer in self.module.modules():
             if isinstance(layer, _BatchNorm):
                 _judge_alone(layer)
         self._held, self._outside = _places(self.module, names_of(model))
         self._own = names_of(model).own(model.state_dict())
+
+    @cached_property
+    def convolutions(self) -> Convolutions:
+        """The module's convolutions, where it is trained under ``vmap``."""
+        return Convolutions(self.module)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -261,9 +266,9 @@ def takes_by_channel(
     state: Mapping[str, Tensor],
     x: Tensor,
 ) -> bool:
-    """Tell whether a module bears images laid out by channel, as ``x.view(B, -1)`` after a convolution doesn't.
+    """Return True if a module supports images in channels_last; ``x.view(B, -1)`` after a convolution doesn't.
 
-    ``outputs_of`` its state and inputs is tried once, on two rows of ``x``.
+    ``outputs_of``, of the module's state and inputs, is tried once on two rows of ``x``.
     """
     if model not in _by_channel:
         rows = by_channel(x[torch.zeros(2, dtype=torch.int64, device=x.device)])
