@@ -145,10 +145,7 @@ def kept_lines() -> Iterator[list[logging.LogRecord]]:
 
 @contextmanager
 def copied_to(
-    folder: Path,
-    in_one_line: tuple[type[Exception], ...] = (),
-    *,
-    before: Iterable[logging.LogRecord] = (),
+    folder: Path, in_one_line: tuple[type[Exception], ...] = (), *, before: Iterable[logging.LogRecord] = ()
 ) -> Iterator[None]:
     """Copy what Flower and the app log into ``log.txt`` of a folder, at its end the error that ended the block.
 

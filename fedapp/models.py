@@ -58,13 +58,7 @@ class CharLSTM(nn.Module):
 
 
 def build_model(
-    name: str,
-    *,
-    kind: str,
-    input_shape: Form,
-    num_classes: int,
-    init: str = "default",
-    seed: int = 0,
+    name: str, *, kind: str, input_shape: Form, num_classes: int, init: str = "default", seed: int = 0
 ) -> nn.Module:
     """Build a model, in evaluation mode; the same arguments give the same parameters, whatever was drawn before.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedapp.config import ConfigError, RunConfig, Value, in_keys, read_run
 from fedapp.config.meant import NUM_CLIENTS, clients_as
-from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
+from fedapp.config.options import SimulationConfig, is_file, read_options, read_run_options, stated_options
 from fedapp.config.words import read_words
 from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
@@ -72,34 +72,30 @@ def run(options: argparse.Namespace, observers: "Sequence[Observer]" = ()) -> in
         return _failed(error, federation)
 
 
-def _given(
-    options: argparse.Namespace,
-) -> tuple[dict[str, Value], dict[str, Value], dict[str, Value]]:
-    """Return the values of the run config, those of them that don't only stand in a run's file, the federation's.
+def _given(options: argparse.Namespace) -> tuple[dict[str, Value], dict[str, Value], dict[str, Value]]:
+    """Return all values of the run config, those of them that the user typed, and the federation config.
 
     Raises
     ------
     ConfigError
         If a text is of no form that is known, or a key is given twice.
     """
-    files = [word for word in options.words if word.endswith(".toml") and "=" not in word]
+    files = [word for word in options.words if is_file(word) and "=" not in word]
     texts = [*(options.run_config or []), *files]
     values, clients_of_run = read_run_options("--run-config", texts)
-    own = [word for word in options.words if word not in files]
-    words = read_words(own) if own else {}
-    pairs = read_options("--run-config", [text for text in texts if not text.endswith(".toml")])
+    words = read_words([word for word in options.words if word not in files])
+    pairs = read_options("--run-config", [text for text in texts if not is_file(text)])
     if options.engine:
         pairs |= {"engine": options.engine}
     if twice := next((key for key in words if key in pairs), ""):
         raise ConfigError(f"{twice} is given twice, as {pairs[twice]!r} and {words[twice]!r}")
     values |= pairs | words
     stated = stated_options("--run-config", texts) | pairs | words
+    number = values.pop(NUM_CLIENTS, None)
     federation = read_options("--federation-config", options.federation_config)
-    if NUM_CLIENTS in values:
-        federation = {NUM_CLIENTS: values.pop(NUM_CLIENTS), **federation}
-    elif clients_of_run is not None and not _COUNTED & federation.keys():
-        federation = {NUM_CLIENTS: clients_of_run, **federation}
-    return values, stated, federation
+    if number is None and not _COUNTED & federation.keys():
+        number = clients_of_run
+    return values, stated, federation if number is None else {NUM_CLIENTS: number, **federation}
 
 
 def check_folder(out: Path) -> None:

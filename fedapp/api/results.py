@@ -269,7 +269,6 @@ class SweepResult:
         )
 
     def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
         return _html_table(str(_near(self.path)), self.table, self.remarks)
 
 
@@ -305,7 +304,6 @@ class ComparedRuns:
         )
 
     def _repr_html_(self) -> str:
-        """Show the table in a notebook."""
         return _html_table(self._comparison.title, self.table, self.remarks)
 
 

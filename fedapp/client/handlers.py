@@ -202,10 +202,7 @@ def handle(message: Message, context: Context) -> Message:
 
 
 def _with_frozen(
-    answer: Handler,
-    message: Message,
-    context: Context,
-    missing: federation.FrozenMissingError,
+    answer: Handler, message: Message, context: Context, missing: federation.FrozenMissingError
 ) -> Message:
     """Answer with the frozen arrays that were sent or that this client has kept; else ask for them."""
     if take_sent(message, context):

@@ -50,10 +50,7 @@ def own_state(
 
 
 def keep_own(
-    context: Context,
-    record: ConfigRecord,
-    model: nn.Module,
-    trained: Mapping[str, np.ndarray],
+    context: Context, record: ConfigRecord, model: nn.Module, trained: Mapping[str, np.ndarray]
 ) -> None:
     """Keep a client's own arrays as a task has left them, unless they have diverged."""
     cpu = torch.device("cpu")

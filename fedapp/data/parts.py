@@ -15,6 +15,9 @@ from fedapp.data.dataset import Array
 from fedapp.data.targets import Problem
 from fedapp.names import Dtype, Part
 
+# The type that a model gets, by NumPy's kind of the type that an input has.
+_DTYPES: dict[str, Dtype] = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}
+
 _WHOLE = 2**24  # float32 represents every whole number up to this one
 
 
@@ -90,6 +93,17 @@ def check_whole(key: str, x: Array, problem: Problem) -> None:
         )
 
 
+def _check_input(called: str, value: Array, first: Array, problem: Problem) -> None:
+    """Refuse one of several inputs that has no numbers, no values, other rows than the first, or too large ids."""
+    if value.dtype.kind not in "biuf":
+        raise problem(f"{called} has type {value.dtype}; numbers or flags are needed")
+    if value.ndim == 0 or value.size == 0:
+        raise problem(f"{called} has shape {value.shape}; at least one row and one value per row are needed")
+    if len(value) != len(first):
+        raise problem(f"{called} has {len(value)} rows, the first input {len(first)}; they must match")
+    check_whole(called, value, problem)
+
+
 def _one(whole: str, own: Mapping[str, Array], problem: Problem) -> tuple[Array, tuple[Part, ...]]:
     by_place = set(own) == set(map(str, range(len(own))))
     parts: list[Part] = []
@@ -98,22 +112,10 @@ def _one(whole: str, own: Mapping[str, Array], problem: Problem) -> tuple[Array,
         value, called = np.asarray(own[name]), f"{whole}.{name}"
         if not (by_place or name.isidentifier()):
             raise problem(f"has the input {name!r}; a name that can be a keyword of Python is needed")
-        if value.dtype.kind not in "biuf":
-            raise problem(f"{called} has type {value.dtype}; numbers or flags are needed")
-        if value.ndim == 0 or value.size == 0:
-            raise problem(
-                f"{called} has shape {value.shape}; at least one row and one value per row are needed"
-            )
-        if columns and len(value) != len(columns[0]):
-            raise problem(
-                f"{called} has {len(value)} rows, the first input {len(columns[0])}; they must match"
-            )
-        check_whole(called, value, problem)
+        _check_input(called, value, columns[0] if columns else value, problem)
         is_picture = value.dtype == np.uint8 and value.ndim > 2
-        kind: Dtype = (
-            "bool" if value.dtype.kind == "b" else "int64" if value.dtype.kind in "iu" else "float32"
-        )
-        parts.append(Part("" if by_place else name, "float32" if is_picture else kind, value.shape[1:]))
+        kind: Dtype = "float32" if is_picture else _DTYPES[value.dtype.kind]
+        parts.append(Part("" if by_place else name, kind, value.shape[1:]))
         with np.errstate(over="ignore"):
             numbers = value.reshape(len(value), math.prod(value.shape[1:])).astype(np.float32)
         if not np.isfinite(numbers).all():

@@ -217,12 +217,7 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> Chos
         left = [name for name in names if name not in (*labels, *group, *dropped)]
         numbers = [name for name in left if _ROW_NUMBERS.fullmatch(name)]
         inputs = [name for name in left if name not in numbers]
-    chosen = {
-        "label-column": labels,
-        "group-column": group,
-        "input-column": inputs,
-        "drop-column": dropped,
-    }
+    chosen = {"label-column": labels, "group-column": group, "input-column": inputs, "drop-column": dropped}
     _check_present(names, columns, chosen, problem)
     _check_disjoint(columns, chosen, problem)
     if not numbers:
@@ -344,9 +339,8 @@ def _numbers(path: Path, name: str, column: "pyarrow.ChunkedArray", missing: Mis
     if not holds_numbers(column):
         raise path_error(path, f"column {name!r} has type {column.type}; numbers are needed")
     with np.errstate(over="ignore"):
-        values: Array = column.to_numpy().astype(
-            np.float32
-        )  # flags and whole numbers with a gap: objects, None is NaN
+        # Flags and whole numbers with a gap are objects, whose None becomes NaN.
+        values: Array = column.to_numpy().astype(np.float32)
     if not np.all(np.isfinite(values) | (np.isnan(values) & (missing == "mean"))):
         raise path_error(
             path, f"column {name!r} has values that are not finite in float32; all must be finite"

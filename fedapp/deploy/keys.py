@@ -222,10 +222,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePublicKey,
-    valid_for: datetime.timedelta,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid_for: datetime.timedelta
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (

@@ -28,14 +28,7 @@ from fedapp.client.personal import (
     personal_task,
     shared_arrays_task,
 )
-from fedapp.client.request import (
-    LocalData,
-    local_data,
-    read_config,
-    record_of,
-    sent_model,
-    trains_own_first,
-)
+from fedapp.client.request import LocalData, local_data, read_config, record_of, sent_model, trains_own_first
 from fedapp.client.scoring import scored_reply
 from fedapp.client.training import (
     ClientTensors,

@@ -147,10 +147,7 @@ class _Digest:
     def _class(self, kind: type) -> None:
         written = sorted(vars(kind).keys() - set(_ADDED_BY_PYTHON))
         self._add_all(f"class {kind.__qualname__}", (type(kind), *kind.__bases__))
-        self._add_all(
-            "with",
-            [part for name in written for part in (name, vars(kind)[name])],
-        )
+        self._add_all("with", [part for name in written for part in (name, vars(kind)[name])])
 
     def _array(self, array: Any) -> None:
         """Add a NumPy array, or a PyTorch tensor, which may be on a GPU and have a type that NumPy lacks."""

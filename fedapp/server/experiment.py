@@ -26,9 +26,8 @@ from fedapp.config import (
     unread_keys,
 )
 from fedapp.config.conflicts import check_conflicts
-from fedapp.config.own_keys import other_defaults, strategy_config
 from fedapp.config.run_keys import ROUNDS
-from fedapp.config.strategy_keys import is_of_the_library
+from fedapp.config.strategy_keys import is_of_the_library, other_defaults, strategy_config
 from fedapp.data import Dataset, Partition
 from fedapp.data.extremes import extreme_rows
 from fedapp.data.partition import BY_CLASS, OWN, names_of_clients, names_of_unseen_clients

@@ -42,11 +42,7 @@ class Journal(Observer):
     """Writes the run directory as the run goes."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        strategy: FederatedStrategy,
-        directory: RunDirectory,
-        watch: WallClock,
+        self, experiment: Experiment, strategy: FederatedStrategy, directory: RunDirectory, watch: WallClock
     ) -> None:
         self.experiment = experiment
         self.strategy = strategy

@@ -51,13 +51,7 @@ class Display(Observer):
     """
 
     def __init__(
-        self,
-        total: int,
-        summary: Summary,
-        sparingly: Sparingly,
-        *,
-        has_rounds: bool,
-        json: bool,
+        self, total: int, summary: Summary, sparingly: Sparingly, *, has_rounds: bool, json: bool
     ) -> None:
         self.total = total
         self.sparingly = sparingly
@@ -93,9 +87,8 @@ class Display(Observer):
         scores = [key for key in metrics_among(self.metrics, self.named) if key != LOSS][:SCORES]
         time = self.time.format(entry.progress.time)
         if self.bar is not None:
-            if (
-                self._last is None
-            ):  # what a resumed run begins with was done before: it says nothing of the pace
+            # What a resumed run begins with was done before, and says nothing of the pace.
+            if self._last is None:
                 self.bar.begin_at(aggregation, self.total)
             self._last = aggregation
             self.bar.advance(aggregation, f"{self.step}s", self._said(scores[:1] or [LOSS], time))
@@ -120,10 +113,7 @@ class Display(Observer):
         self.console.print(closing_table(self.summary.content, evaluations, self.config))
         clients = last_clients(self.path)
         scores = metrics_among(clients, self.named)
-        for table in (
-            clients_table(clients, scores, rows_of(self.config)),
-            devices_table(clients),
-        ):
+        for table in (clients_table(clients, scores, rows_of(self.config)), devices_table(clients)):
             if table is not None:
                 self.console.print(table)
         # Not through rich, which would break a long path over lines.

@@ -241,9 +241,8 @@ def _line(error: Exception, config: RunConfig) -> str:
 def _write_preparation(experiment: Experiment, directory: RunDirectory) -> None:
     """Write preparation.json, and say where a part of the preparation isn't known."""
     config, dataset = experiment.config, experiment.dataset
-    if (
-        config.normalize == "standardize" and dataset.moments is None
-    ):  # the run was stopped before they were known
+    # Moments are missing if the run was stopped before they were known.
+    if config.normalize == "standardize" and dataset.moments is None:
         return
     function = without_digest(config.dataset) if is_function(config.dataset) else ""
     if function and getattr(load_function(config.dataset), "returns_given", False):

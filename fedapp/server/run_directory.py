@@ -302,31 +302,16 @@ class RunDirectory:
             log.warning("no checkpoint of aggregation %d, the last one stays: %s", number, error)
 
     def _read_checkpoint(self) -> Checkpoint | None:
-        def refused(reason: str) -> ConfigError:
-            return ConfigError(f"resume = {str(self.path)!r}: {reason}")
-
         earlier = RunConfig.recorded(read_run(str(self.path))[0])
-        length = ("num_server_rounds", "time_budget")
-        longer = any(getattr(earlier, key) != getattr(self.config, key) for key in length)
-        conditions = ("stop_at", "patience")
-        others = any(getattr(earlier, key) != getattr(self.config, key) for key in conditions)
-        summary = read_summary(self.path)
-        finished, reason = summary.get("status") == "finished", summary.get("reason")
-        if finished and reason and not others:
-            raise refused(f"that run is finished, {reason}; it goes on if stop-at or patience is another")
-        if finished and not reason and not longer:
-            raise refused(
-                "that run is finished; it goes on if num-server-rounds or time-budget is raised, "
-                f"from {earlier.num_server_rounds} and {earlier.time_budget:g}"
-            )
+        finished = self._check_goes_on(earlier)
         try:
             checkpoint = read_checkpoint(self.path / "checkpoint")
         except (OSError, ValueError, KeyError) as error:
-            raise refused(f"its checkpoint can't be read ({error})") from None
+            raise self._refused(f"its checkpoint can't be read ({error})") from None
         if checkpoint is None and earlier.checkpoint_every == 0:
-            raise refused("that run was made with checkpoint-every = 0")
+            raise self._refused("that run was made with checkpoint-every = 0")
         if checkpoint is None and finished:  # of an earlier version, or the disk was full
-            raise refused(
+            raise self._refused(
                 "that run is finished, and has no checkpoint to go on from; a new run: "
                 f"-c {self.path / 'config.toml'}, with what is another"
             )
@@ -341,6 +326,28 @@ class RunDirectory:
                 earlier.strategy,
             )
         return checkpoint
+
+    def _check_goes_on(self, earlier: RunConfig) -> bool:
+        """Return whether the run is finished; refuse to go on with it under the conditions that ended it."""
+
+        def differ(*keys: str) -> bool:
+            return any(getattr(earlier, key) != getattr(self.config, key) for key in keys)
+
+        summary = read_summary(self.path)
+        finished, reason = summary.get("status") == "finished", summary.get("reason")
+        if finished and reason and not differ("stop_at", "patience"):
+            raise self._refused(
+                f"that run is finished, {reason}; it goes on if stop-at or patience is another"
+            )
+        if finished and not reason and not differ("num_server_rounds", "time_budget"):
+            raise self._refused(
+                "that run is finished; it goes on if num-server-rounds or time-budget is raised, "
+                f"from {earlier.num_server_rounds} and {earlier.time_budget:g}"
+            )
+        return finished
+
+    def _refused(self, reason: str) -> ConfigError:
+        return ConfigError(f"resume = {str(self.path)!r}: {reason}")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""

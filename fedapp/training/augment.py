@@ -34,14 +34,7 @@ class Augmentation:
 
     @classmethod
     def drawn(
-        cls,
-        name: str,
-        steps: int,
-        width: int,
-        seed: int,
-        client: int,
-        task: int,
-        draws: Draws = SENT,
+        cls, name: str, steps: int, width: int, seed: int, client: int, task: int, draws: Draws = SENT
     ) -> "Augmentation":
         """Draw for ``steps`` steps of ``width`` examples each, from the random stream of the name.
 

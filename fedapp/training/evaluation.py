@@ -169,9 +169,7 @@ def _mean_of_classes(part: NDArray[np.int64], whole: NDArray[np.int64], every: b
     return float(ratios.sum() / number) if number else float("nan")
 
 
-def _from_counts(
-    of_counts: Callable[[NDArray[np.int64], bool], float],
-) -> Callable[[Tensor, Tensor], float]:
+def _from_counts(of_counts: Callable[[NDArray[np.int64], bool], float]) -> Callable[[Tensor, Tensor], float]:
     def whole(outputs: Tensor, targets: Tensor) -> float:
         counts = counts_of(outputs, targets).sum(0, dtype=torch.int64)
         return of_counts(counts.cpu().numpy(), _several_labels(targets))

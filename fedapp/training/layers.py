@@ -38,12 +38,7 @@ def dense_layers(model: nn.Module) -> list[Layer]:
 
 def is_changed(layer: nn.Module) -> bool:
     """Tell whether a layer computes something else than its class: it has a hook, or a forward pass of its own."""
-    hooks = (
-        layer._forward_pre_hooks,
-        layer._forward_hooks,
-        layer._backward_pre_hooks,
-        layer._backward_hooks,
-    )
+    hooks = (layer._forward_pre_hooks, layer._forward_hooks, layer._backward_pre_hooks, layer._backward_hooks)
     return any(hooks) or "forward" in vars(layer)
 
 

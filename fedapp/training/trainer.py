@@ -167,7 +167,6 @@ T = TypeVar("T")
 
 
 def _cores() -> int:
-    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
