@@ -355,11 +355,8 @@ def _near(numbers: Array) -> tuple[Array, Array, Array]:
     ends = float(numbers.min()), float(numbers.max())
     low, high = np.percentile(numbers, (10, 90))
     if high - low > (ends[1] - ends[0]) / _FAR and not _SENTINELS.intersection(ends):
-        return (
-            nothing,
-            nothing,
-            np.ones(0, bool),
-        )  # without sorting: none is far from nine tenths of the others
+        # Without sorting: no value is far from nine tenths of the others.
+        return nothing, nothing, np.ones(0, bool)
     values, counts = np.unique(numbers.astype(np.float64), return_counts=True)
     near = np.ones(len(values), bool)
     below = values < 0

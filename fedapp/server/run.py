@@ -161,7 +161,7 @@ def _run(
             record.save_end()
         end.status = "finished"
         if best is not None:
-            end.reason = best.over
+            end.reason = best.over or end.reason
 
 
 def _set_options(strategy: FederatedStrategy, experiment: Experiment, engine: str) -> None:

@@ -118,6 +118,7 @@ def test_the_noise_for_a_target_is_solved_and_said(values, tmp_path, caplog):
     [
         (POISSON, 2),
         ({"dp": "local"}, 2),
+        ({"dp": "local", "keep": "best"}, 2),  # the best evaluation has no other reason to end the run
         ({"dp": "local", "strategy": "fedfix", "num-server-rounds": 50}, None),
     ],
 )
