@@ -94,12 +94,12 @@ class ArrivalGroups:
         self._leave(client)
         return False
 
-    def due(self, now: float, *, all_came: bool = True) -> int | None:
+    def due(self, now: float, next_event: float = math.inf) -> int | None:
         """Return a group that is to be aggregated: one that is complete, or whose T_latest has come; None: none.
 
-        ``all_came``: whether all work that arrives at this instant is known; if not, a T_latest of now hasn't come.
+        ``next_event`` is the time of the next event: if that is now, too, a T_latest of now hasn't come yet.
         """
-        over = now if all_came else now - 2 * RESOLUTION
+        over = now if next_event > now + RESOLUTION else now - 2 * RESOLUTION
         for number, group in self.groups.items():
             if group.come and (not group.clients or over >= group.latest - RESOLUTION):
                 return number

@@ -30,7 +30,6 @@ from typing import Any, ClassVar
 
 from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
-from strategies.clock import RESOLUTION
 from strategies.core.config import AsyncConfigBase, StrategyConfig
 from strategies.core.parameters import parameter
 from strategies.events.arrival_groups import ArrivalGroups
@@ -132,9 +131,7 @@ class FedCompass(AsynchronousStrategy):
 
     def _due(self) -> int | None:
         """Return the group that is to be aggregated: at T_latest after all replies of that instant; None: none."""
-        now = self.session.scheduler.now()
-        all_came = self.session.task_table.queue.next_due() > now + RESOLUTION
-        return self.groups.due(now, all_came=all_came)
+        return self.groups.due(self.session.scheduler.now(), self.session.task_table.queue.next_due())
 
     def take_from_buffer(self, waiting: Sequence[Contribution]) -> Sequence[Contribution]:
         """Return the contributions of the group, and those that were too late; or the newest one alone."""
