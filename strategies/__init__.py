@@ -108,15 +108,17 @@ A strategy is a method with its settings; ``self.session`` is its present run, a
 method remembers is ``self.session.memory`` (arrays, and values that JSON holds) and
 ``self.session.client_vectors(name)`` (a vector of each client): empty when a run begins, saved with it, and back when
 it goes on. ``begin(layout, model)`` is told of both. Parts of a method's own with ``state`` and ``restore`` are
-returned by ``parts``, anew for each run. A round-based method that fills in none of the hooks that see single updates
-or messages (extra_records, extra_vectors, on_local_model, weigh, transform_update, aggregate) lets a simulation's
-engine compute the sum, with bit-identical results (``strategies.updates.sums``). Random draws are
+returned by ``stateful_components``, anew for each run. A round-based method that fills in none of the hooks that see
+single updates or messages (extra_records, extra_vectors, on_local_model, weigh, transform_update, aggregate) lets a
+simulation's engine compute the sum, with bit-identical results (``strategies.updates.sums``). Random draws are
 ``strategies.streams.generator(seed, purpose, ids)``. A round-based method with a memory sets ``aggregates_on_arrival
 = False``, because a cancelled round must not change the memory.
 
 SCAFFOLD, FedNova, FedAsync, Ringmaster and power-of-choice, made of these, are in examples/methods.py, and
 ``strategies.testing.MemoryGrid`` runs them without a network.
 """
+
+from flwr.serverapp import strategy as _flower
 
 from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
@@ -181,6 +183,13 @@ from strategies.updates.pipeline import Contribution
 __version__ = "0.1.0"
 
 warn_of_namesakes()
+
+# isinstance(strategy, flwr.serverapp.strategy.FedAvg) is True of these classes, as of Flower's own under their names.
+for _kind in (
+    *(FedAvg, FedProx, QFedAvg, FedAdagrad, FedAdam, FedYogi, FedAvgM),
+    *(FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan),
+):
+    getattr(_flower, _kind.__name__).register(_kind)
 
 REGISTRY: dict[str, type[FederatedStrategy]] = {
     "fedavg": FedAvg,

@@ -6,7 +6,10 @@ place that looks at which hooks a class fills in: loops, engines, reports and er
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from inspect import isfunction, signature
 from typing import Any, TypeVar
+
+from flwr.serverapp.strategy import FedAvg
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -26,13 +29,33 @@ def from_sums(function: Function) -> Function:
     return function
 
 
-def _fills_in(kind: type, *names: str, but: str = "") -> bool:
+def fills_in(kind: type, *names: str, but: str = "") -> bool:
     """Return True if a class overrides one of the hooks with a function that lacks the mark ``but``."""
     found = (getattr(kind, name, None) for name in names)
     return any(
         function is not None and not hasattr(function, _DEFAULT) and not (but and hasattr(function, but))
         for function in found
     )
+
+
+def check_hooks(kind: type) -> None:
+    """Raise TypeError if a class redefines a hook of this library with a signature that the loops' calls don't fit.
+
+    Flower's own hooks are as in Flower, which doesn't look.
+    """
+    for name, function in vars(kind).items():
+        former = next((vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)), None)
+        if name.startswith("_") or hasattr(FedAvg, name) or not (isfunction(function) and isfunction(former)):
+            continue
+        wanted, given = signature(former), signature(function)
+        positional = [each for each in wanted.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        try:
+            given.bind(*positional)
+        except TypeError as error:
+            raise TypeError(
+                f"{kind.__name__}.{name}{given}: {name} is a hook of this library, which calls it as "
+                f"{name}({', '.join(each.name for each in positional[1:])}) ({error})"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -157,8 +180,8 @@ class Capabilities:
         """Work out the capabilities of a strategy's class."""
         defaults: dict[str, Any] = {item.name: item.default for item in fields(cls)}
         declared: dict[str, Any] = {name: getattr(kind, name, defaults[name]) for name in DECLARED}
-        sends_extra = _fills_in(kind, "extra_records", "extra_vectors")
-        aggregates = _fills_in(kind, "aggregate")
+        sends_extra = fills_in(kind, "extra_records", "extra_vectors")
+        aggregates = fills_in(kind, "aggregate")
         readers = (
             "aggregate",
             "configure_train",
@@ -169,25 +192,25 @@ class Capabilities:
         )
         return cls(
             has_rounds=bool(getattr(kind, "has_rounds", True)),
-            sees_single_updates=sends_extra or _fills_in(kind, *readers, "task_fields"),
-            reads_updates=_fills_in(kind, *readers, but=_FROM_SUMS),
-            needs_all_updates=aggregates or _fills_in(kind, "weigh"),
+            sees_single_updates=sends_extra or fills_in(kind, *readers, "task_fields"),
+            reads_updates=fills_in(kind, *readers, but=_FROM_SUMS),
+            needs_all_updates=aggregates or fills_in(kind, "weigh"),
             aggregates=aggregates,
             steps_by_plain_sum=(not aggregates or bool(declared["uses_given_weights"]))
-            and not _fills_in(kind, "server_update"),
-            writes_requests=sends_extra or _fills_in(kind, "task_fields", "task_steps"),
-            sets_steps=_fills_in(kind, "task_steps"),
+            and not fills_in(kind, "server_update"),
+            writes_requests=sends_extra or fills_in(kind, "task_fields", "task_steps"),
+            sets_steps=fills_in(kind, "task_steps"),
             round_hooks=tuple(
-                name for name in ("configure_train", "aggregate_train") if _fills_in(kind, name)
+                name for name in ("configure_train", "aggregate_train") if fills_in(kind, name)
             ),
-            own_start=_fills_in(kind, "start"),
-            chooses_clients=_fills_in(kind, "select"),
-            makes_models=_fills_in(kind, "ready") or getattr(kind, "interval", None) is not None,
-            discounts_staleness=_fills_in(kind, "discount", "weigh"),
-            knows_periods=_fills_in(kind, "contribution_periods"),
-            drops_stale=_fills_in(kind, "is_fresh_enough"),
-            filters_contributions=_fills_in(kind, "accept"),
-            clients_keep_models=bool(declared["personal"]) and not _fills_in(kind, "personal_model"),
+            own_start=fills_in(kind, "start"),
+            chooses_clients=fills_in(kind, "select"),
+            makes_models=fills_in(kind, "ready") or getattr(kind, "interval", None) is not None,
+            discounts_staleness=fills_in(kind, "discount", "weigh"),
+            knows_periods=fills_in(kind, "contribution_periods"),
+            drops_stale=fills_in(kind, "is_fresh_enough"),
+            filters_contributions=fills_in(kind, "accept"),
+            clients_keep_models=bool(declared["personal"]) and not fills_in(kind, "personal_model"),
             **declared,
         )
 

@@ -62,6 +62,13 @@ class ServerStep:
         """Restore the optimizer's state."""
         self.optimizer.restore(state)
 
+    def keep_memory(self, state: Mapping[str, Any], size: int) -> None:
+        """Take the memory of an earlier run's optimizer, unless its model had another size than D = ``size``."""
+        if any(isinstance(kept, np.ndarray) and kept.size != size for kept in state.values()):
+            log.warning("the server optimizer begins anew: its memory is of a model of another size")
+        else:
+            self.restore(state)
+
     def apply(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:
         """Return the next global model (D,), from the present ``model`` (D,) and the update (D,).
 

@@ -6,7 +6,7 @@ nothing of a run is left in the next one. A subclass of each loop adds the parts
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -76,6 +76,8 @@ class Session:
         The evaluation on clients, and what a run reports.
     compressed : CompressedUpdates, optional
         The server's side of compression, where clients compress their updates.
+    optimizer_memory : mapping
+        The memory of an earlier run's server optimizer, with which this run begins; empty: without any.
     is_open : bool
         Whether the strategy's own ``start`` is under way.
     used : bool
@@ -93,6 +95,7 @@ class Session:
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
         self.is_open = self.used = self.restored = False
+        self.optimizer_memory: Mapping[str, Any] = {}
         config, options, able = strategy.config, strategy.run_options, strategy.capabilities
         flower, name, task_costs = strategy.flower_options, type(strategy).__name__, TaskCosts()
         self.run = run = RunState(name, config, flower, partial(_scheduler, config, task_costs), options)
@@ -313,6 +316,8 @@ class Session:
         run = self.run
         state = run.pop_resume_state()
         run.begin(self.initial_arrays, state)
+        if self.optimizer_memory and state is None:
+            self.server_step.keep_memory(self.optimizer_memory, run.layout.size)
         self.requests.note_model(self.initial_arrays)
         self.strategy.begin(run.layout, run.model)
         return state

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from strategies.clients.roster import Client
 from strategies.clock import Clock, WallClock
-from strategies.core.capabilities import Capabilities, hook
+from strategies.core.capabilities import Capabilities, check_hooks, hook
 from strategies.core.config import (
     AsyncConfigBase,
     FlowerOptions,
@@ -96,7 +96,17 @@ class FederatedStrategy(Strategy):
         if not (isinstance(cls.Config, type) and issubclass(cls.Config, base)):
             given = getattr(cls.Config, "__name__", cls.Config)
             raise TypeError(f"{cls.__name__}.Config = {given}: must be a subclass of {base.__name__}")
+        check_hooks(cls)
         cls.capabilities = Capabilities.of(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; what is this library's and set to something else is told at once."""
+        if (kind := _OWN.get(name)) is not None and not isinstance(value, kind):
+            raise AttributeError(
+                f"{type(self).__name__}.{name} = {value!r}: the library's {kind.__name__} has this name; "
+                "another one is needed"
+            )
+        super().__setattr__(name, value)
 
     fraction_train = FlowerAttribute()
     fraction_evaluate = FlowerAttribute()
@@ -157,9 +167,14 @@ class FederatedStrategy(Strategy):
         self.session.add_method_parts()
 
     def _fresh_session(self) -> Any:
-        """Return the session of a run that begins: the prepared one, or a new one after a run."""
+        """Return the session of a run that begins: the prepared one, or a new one after a run.
+
+        Strategies under Flower's names keep the server optimizer's memory from run to run, as Flower's do.
+        """
         if self.session.used:
+            memory = self.session.server_step.state() if self.capabilities.own_optimizer else {}
             self._prepare_session()
+            self.session.optimizer_memory = memory
         return self.session
 
     # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------
@@ -314,6 +329,10 @@ class FederatedStrategy(Strategy):
         except ValueError:
             self._prepare_session()  # the next run begins anew
             raise
+
+
+# The attributes of a strategy object that the loops read, and their types.
+_OWN: dict[str, type] = {"config": StrategyConfig, "session": Session, "run_options": RunOptions}
 
 
 def _check_given(name: str, clock: Clock | None, **called: object) -> None:
