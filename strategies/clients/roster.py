@@ -582,6 +582,14 @@ def sized_by_replies(clients: Sequence[Client], replies: Mapping[int, Message], 
     return sized
 
 
+def clients_of_replies(replies: Sequence[Message]) -> list[Client]:
+    """Return a client for each reply, in this order, where a run knows none: of a loop with requests of its own."""
+    nodes = [reply.metadata.src_node_id for reply in replies]
+    if len(set(nodes)) < len(nodes):  # as in tests, whose replies come from nowhere
+        nodes = list(range(len(nodes)))
+    return [Client(node, place, None, MetricRecord()) for place, node in enumerate(nodes)]
+
+
 def _partitions_by_most(descriptions: Iterable[Description]) -> int:
     """Return the number of partitions that most nodes report, the smaller one of two; 0 if none does."""
     said = Counter(

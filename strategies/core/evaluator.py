@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from strategies import streams
 from strategies.clients import client_metrics
 from strategies.clients.client_metrics import MetricsMean
-from strategies.clients.roster import Client, sized_by_replies
+from strategies.clients.roster import Client, clients_of_replies, sized_by_replies
 from strategies.core.population import Population
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -112,6 +112,10 @@ class Evaluator:
         by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
         self._name_failed(server_round, [r for r in replies if r.has_error()], everybody=not by_node)
         clients = [client for client in self._run.clients if client.node_id in by_node]
+        if not self._run.clients:  # the hook is called alone
+            valid = [reply for reply in replies if not reply.has_error()]
+            clients = clients_of_replies(valid)
+            by_node = {client.node_id: reply for client, reply in zip(clients, valid, strict=True)}
         if not clients:
             return None
         flower = self._run.flower

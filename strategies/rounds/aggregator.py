@@ -69,9 +69,9 @@ class RoundAggregation:
         if self._on_arrival:
             self._weigh()
 
-    def take(self, reply: Message) -> None:
-        """Take a reply; a reply to none of the round's requests is passed over."""
-        position = self._positions.get(reply.metadata.reply_to_message_id)
+    def take(self, reply: Message, place: int | None = None) -> None:
+        """Take a participant's reply, by its place or the id of its request; a reply to none is passed over."""
+        position = self._positions.get(reply.metadata.reply_to_message_id) if place is None else place
         if position is None or not self._batches or position < self._batches[0].start:
             return
         self._waiting[position] = reply

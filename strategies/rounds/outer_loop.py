@@ -1,19 +1,26 @@
-"""What can't work in a loop around the strategy: Flower's ``Strategy.start``, a wrapper, or a subclass's ``start``.
+"""A loop around the strategy: Flower's ``Strategy.start``, a wrapper, or a subclass's ``start``.
 
 Such a loop calls Flower's hooks ``configure_train`` and ``aggregate_train`` alone. The rounds are the same, but the
-loop sends the requests and keeps the time, reads single updates, and evaluates and ends by itself.
+loop sends the requests and keeps the time, reads single updates, and evaluates and ends by itself: what can't work
+there is refused here. A loop may also make requests of its own, and have their replies aggregated.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, ConfigRecord
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from strategies.clients.roster import clients_of_replies
+from strategies.core.capabilities import fills_in
 from strategies.core.requests import check_local_noise
+from strategies.flower import messages
 from strategies.flower.errors import RunError
+from strategies.rounds.round import Round
 from strategies.rounds.session import RoundSession
+from strategies.updates.server_optimizer import SGD
 
 log = logging.getLogger("flwr.strategies")
 
@@ -94,3 +101,49 @@ def follow(
             "strategy doesn't make: it has the last one",
             strategy.config.server_optimizer,
         )
+
+
+def cohort_of_replies(session: RoundSession, server_round: int, replies: Sequence[Message]) -> Round | None:
+    """Return a round of the clients that sent replies to requests of another's; None if no reply has a model.
+
+    Clients weigh by their replies, d_i with sum 1, and the model that they were sent is unknown: 0 stands for it, so
+    that w̄ + Σ d_i (w_i − w̄) is Σ d_i w_i.
+
+    Raises
+    ------
+    RunError
+        If the method needs the model that clients were sent.
+    """
+    run, key = session.run, session.run.flower.arrayrecord_key
+    models = [arrays for reply in replies if (arrays := messages.arrays_of(reply, key)) is not None]
+    if not models:
+        return None
+    if reason := _why_it_needs_the_model(session):
+        raise RunError(
+            f"{run.name}: {reason}, so that aggregate_train needs the model that clients were sent: "
+            "super().configure_train() is called before"
+        )
+    OuterLoop.around(session).check(session, ConfigRecord())
+    run.aggregations = server_round - 1
+    if not session.used:
+        run.take_layout(models[0])
+        session.used, run.model = True, np.zeros(run.layout.size)
+        session.strategy.begin(run.layout, run.model)
+    cohort = session.open_cohort(
+        server_round, run.layout.to_record(np.zeros(run.layout.size)), (clients_of_replies(replies), None)
+    )
+    cohort.requests = [reply.metadata for reply in replies]
+    return cohort
+
+
+def _why_it_needs_the_model(session: RoundSession) -> str:
+    """Return why the replies alone don't make the next model; "" if they do."""
+    strategy, config = session.strategy, session.strategy.config
+    if type(session.optimizer) is not SGD or (config.server_lr or strategy.default_server_lr()) != 1:
+        return "the server's step begins from the present model"
+    if config.update_norm_bound or session.receiver.clip is not None or session.safeguards.active:
+        return "updates are bounded"
+    hooks = ("aggregate", "weigh", "transform_update", "server_update", "on_local_model", "extra_vectors")
+    if found := next((name for name in hooks if fills_in(type(strategy), name)), ""):
+        return f"{found} reads updates"
+    return ""

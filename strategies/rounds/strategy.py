@@ -24,9 +24,8 @@ from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.reporter import EvaluateFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.flower.arrays import Vector
-from strategies.flower.errors import RunError
 from strategies.rounds.aggregator import RoundAggregation
-from strategies.rounds.outer_loop import follow
+from strategies.rounds.outer_loop import cohort_of_replies, follow
 from strategies.rounds.round import Aggregate, Round
 from strategies.rounds.session import RoundSession
 from strategies.rounds.summed import EngineSums
@@ -212,23 +211,20 @@ class SynchronousStrategy(FederatedStrategy):
 
         None for the arrays and the metrics of a round that was cancelled, in which only fast clients would count.
         """
-        session, cohort = self.session, self.session.cohort
-        if cohort is None:
-            raise RunError(
-                f"{session.run.name}: aggregate_train is called after configure_train of this library; in a loop "
-                "around the strategy an override calls super().configure_train()"
-            )
-        if not session.is_open:
+        session, cohort, own = self.session, self.session.cohort, True
+        if not session.is_open:  # a loop around the strategy, whose requests may be its own
             replies = list(replies)
-            known = {request.message_id for request in cohort.requests}
-            if any(reply.metadata.reply_to_message_id not in known for reply in replies):
-                session.run.warn_once(
-                    "replies to requests that super().configure_train() didn't make don't count in a loop around the "
-                    "strategy; in its own start() they do"
-                )
+            known = {request.message_id for request in cohort.requests} if cohort is not None else set()
+            own = bool(known) and all(reply.metadata.reply_to_message_id in known for reply in replies)
+            if not own:
+                replies.sort(key=lambda reply: reply.metadata.src_node_id)  # a sum depends on its order
+                cohort = cohort_of_replies(session, server_round, replies)
+        if cohort is None:
+            log.warning("round %d: no valid reply, the model stays as it is", server_round)
+            return None, None
         aggregation = RoundAggregation(session, cohort)
-        for reply in replies:
-            aggregation.take(reply)
+        for place, reply in enumerate(replies):
+            aggregation.take(reply, None if own else place)
         if session.is_cancelled(cohort):
             return None, None
         return self._conclude(cohort, aggregation.result())
@@ -238,6 +234,8 @@ class SynchronousStrategy(FederatedStrategy):
     ) -> Iterable[Message]:
         """Ask clients to evaluate the model: ``fraction_evaluate`` of them, ``min_evaluate_nodes`` at least."""
         session = self.session
+        if not session.is_open and not session.run.clients:  # the hook is called alone
+            session.run.clients = session.population.refresh(grid, config)
         return session.evaluator.requests(server_round, arrays, config, session.free_to_evaluate())
 
     # ---- From a round's sum to the next model ------------------------------------------------------------------

@@ -71,11 +71,6 @@ def test_differential_privacy_clips_each_update(federation, model, train_config)
     assert result.arrays["w"].numpy() == pytest.approx([0.875], abs=1e-6)
 
 
-def test_aggregate_before_configure_is_an_error():
-    with pytest.raises(RuntimeError, match="after configure_train"):
-        FedAvg().aggregate_train(1, [])
-
-
 def test_evaluate_without_replies_has_nothing_to_say(federation, model):
     strategy = FedAvg()
     list(strategy.configure_train(1, model(1.0), ConfigRecord(), federation()))

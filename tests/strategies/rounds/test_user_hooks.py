@@ -208,19 +208,17 @@ def test_a_start_of_its_own_that_calls_ours_has_our_loop(federation, model):
     assert Calling().start(federation(), model(1.0), num_rounds=1).train_metrics_clientapp[1]["failures"] == 0
 
 
-def test_requests_of_a_hooks_own_are_no_secret_in_a_start_of_its_own(federation, model, train_config, caplog):
-    def start(kind: type[FedAvg]) -> Any:
-        made = own_loop(kind)(participation="fixed:0")
+@pytest.mark.parametrize("kind", [OneMore, OwnDraw])
+def test_requests_of_a_hooks_own_count_in_a_start_of_its_own(
+    kind, federation, model, train_config, values_of
+):
+    def start(made: FedAvg) -> Any:
         return made.start(federation(), model(1.0), num_rounds=1, train_config=train_config())
 
-    with caplog.at_level(logging.WARNING, "flwr.strategies"):
-        result = start(OneMore)
-    assert result.train_metrics_clientapp[1]["participants"] == 1
-    assert "replies to requests that super().configure_train() didn't make don't count" in caplog.text
-    with pytest.raises(
-        RunError, match=r"^Logging: aggregate_train is called after configure_train of this library"
-    ):
-        start(OwnDraw)
+    result = start(own_loop(kind)(participation="fixed:0"))
+    assert result.train_metrics_clientapp[1]["participants"] == 2
+    expected = values_of(start(kind(participation="fixed:0")).arrays)
+    assert values_of(result.arrays) == pytest.approx(expected, rel=1e-12)
 
 
 # ---- Metrics -----------------------------------------------------------------------------------------------------
