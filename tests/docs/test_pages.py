@@ -60,9 +60,10 @@ def test_the_scheme_of_ones_own_is_a_strategy_of_the_app(run_app, monkeypatch):
     assert lines_of(mine)[-1]["weights-distance"] > 0.1
 
 
-# What is set beside the run config, or is a key of `custom.half_life`.
+# What is set beside the run config, or is a key of a strategy on a page.
 OTHERS = {
     "half-life",
+    "layer-bound",
     "num-supernodes",
     "client-resources-num-gpus",
     "client-resources-num-cpus",
