@@ -156,7 +156,7 @@ def _cell(name: str, runs: Sequence[RecordedRun]) -> Cell:
 
 def common_end(cells: Iterable[Cell], axis: str) -> float:
     """Return how far on one of `AXES` all runs came; NaN without runs, or if a run has no place there beyond 0."""
-    ends = [run.end(axis) for cell in cells for run in cell.runs]
+    ends = [run.reach(axis) for cell in cells for run in cell.runs]
     return min(ends) if ends and all(math.isfinite(end) and end > 0 for end in ends) else math.nan
 
 
@@ -169,24 +169,31 @@ def axis_label(axis: str, cells: Iterable[Cell]) -> str:
 def axes_of(cells: Sequence[Cell]) -> dict[str, float]:
     """Return the axes on which all runs can be compared, and how far all of them came there.
 
-    Times of two clocks can't be.
+    Times of two clocks can't be compared, nor can aggregations where a method without rounds takes part: its
+    aggregation has the work of one or a few clients, a round that of all.
     """
     clocks = {run.clock for cell in cells for run in cell.runs}
-    ends = {axis: common_end(cells, axis) for axis in AXES if axis != "time" or len(clocks) == 1}
+    compared = {"time": len(clocks) == 1, "aggregation": not any_without_rounds(cells)}
+    ends = {axis: common_end(cells, axis) for axis in AXES if compared.get(axis, True)}
     return {axis: end for axis, end in ends.items() if math.isfinite(end)}
+
+
+def any_without_rounds(cells: Iterable[Cell]) -> bool:
+    """Return True if a run is of a method without rounds, which reports contributions."""
+    return any("contributions" in run.columns for cell in cells for run in cell.runs)
 
 
 def equal_time(cells: Sequence[Cell]) -> float | None:
     """Return the time up to which all runs came, if that is where runs are compared; None if it is their ends.
 
-    Runs are compared at equal time if a method without rounds is among them and their ends differ by more than a
-    hundredth: as many aggregations take such a method less time than rounds.
+    Runs are compared at equal time if a method without rounds is among them and the times that they reached differ
+    by more than a hundredth: as many aggregations take such a method less time than rounds. A common time budget is
+    reached by all.
     """
-    runs = [run for cell in cells for run in cell.runs]
     end = axes_of(cells).get("time")
-    if end is None or not any("contributions" in run.columns for run in runs):
+    if end is None or not any_without_rounds(cells):
         return None
-    return end if max(run.end("time") for run in runs) > 1.01 * end else None
+    return end if max(run.reach("time") for cell in cells for run in cell.runs) > 1.01 * end else None
 
 
 def direction_of(cells: Sequence[Cell], key: str, stated: Mapping[str, bool] | None = None) -> bool | None:

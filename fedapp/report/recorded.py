@@ -32,6 +32,14 @@ AXES = {
 
 UNREADABLE = "unreadable"
 
+# Runs end within this distance of their time budget (`strategies.clock.RESOLUTION`): sums of times are rounded.
+_RESOLUTION = 1e-9
+
+
+def rounded_up(place: float) -> float:
+    """Return a place on one of `AXES` as far beyond as rounded sums may be."""
+    return place * (1 + _RESOLUTION) + _RESOLUTION
+
 
 @dataclass(frozen=True, eq=False)
 class RecordedRun:
@@ -134,13 +142,30 @@ class RecordedRun:
 
     def at(self, axis: str, place: float, key: str) -> float:
         """Return a metric of the last evaluation that is not beyond a place on one of `AXES`, but for rounding."""
-        return float(steps(np.array([place * (1 + 1e-9)]), self.along(axis), self.column(key))[0])
+        return float(steps(np.array([rounded_up(place)]), self.along(axis), self.column(key))[0])
 
     def end(self, axis: str) -> float:
-        """Return where on one of `AXES` the run ends; NaN where it has no evaluation with that."""
+        """Return where on one of `AXES` the run's last evaluation is; NaN where none has that."""
         along = self.along(axis)
         finite = along[np.isfinite(along)]
         return float(finite.max()) if finite.size else float("nan")
+
+    def reach(self, axis: str) -> float:
+        """Return up to where on one of `AXES` the run's models are known.
+
+        That is the last evaluation; in time, the time budget if it ended the run, as the last model counts until
+        the next one, which would have come after the budget.
+        """
+        end = self.end(axis)
+        return max(end, float(self.config["time-budget"])) if axis == "time" and self._spent_budget else end
+
+    @property
+    def _spent_budget(self) -> bool:
+        """Whether the time budget ended the run, not the number of aggregations or a condition on a metric."""
+        planned, made = self.config.get("num-server-rounds", 0), self.summary.get("aggregations", 0)
+        has_budget = as_number(self.config.get("time-budget")) > 0
+        is_shorter = not planned or made < planned
+        return has_budget and self.status == "finished" and not self.summary.get("reason") and is_shorter
 
 
 def names_of(runs: Sequence[RecordedRun]) -> list[str]:

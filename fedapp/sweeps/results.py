@@ -119,7 +119,7 @@ def lines(outcome: Outcome) -> list[tuple[Cell, list[str]]]:
     for cell in outcome.cells:
         labels = [_label(cell.labels.get(axis, "")) for axis in axes]
         values = [cell.text(key, 3, outcome.time) for key in outcome.metrics]
-        ends = [[run.end(axis) for run in cell.runs] for axis in ("time", "bytes")]
+        ends = [[run.reach(axis) for run in cell.runs] for axis in ("time", "bytes")]
         costs = [_label(mean_and_spread(each)[0]) if each else "-" for each in ends]
         found.append((cell, [*labels, cell.seeds_text, *values, *costs]))
     return found

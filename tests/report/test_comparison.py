@@ -113,6 +113,48 @@ def test_with_a_method_without_rounds_the_best_is_sought_at_equal_time(runs, tmp
     assert axes == ["aggregation", "time"]
 
 
+def budgeted(folder: Path, name: str, times: Sequence[float], **more: Any) -> RecordedRun:
+    """A finished run with time-budget = 10, of at most 1,000 aggregations."""
+    accuracies = [0.1 + 0.8 * at / (len(times) - 1) for at in range(len(times))]
+    keys = {"time-budget": 10.0, "num-server-rounds": 1000}
+    path = write_run(folder / name, times, accuracies, strategy=name, **keys, **more)
+    return RecordedRun(path)
+
+
+def test_runs_of_one_time_budget_are_compared_there(tmp_path):
+    """FedBuff's last aggregation is at 9.956 of 10: its model counts until the next one, as FedAvg's of round 10."""
+    fedavg = budgeted(tmp_path, "fedavg", [0.0, 5.0, 10.0 + 5e-10])
+    fedbuff = budgeted(tmp_path, "fedbuff", [0.0, 4.0, 9.956], more={"contributions": 4})
+    comparison = Comparison([fedavg, fedbuff])
+    assert comparison.axes["time"] == 10.0
+    assert comparison.header[:4] == ["", "seeds", "at the end", "at time 10"]
+    assert [row[3] for row in comparison.rows("accuracy")] == ["0.900", "0.900"]
+    assert comparison.time is None  # all have reached it: each run's end is there
+
+
+def test_a_run_that_its_aggregations_or_a_metric_ended_has_not_reached_its_budget(tmp_path):
+    run = budgeted(tmp_path, "fedavg", [0.0, 2.0, 4.0])
+    summaries: list[tuple[dict[str, Any], float]] = [
+        ({"status": "finished", "aggregations": 2}, 10.0),
+        ({"status": "finished", "aggregations": 1000}, 4.0),
+        ({"status": "finished", "aggregations": 2, "reason": "target reached: accuracy"}, 4.0),
+        ({"status": "interrupted", "aggregations": 2}, 4.0),
+    ]
+    for summary, reached in summaries:
+        (run.path / "summary.json").write_text(json.dumps(summary))
+        assert RecordedRun(run.path).reach("time") == reached
+
+
+def test_aggregations_are_not_compared_with_rounds(tmp_path):
+    """An aggregation of FedBuff has the work of a few clients, a round that of all."""
+    fedavg = budgeted(tmp_path, "fedavg", [0.0, 5.0, 10.0])
+    fedbuff = budgeted(tmp_path, "fedbuff", [0.0, 4.0, 8.0], more={"contributions": 4})
+    assert "aggregation" in Comparison([fedavg]).axes
+    comparison = Comparison([fedavg, fedbuff])
+    assert list(comparison.axes) == ["time", "bytes"]
+    assert not any("round" in name for name in comparison.header)
+
+
 def test_warnings_are_named_once_for_each_setting(runs):
     lines = [
         "10:00 INFO    a round",
