@@ -20,6 +20,7 @@ from fedapp.report.comparison import Comparison
 from fedapp.report.exports import frame_of
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
+from fedapp.report.verdict.verdict import Verdict
 from fedapp.sweeps.results import remarks, runs_frame, tuning_frame
 from fedapp.sweeps.sweep import Outcome
 
@@ -259,17 +260,27 @@ class SweepResult:
 
     @property
     def remarks(self) -> list[str]:
-        """Which runs came to no good end and why, what wasn't read, which pick may not be the best."""
+        """Which runs came to no good end and why, what wasn't read, which pick is none."""
         return remarks(self._outcome)
+
+    def verdict(self) -> Verdict:
+        """Return which setting leads and by how much, what may spoil that, and what it costs."""
+        return self._outcome.verdict
 
     def __repr__(self) -> str:
         """Say what it is, and show the table."""
         return "\n".join(
-            [f"SweepResult({_near(self.path)})", self.table.to_string(index=False), *self.remarks]
+            [
+                f"SweepResult({_near(self.path)})",
+                self.table.to_string(index=False),
+                *self.remarks,
+                *self._outcome.verdict_lines,
+            ]
         )
 
     def _repr_html_(self) -> str:
-        return _html_table(str(_near(self.path)), self.table, self.remarks)
+        notes = [*self.remarks, *self._outcome.verdict_lines]
+        return _html_table(str(_near(self.path)), self.table, notes)
 
 
 class ComparedRuns:
@@ -293,6 +304,10 @@ class ComparedRuns:
         """What can't be compared, and why."""
         return self._comparison.remarks
 
+    def verdict(self) -> Verdict:
+        """Return which setting leads and by how much, what may spoil that, and what it costs."""
+        return self._comparison.verdict
+
     def write(self, folder: str | Path) -> list[Path]:
         """Write comparison.png and comparison.md into a folder; return the paths."""
         return self._comparison.write(Path(folder).expanduser())
@@ -300,11 +315,17 @@ class ComparedRuns:
     def __repr__(self) -> str:
         """Show the table."""
         return "\n".join(
-            [f"ComparedRuns({self._comparison.title})", self.table.to_string(index=False), *self.remarks]
+            [
+                f"ComparedRuns({self._comparison.title})",
+                self.table.to_string(index=False),
+                *self.remarks,
+                *self._comparison.verdict_lines,
+            ]
         )
 
     def _repr_html_(self) -> str:
-        return _html_table(self._comparison.title, self.table, self.remarks)
+        notes = [*self.remarks, *self._comparison.verdict_lines]
+        return _html_table(self._comparison.title, self.table, notes)
 
 
 def _near(path: Path) -> Path:

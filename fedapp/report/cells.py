@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"\d[\d.e+-]*")
 
 # The statuses of runs whose numbers are shown: runs that came to their end, or go on. Interrupted runs aren't shown.
 SHOWN = ("finished", RUNNING, "?")
-_LOST = frozenset({FAILED, "diverged"})
+LOST = frozenset({FAILED, "diverged"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +229,7 @@ def best_of(
         return None
     sign = -1.0 if higher else 1.0
     scored = [
-        (not _LOST.isdisjoint(cell.lacking), sign * float(np.mean(cell.scores(key, time))), number)
+        (not LOST.isdisjoint(cell.lacking), sign * float(np.mean(cell.scores(key, time))), number)
         for number, cell in enumerate(cells)
         if cell.runs
     ]

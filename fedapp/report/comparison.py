@@ -22,9 +22,11 @@ from fedapp.report.cells import (
     why_unlike,
 )
 from fedapp.report.differences import described, differing
-from fedapp.report.files import with_rows
+from fedapp.report.files import LOSS, with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import add_values, markdown_row
+from fedapp.report.verdict.of_runs import verdict_of
+from fedapp.report.verdict.verdict import Verdict
 from strategies.flower.higher_is_better import unknown_direction
 
 FIGURE, CLIENTS, REPORT = "comparison.png", "clients.png", "comparison.md"
@@ -119,6 +121,17 @@ class Comparison:
         """The time at which the best is sought; None for the end of each run."""
         return equal_time(self.cells)
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict on the settings, by the first metric of the runs, at `time` or their ends."""
+        metric = next(iter(self.metrics), LOSS)
+        return verdict_of(self.cells, metric, time=self.time, files="metrics.jsonl in the folder of each run")
+
+    @property
+    def verdict_lines(self) -> list[str]:
+        """The lines of the verdict; [] of one setting, or if no run came to its end."""
+        return self.verdict.lines if sum(bool(cell.runs) for cell in self.cells) > 1 else []
+
     def tables(self) -> list[Table]:
         """Return a table for each metric for the terminal; the best is bold, at equal time if `time` is one."""
         return [self._table(key) for key in self.metrics]
@@ -138,7 +151,8 @@ class Comparison:
     def write(self, folder: Path) -> list[Path]:
         """Write the tables and the overlaid curves into a folder; return the paths."""
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [f"# {self.title}", ""]
+        lines = [f"# {self.title}", "", *(f"- {line}" for line in self.verdict_lines)]
+        lines += [""] * bool(self.verdict_lines)
         for key in self.metrics:
             unlike = why_unlike(self.cells, key)
             lines += [

@@ -103,10 +103,12 @@ def sweep(
 
 
 def show(outcome: Outcome, console: Console) -> None:
-    """Print the table of all cells, and the remarks on them."""
+    """Print the table of all cells, the remarks on them, and the verdict."""
     console.print(table(outcome))
     for note in remarks(outcome):
         console.print(note, style="yellow", markup=False, highlight=False)
+    for line in outcome.verdict_lines:
+        console.print(line, markup=False, highlight=False)
 
 
 def plan_of(

@@ -60,7 +60,7 @@ def compare_command(
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="print a table of LaTeX for each metric")] = False,
 ) -> None:
-    """Runs beside each other: at their end, and at equal time, equal rounds and equal bytes.
+    """Runs beside each other: at their end, at equal time, equal rounds and equal bytes, and a verdict.
 
     Runs that differ in their seed alone are one line, mean ± standard deviation. Names say what tells them apart.
     With --csv, --json or --latex nothing else is on the standard output.
@@ -79,6 +79,8 @@ def compare_command(
         console.print(table)
     for note in comparison.remarks:
         console.print(note, style="yellow", markup=False, highlight=False)
+    for line in comparison.verdict_lines:
+        console.print(line, markup=False, highlight=False)
     for path in comparison.write(out.expanduser()) if out else ():
         print(path.absolute())
 

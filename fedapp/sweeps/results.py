@@ -17,11 +17,9 @@ from fedapp.report.series import mean_and_spread
 from fedapp.report.table import add_values, markdown_row
 from fedapp.sweeps.plan import SEED
 from fedapp.sweeps.point import folder_of, name_of
-from fedapp.sweeps.sweep import FIGURE, REPORT, TUNING, Outcome, score_text
+from fedapp.sweeps.sweep import CSV, FIGURE, PARQUET, REPORT, TUNING, TUNING_CSV, Outcome, score_text
 from fedapp.sweeps.tuning import HOW_STATED
 from strategies.flower.higher_is_better import unknown_direction
-
-CSV, PARQUET, TUNING_CSV = "runs.csv", "runs.parquet", "tuning.csv"
 
 
 def write_results(outcome: Outcome) -> list[Path]:
@@ -161,6 +159,8 @@ def report(outcome: Outcome, has_figure: bool) -> str:
     head = header(outcome)
     best = outcome.best
     text = [f"# {_title(outcome)}", ""]
+    if verdict := outcome.verdict_lines:
+        text += ["## Verdict", "", *(f"- {line}" for line in verdict), "", "## Settings", ""]
     text += [f"**Not comparable:** {outcome.unlike}", ""] if outcome.unlike else []
     text += [markdown_row(head), "|" + "---|" * len(head)]
     for cell, row in lines(outcome):
@@ -179,47 +179,63 @@ def report(outcome: Outcome, has_figure: bool) -> str:
 
 
 def remarks(outcome: Outcome) -> list[str]:
-    """Say which runs failed or warn of something, which axes nothing read, and which picks may not be the best."""
+    """Say which runs failed or warn of something, which axes nothing read, and which picks are none."""
+    return [
+        *_failures(outcome),
+        *(note for cell in outcome.cells for note in _notes_on(cell)),
+        *_unread_by_all(outcome),
+        *_without_best(outcome),
+        *_notes_on_picks(outcome),
+    ]
+
+
+def _failures(outcome: Outcome) -> Iterator[str]:
+    """Name reported runs that failed or diverged, those of one setting and reason together, then tuning runs."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for each in outcome.planned:
         if reason := outcome.status_of(each)[1]:
             labels = {axis: label for axis, label in each.labels.items() if axis != SEED}
             reasons.setdefault((name_of(labels), reason), []).append(str(each.config.seed))
-    notes = [f"{name}, seed {', '.join(seeds)}: {reason}" for (name, reason), seeds in reasons.items()]
+    for (name, reason), seeds in reasons.items():
+        yield f"{name}, seed {', '.join(seeds)}: {reason}"
     reported = {each.name for each in outcome.planned}
     titles = {each.name: each.title for each in outcome.tried}
-    notes += [
-        f"tuning, {titles.get(name, name)}: {reason}"
-        for name, reason in outcome.failures.items()
-        if name not in reported
-    ]
-    for cell in outcome.cells:
-        notes += warnings_of(cell)
-        unread = {key for run in cell.runs for key in run.summary.get("unread-keys", ())} & cell.labels.keys()
-        if unread:
-            notes.append(
-                f"{cell.name}: {', '.join(sorted(unread))} isn't read, so its values give the same run"
-            )
-    if runs := [run for cell in outcome.cells for run in cell.runs]:
-        unread_by_all = set.intersection(*(set(run.summary.get("unread-keys", ())) for run in runs))
-        if keys := sorted(unread_by_all - set(outcome.plan.grid)):
-            notes.append(f"no run reads {', '.join(keys)}")
+    for name, reason in outcome.failures.items():
+        if name not in reported:
+            yield f"tuning, {titles.get(name, name)}: {reason}"
+
+
+def _notes_on(cell: Cell) -> Iterator[str]:
+    """Yield the warnings of a cell's runs, and its axes that none of them read."""
+    yield from warnings_of(cell)
+    unread = {key for run in cell.runs for key in run.summary.get("unread-keys", ())} & cell.labels.keys()
+    if unread:
+        yield f"{cell.name}: {', '.join(sorted(unread))} isn't read, so its values give the same run"
+
+
+def _unread_by_all(outcome: Outcome) -> Iterator[str]:
+    runs = [run for cell in outcome.cells for run in cell.runs]
+    unread = [set(run.summary.get("unread-keys", ())) for run in runs]
+    if unread and (keys := sorted(set.intersection(*unread) - set(outcome.plan.grid))):
+        yield f"no run reads {', '.join(keys)}"
+
+
+def _without_best(outcome: Outcome) -> Iterator[str]:
+    """Say why no setting is marked as the best, if runs have metrics."""
     if outcome.metrics and outcome.by not in outcome.metrics:
         there = ", ".join(outcome.metrics)
-        notes.append(f"by {outcome.by}: no run has that, so none is the best; there are {there}")
+        yield f"by {outcome.by}: no run has that, so none is the best; there are {there}"
     elif outcome.metrics and direction_of(outcome.cells, outcome.by, outcome.plan.stated) is None:
-        notes.append(f"no setting is marked as the best: {unknown_direction(outcome.by)}; {HOW_STATED}")
+        yield f"no setting is marked as the best: {unknown_direction(outcome.by)}; {HOW_STATED}"
+
+
+def _notes_on_picks(outcome: Outcome) -> Iterator[str]:
     for chosen in outcome.picks.values():
         where = name_of(dict(zip(outcome.plan.cell_axes, chosen.cell, strict=True)))
         if chosen.value is None:
-            notes.append(f"{where}: nothing was picked, as no value has runs that all came to their end")
+            yield f"{where}: nothing was picked, as no value has runs that all came to their end"
         if chosen.time is not None:
-            notes.append(f"{where}: the tuned values are compared at equal time, {chosen.time:.4g}")
-        notes += [
-            f"{where}: {axis} is best at the end of what was tried; go on beyond it"
-            for axis in chosen.at_edge
-        ]
-    return notes
+            yield f"{where}: the tuned values are compared at equal time, {chosen.time:.4g}"
 
 
 def _picks(outcome: Outcome) -> Iterator[str]:

@@ -17,13 +17,24 @@ from fedapp.report.cells import Cell, best_of, equal_time, why_unlike
 from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
+from fedapp.report.verdict.of_runs import verdict_of
+from fedapp.report.verdict.verdict import Verdict
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
 from fedapp.sweeps.point import DIVERGED, FINISHED, LABEL, PlannedRun, folder_of, name_of
 from fedapp.sweeps.runner import only_one, run_missing
-from fedapp.sweeps.tuning import Pick, Setting, check_direction, check_tested_rows, pick, setting_of
+from fedapp.sweeps.tuning import (
+    Pick,
+    Setting,
+    check_direction,
+    check_tested_rows,
+    pick,
+    setting_of,
+    tuning_doubts,
+)
 
 RUNS, TUNING = "runs", "tuning"
 PLAN, KEYS, REPORT, FIGURE = "plan.toml", "keys.json", "report.md", "curves.png"
+CSV, PARQUET, TUNING_CSV = "runs.csv", "runs.parquet", "tuning.csv"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +97,20 @@ class Outcome:
     def best(self) -> Cell | None:
         """The best setting by ``by``; None if there is none, or if it isn't known which values are better."""
         return best_of(self.cells, self.by, self.time, self.plan.stated)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict on the settings by ``by``, at `time` or the end of their runs."""
+        doubts = tuning_doubts(self.plan, self.picks, self.tried, self.path / TUNING) if self.picks else ()
+        files = f"{CSV} in {self.path}" + f", and {TUNING_CSV} of the tuning" * bool(self.picks)
+        return verdict_of(
+            self.cells, self.by, time=self.time, stated=self.plan.stated, doubts=doubts, files=files
+        )
+
+    @property
+    def verdict_lines(self) -> list[str]:
+        """The lines of the verdict; [] of one setting that isn't tuned."""
+        return self.verdict.lines if self.picks or sum(bool(cell.runs) for cell in self.cells) > 1 else []
 
     @cached_property
     def unlike(self) -> str:

@@ -17,8 +17,9 @@ from fedapp.report.cells import Cell, equal_time
 from fedapp.report.differences import has_own_data
 from fedapp.report.files import LOSS, measured_by, stated_directions
 from fedapp.report.recorded import RecordedRun
+from fedapp.report.verdict.doubts import unequal_tries
 from fedapp.sweeps.plan import METRICS, SweepPlan
-from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
+from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of, name_of
 from strategies.flower.higher_is_better import higher_is_better, unknown_direction
 
 # How a metric's direction is stated for a sweep.
@@ -141,6 +142,25 @@ def _scores(
         for (value, each), cell in zip(tried.items(), cells, strict=True)
     }
     return scores, time
+
+
+def tuning_doubts(
+    plan: SweepPlan, picks: Mapping[Setting, Pick], tried: Sequence[PlannedRun], runs: Path
+) -> list[str]:
+    """Return a line for each setting whose best value is at the end of what was tried, and for unequal tries."""
+    tries: dict[Setting, set[Setting]] = {}
+    for each in tried:
+        unread = RecordedRun(folder_of(each, runs)).summary.get("unread-keys", ())
+        read = [axis for axis in plan.tune if axis not in unread]
+        tries.setdefault(setting_of(each, plan.cell_axes), set()).add(setting_of(each, read))
+    names = {cell: name_of(dict(zip(plan.cell_axes, cell, strict=True))) for cell in tries}
+    edges = [
+        f"{axis} of {names[chosen.cell]} is best at the end of what was tried; go on beyond it"
+        for chosen in picks.values()
+        for axis in chosen.at_edge
+    ]
+    unequal = unequal_tries({names[cell]: len(each) for cell, each in tries.items()})
+    return [*edges, unequal] if unequal else edges
 
 
 def setting_of(planned: PlannedRun, axes: Sequence[str]) -> Setting:

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 from fedapp.report.series import Array
+from fedapp.report.verdict.paired import are_equal, holm_adjusted, interval, p_value
 from studies.maps.measures import sign_of
 from studies.maps.plan import MapPlan, Spot
 from studies.maps.scores import MapScore
@@ -76,31 +77,15 @@ def wins_of(plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]]) -> dict[tu
     """Return who wins each cell by each measure, after the adjustment for all of them."""
     found = {(spot, measure): win(plan, own, measure) for spot, own in scores.items() for measure in MEASURES}
     ps = np.array([1.0 if math.isnan(each.p) else each.p for each in found.values()])
-    for place, holm, hochberg in zip(found, holm_adjusted(ps), hochberg_adjusted(ps), strict=True):
+    for place, holm, hochberg in zip(
+        found, holm_adjusted(ps), stats.false_discovery_control(ps), strict=True
+    ):
         each = found[place]
         found[place] = replace(each, holm=float(holm), hochberg=float(hochberg))
         if each.outcome == WON and each.by_rival and holm > plan.rule.level:
             close = (rival for rival, p in each.by_rival.items() if p * holm / each.p > plan.rule.level)
             found[place] = replace(found[place], outcome=CLOSE, best=(*each.best, *close))
     return found
-
-
-def holm_adjusted(ps: Array) -> Array:
-    """Return p-values adjusted by Holm's method (1979): it bounds the chance of any false one."""
-    order, number = np.argsort(ps, kind="stable"), len(ps)
-    steps = np.minimum(1.0, ps[order] * (number - np.arange(number)))
-    adjusted = np.empty(number)
-    adjusted[order] = np.maximum.accumulate(steps)
-    return adjusted
-
-
-def hochberg_adjusted(ps: Array) -> Array:
-    """Return p-values adjusted by Benjamini and Hochberg's method (1995): it bounds the share of false ones."""
-    order, number = np.argsort(ps, kind="stable"), len(ps)
-    steps = ps[order] * number / np.arange(1, number + 1)
-    adjusted = np.empty(number)
-    adjusted[order] = np.minimum(1.0, np.minimum.accumulate(steps[::-1])[::-1])
-    return adjusted
 
 
 def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
@@ -128,7 +113,7 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     runner_up = others[0]
     ahead = merit[best] - merit[runner_up]
     rival = by_name[runner_up]
-    by_rival = {method: p_value(merit[best] - merit[method]) for method in others}
+    by_rival = {method: advantage_p(merit[best] - merit[method]) for method in others}
     scale = math.exp if measure == "time" else float
     low, high = interval(ahead, plan.rule.level)
     return Win(
@@ -146,33 +131,17 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
 
 def told_apart(differences: Array, level: float) -> bool:
     """Tell whether paired differences are above 0 by a two-sided t-test; never from one seed."""
-    number, mean = len(differences), float(differences.mean())
-    if number < 2 or mean <= 0:
-        return False
-    spread = float(differences.std(ddof=1))
-    if spread <= 1e-12 * abs(mean):
-        return True
-    return mean / (spread / math.sqrt(number)) > float(stats.t.ppf(1 - level / 2, number - 1))
+    return advantage_p(differences) < level
 
 
-def p_value(differences: Array) -> float:
-    """Return the p-value of a two-sided paired t-test; 1 where the mean isn't above 0, or of one seed."""
-    number, mean = len(differences), float(differences.mean())
-    if number < 2 or mean <= 0:
+def advantage_p(differences: Array) -> float:
+    """Return the p-value of a two-sided paired t-test; 1 where the mean isn't above 0, or of one seed.
+
+    It is 0 where all differences are one number above 0.
+    """
+    if len(differences) < 2 or float(differences.mean()) <= 0:
         return 1.0
-    spread = float(differences.std(ddof=1))
-    if spread <= 1e-12 * abs(mean):
-        return 0.0
-    return float(2 * stats.t.sf(mean / (spread / math.sqrt(number)), number - 1))
-
-
-def interval(differences: Array, level: float) -> tuple[float, float]:
-    """Return the two-sided interval of paired differences' mean by Student's t; NaN of one seed."""
-    number, mean = len(differences), float(differences.mean())
-    if number < 2:
-        return math.nan, math.nan
-    half = float(stats.t.ppf(1 - level / 2, number - 1) * differences.std(ddof=1) / math.sqrt(number))
-    return mean - half, mean + half
+    return 0.0 if are_equal(differences) else p_value(differences)
 
 
 def _merit(plan: MapPlan, each: MapScore, measure: Measure) -> Array:

@@ -18,7 +18,7 @@ from studies.maps.curves import FILE, MapCurve, read_curves
 from studies.maps.measures import mean_over
 from studies.maps.picture import _sides, colors_of
 from studies.maps.plan import MapPlan
-from studies.maps.rule import p_value
+from studies.maps.rule import advantage_p
 from studies.maps.scores import scores_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -186,7 +186,7 @@ def test_the_sentences_of_the_page_follow_from_the_curves(page: str):
         return np.array(scores[cell][method].means)
 
     def p(cell: tuple[str, str], better: str, worse: str) -> float:
-        return p_value(merits(cell, better) - merits(cell, worse))
+        return advantage_p(merits(cell, better) - merits(cell, worse))
 
     fifty, five, femnist = ("synthetic", "50"), ("synthetic", "5"), ("femnist", "5")
     assert "by 50 times FedAvg, FedAvg with Adam and FedNova lose 0.015 to 0.024 by it" in words
@@ -282,7 +282,9 @@ def test_what_the_page_of_the_methods_says_against_its_table_follows_from_the_cu
     def told(pairs: dict[Cell, np.ndarray], sign: int) -> list[float]:
         """Return the mean differences of this sign that a paired t-test tells from 0."""
         return [
-            each.mean() for each in pairs.values() if sign * each.mean() > 0 and p_value(sign * each) < 0.05
+            each.mean()
+            for each in pairs.values()
+            if sign * each.mean() > 0 and advantage_p(sign * each) < 0.05
         ]
 
     def best(cell: Cell, name: str) -> float:

@@ -1,4 +1,4 @@
-"""A search by halving and a walk, and the adjustment of p-values: hand-made curves and what is expected of them."""
+"""A search by halving and a walk, and wins of a whole family of cells: hand-made curves and what is expected of them."""
 
 import math
 import shutil
@@ -18,7 +18,7 @@ from strategies import REGISTRY
 from studies.maps.curves import FILE, MapCurve, read_curves
 from studies.maps.plan import Candidate, MapPlan, Spot
 from studies.maps.report import effect_text, frame
-from studies.maps.rule import CLOSE, WON, hochberg_adjusted, holm_adjusted, interval, p_value, win, wins_of
+from studies.maps.rule import CLOSE, WON, advantage_p, win, wins_of
 from studies.maps.scores import MapScore, score, scores_of
 from studies.maps.search import beside, candidates, tries, tune
 from studies.tests.maps.test_rule import CONTENT, scored
@@ -195,22 +195,11 @@ def test_a_problem_may_have_a_part_of_the_cells():
         plan(problems={"small": {**CONTENT["problems"]["small"], "upwards": ["6"]}})
 
 
-def test_p_values_are_adjusted_as_in_the_books():
-    # Holm: .01 · 4, .02 · 3, max(.06, .03 · 2), max(.06, .04 · 1); Benjamini–Hochberg: all .04.
-    ps = np.array([0.03, 0.01, 0.04, 0.02])
-    np.testing.assert_allclose(holm_adjusted(ps), [0.06, 0.04, 0.06, 0.06])
-    np.testing.assert_allclose(hochberg_adjusted(ps), [0.04, 0.04, 0.04, 0.04])
-    np.testing.assert_allclose(holm_adjusted(np.array([0.9, 0.6])), [1.0, 1.0])
-    np.testing.assert_allclose(hochberg_adjusted(np.array([0.9, 0.001])), [0.9, 0.002])
-
-
-def test_an_interval_and_a_p_value_by_hand():
-    # Mean 3, deviation 1, of three: 3 ± 4.3027 / √3; t = 5.196 on two degrees of freedom.
-    low, high = interval(np.array([2.0, 3.0, 4.0]), 0.05)
-    assert (low, high) == pytest.approx((3 - 2.4842, 3 + 2.4842), abs=1e-3)
-    assert p_value(np.array([2.0, 3.0, 4.0])) == pytest.approx(0.0351, abs=1e-4)
-    assert p_value(np.array([1.0, -1.0])) == p_value(np.array([5.0])) == 1.0
-    assert math.isnan(interval(np.array([5.0]), 0.05)[0])
+def test_a_p_value_is_of_an_advantage():
+    # Mean 3, deviation 1, of three: t = 5.196 on two degrees of freedom.
+    assert advantage_p(np.array([2.0, 3.0, 4.0])) == pytest.approx(0.0351, abs=1e-4)
+    assert advantage_p(np.array([1.0, -1.0])) == advantage_p(np.array([5.0])) == 1.0
+    assert advantage_p(np.array([1.0, 1.0])) == 0.0
 
 
 def test_a_win_that_does_not_survive_the_family_is_none():

@@ -1,0 +1,106 @@
+"""What settings take to reach a common target: time, bytes, and memory on the server."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.filesize import decimal
+
+from fedapp.report.cells import Cell
+from fedapp.report.recorded import RecordedRun, rounded_up
+from fedapp.report.series import Array
+from fedapp.report.verdict.verdict import Cost
+
+SERVER = "bytes-server"
+_DIGITS = 3  # significant digits of the target
+_MOST = 6  # settings that the sentence names
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The metric of a run's evaluations up to where runs are compared, and the costs so far, each (evaluations,).
+
+    Metrics have the sign with which a higher value is better.
+    """
+
+    metric: Array
+    time: Array
+    bytes: Array
+    server: Array
+
+    @classmethod
+    def of(cls, run: RecordedRun, metric: str, sign: float, time: float | None) -> "Curve":
+        """Return the curve of a run up to a time, or to its end."""
+        times = run.along("time")
+        within = np.ones(len(times), bool) if time is None else ~(times > rounded_up(time))
+        server = np.fmax.accumulate(run.column(SERVER)) if run.evaluations else run.column(SERVER)
+        each = (sign * run.column(metric), times, run.along("bytes") * 1e6, server)
+        return cls(*(values[within] for values in each))
+
+    @property
+    def best(self) -> float:
+        """The best value; −∞ if there is none."""
+        return float(np.max(self.metric, initial=-math.inf, where=np.isfinite(self.metric)))
+
+    def cost(self, target: float) -> tuple[float, float, float] | None:
+        """Return time, bytes and server memory at the first evaluation that reaches the target; None if none does."""
+        places = np.flatnonzero(self.metric >= target)
+        if not places.size:
+            return None
+        at = places[0]
+        return float(self.time[at]), float(self.bytes[at]), float(self.server[at])
+
+
+def costs_of(
+    judged: Sequence[Cell], metric: str, *, higher: bool, time: float | None
+) -> tuple[float, tuple[Cost, ...]]:
+    """Return a target, and what each setting takes to reach it.
+
+    The target is the value that more than half of the settings reach on every seed, to three digits.
+    """
+    sign = 1.0 if higher else -1.0
+    curves = {cell.name: [Curve.of(run, metric, sign, time) for run in cell.runs] for cell in judged}
+    reached = sorted((min(curve.best for curve in each) for each in curves.values()), reverse=True)
+    if not reached or not math.isfinite(value := reached[len(reached) // 2]):
+        return math.nan, ()
+    target = _rounded_down(value)
+    return sign * target, tuple(_cost(name, each, target) for name, each in curves.items())
+
+
+def _rounded_down(value: float) -> float:
+    """Return a number of three digits that isn't above a value."""
+    if value == 0:
+        return 0.0
+    decimals = _DIGITS - 1 - math.floor(math.log10(abs(value)))
+    nearest = round(value, decimals)
+    return nearest if nearest <= value else round(nearest - 10.0**-decimals, decimals)
+
+
+def _cost(setting: str, curves: Sequence[Curve], target: float) -> Cost:
+    found = [cost for curve in curves if (cost := curve.cost(target)) is not None]
+    means = np.mean(found, axis=0).tolist() if found else [math.nan] * 3
+    return Cost(setting, *means, reached=len(found), seeds=len(curves))
+
+
+def cost_sentence(metric: str, target: float, costs: Sequence[Cost], *, higher: bool) -> str:
+    """Return what the settings that reach the target take, the first ones by name."""
+    there = [cost for cost in costs if cost.reached]
+    if not there:
+        return ""
+    shown = there[:_MOST]
+    more = f"; {len(there) - len(shown)} more reach it" * (len(there) > len(shown))
+    never = [cost.setting for cost in costs if not cost.reached]
+    rest = f"; {', '.join(never[:_MOST])} do{'es' * (len(never) == 1)}n't reach it" if never else ""
+    relation = "≥" if higher else "≤"
+    return f"To {metric} {relation} {target:.{_DIGITS}g}: {'; '.join(map(_words, shown))}{more}{rest}."
+
+
+def _words(cost: Cost) -> str:
+    parts = [
+        *([f"time {cost.time:.4g}"] if math.isfinite(cost.time) else []),
+        *([f"{decimal(round(cost.bytes))} sent"] if math.isfinite(cost.bytes) else []),
+        *([f"{decimal(round(cost.server_bytes))} on the server"] if math.isfinite(cost.server_bytes) else []),
+    ]
+    some = f" (on {cost.reached} of {cost.seeds} seeds)" if cost.reached < cost.seeds else ""
+    return f"{cost.setting} takes {', '.join(parts)}{some}"

@@ -1,0 +1,138 @@
+"""The sentences of a verdict, each with the number of seeds and the correction for several pairs."""
+
+import math
+from collections.abc import Sequence
+
+from fedapp.report.verdict.paired import MOST_SEEDS, POWER
+from fedapp.report.verdict.verdict import Pair, Verdict
+
+_NAMED = 3  # settings that a sentence names
+
+
+def sentences_on(verdict: Verdict, *, higher: bool) -> tuple[str, ...]:
+    """Return which setting leads and by how much, and how many seeds would do where none leads."""
+    if len(verdict.means) < 2:
+        return ("There are no two settings to compare.",)
+    of_best = [pair for pair in verdict.pairs if pair.better == verdict.best]
+    if len(of_best) < len(verdict.means) - 1:
+        return ("Settings have no seed in common, so that they can't be compared in pairs.",)
+    if max(pair.seeds for pair in of_best) < 2:
+        return (_on_one_seed(verdict, of_best[0]),)
+    if len(verdict.means) == 2:
+        return (_on_two(verdict, of_best[0]),)
+    if verdict.leader:
+        return (_on_leader(verdict, of_best, "higher" if higher else "lower"),)
+    open_pairs = [pair for pair in of_best if not pair.apart]
+    return (_on_none(verdict, of_best, open_pairs), *_needed(open_pairs))
+
+
+def _on_one_seed(verdict: Verdict, pair: Pair) -> str:
+    return (
+        f"1 seed can't tell settings apart: {verdict.best} has the best {verdict.metric} {verdict.place}, "
+        f"{_means(verdict, pair)}; a test needs two seeds or more."
+    )
+
+
+def _on_two(verdict: Verdict, pair: Pair) -> str:
+    """Return the one sentence on two settings, which need no correction."""
+    better, other, number = pair.better, pair.other, pair.seeds
+    means = _means(verdict, pair)
+    if pair.is_tie:
+        return (
+            f"{better} and {other} are equal on all {number} seeds ({verdict.metric} {verdict.place}): a tie."
+        )
+    if pair.apart:
+        return (
+            f"{better} leads {other} by {_number(pair.difference, pair)} in {verdict.metric} {verdict.place}, "
+            f"{means} ({_interval(pair)}, {_p(pair.p)}, paired t-test over {number} seeds)."
+        )
+    return (
+        f"{number} seeds can't tell {better} from {other} by {verdict.metric} {verdict.place}: {means}, a difference "
+        f"of {_number(pair.difference, pair)} ({_interval(pair)}, {_p(pair.p)}, paired t-test)"
+        f"; {_seeds(pair)} would, if the difference stays."
+    )
+
+
+def _on_leader(verdict: Verdict, of_best: Sequence[Pair], word: str) -> str:
+    closest = of_best[0]
+    return (
+        f"{verdict.leader} leads by {verdict.metric} {verdict.place}: {_number(closest.difference, closest)} {word} "
+        f"than {closest.other}, the next, {_means(verdict, closest)} ({_interval(closest)}, {_p(closest.p)}), and "
+        f"apart from all {len(of_best)} others ({_method(verdict)})."
+    )
+
+
+def _on_none(verdict: Verdict, of_best: Sequence[Pair], open_pairs: Sequence[Pair]) -> str:
+    first = open_pairs[0]
+    rest = [pair.other for pair in open_pairs[1:]]
+    beaten = [pair.other for pair in of_best if pair.apart]
+    number = _range([pair.seeds for pair in open_pairs])
+    if first.is_tie:
+        against = f"{first.other}, which is equal on every seed"
+    else:
+        against = (
+            f"{first.other} ({_means(verdict, first)}, a difference of {_number(first.difference, first)}, "
+            f"{_interval(first)}, {_p(first.p)})"
+        )
+    return (
+        f"{number} seeds can't tell which setting leads by {verdict.metric} {verdict.place}: {verdict.best} has the "
+        f"best mean, but isn't apart from {against}"
+        + (f", nor from {_named(rest)}" if rest else "")
+        + (f"; it is apart from {_named(beaten)}" if beaten else "")
+        + f" ({_method(verdict)})."
+    )
+
+
+def _needed(open_pairs: Sequence[Pair]) -> list[str]:
+    """Return how many seeds would tell the best setting from the others, if they aren't equal to it."""
+    told = [f"{pair.other} {_seeds(pair)}" for pair in open_pairs if not pair.is_tie][:_NAMED]
+    if not told:
+        return []
+    best = open_pairs[0].better
+    return [
+        f"To tell {best} from {', from '.join(told)} would do, if the differences stay ({POWER:.0%} power at each "
+        "pair's corrected level)."
+    ]
+
+
+def _seeds(pair: Pair) -> str:
+    return f"about {pair.needed}" if pair.needed is not None else f"more than {MOST_SEEDS:,}"
+
+
+def _method(verdict: Verdict) -> str:
+    seeds = _range([pair.seeds for pair in verdict.pairs])
+    return f"paired t-tests over {seeds} seeds, p-values by Holm over all {len(verdict.pairs)} pairs"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _named(settings: Sequence[str]) -> str:
+    more = len(settings) - _NAMED
+    if more > 0:
+        return f"{', '.join(settings[:_NAMED])} and {more} more"
+    return " and ".join([", ".join(settings[:-1]), settings[-1]]) if len(settings) > 1 else settings[0]
+
+
+def _means(verdict: Verdict, pair: Pair) -> str:
+    better, other = (_number(verdict.means[name], pair) for name in (pair.better, pair.other))
+    return f"{better} against {other}"
+
+
+def _interval(pair: Pair) -> str:
+    if pair.low == pair.high:
+        return "the same on every seed"
+    return f"{100 * (1 - pair.level):.4g} % interval {_number(pair.low, pair)} to {_number(pair.high, pair)}"
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
+
+
+def _number(value: float, pair: Pair) -> str:
+    """Write a number with as many decimals as show two digits of the pair's difference."""
+    size = abs(pair.difference)
+    decimals = min(max(1 - math.floor(math.log10(size)), 0), 6) if size else 3
+    return f"{value:.{decimals}f}"
