@@ -61,6 +61,7 @@ _NOT_LOGGED = (
     messages.BYTES_DOWN,
     messages.BYTES_UP,
     messages.BYTES_KEPT,
+    messages.BYTES_SERVER,
     messages.DEVICE_SECONDS,
     messages.WASTED_SECONDS,
 )
@@ -75,6 +76,8 @@ class Reporter:
         ``round`` or ``aggregation``. Every round is logged, and an aggregation at most once a second.
     client_state_bytes : callable
         Returns the bytes that the method keeps of its clients.
+    model_bytes : callable
+        Returns the bytes of the global model and of the server optimizer's memory.
     stability : StabilityMonitor
         Receives the loss of every evaluation: the federated loss, if it is known.
 
@@ -91,10 +94,11 @@ class Reporter:
         roster: Roster,
         unit: str,
         client_state_bytes: Callable[[], int],
+        model_bytes: Callable[[], int],
         stability: StabilityMonitor,
     ) -> None:
         self._run, self._client_stats, self._roster = run, client_stats, roster
-        self._unit, self._client_state_bytes = unit, client_state_bytes
+        self._unit, self._client_state_bytes, self._model_bytes = unit, client_state_bytes, model_bytes
         self.stability = stability
         self.by_client: dict[str, client_metrics.ByClient] = {}
         self._watch, self._quiet_until = WallClock(), 0.0  # of the log
@@ -148,8 +152,10 @@ class Reporter:
 
     def _with_costs(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         collected: dict[str, Any] = {**metrics, **self._client_stats.costs()}
-        if kept := self._client_state_bytes():
+        kept = self._client_state_bytes()
+        if kept:
             collected[messages.BYTES_KEPT] = kept
+        collected[messages.BYTES_SERVER] = kept + self._model_bytes()
         return collected
 
     def _tell(

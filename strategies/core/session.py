@@ -161,7 +161,9 @@ class Session:
             run, self.population, self.pending, config.seed, strategy.evaluation_rule, strategy.personal_model
         )
         unit = "round" if able.has_rounds else "aggregation"
-        self.reporter = Reporter(run, self.client_stats, roster, unit, self.client_state_bytes, stability)
+        self.reporter = Reporter(
+            run, self.client_stats, roster, unit, self.client_state_bytes, self.model_bytes, stability
+        )
         self._of_method: Sequence[Any] = ()
 
     # ---- What a method, or whoever watches a run, asks ---------------------------------------------------------
@@ -238,6 +240,11 @@ class Session:
         known = 0 if self.graph is None else self.graph.num_bytes
         own = sum(getattr(part, "num_bytes", 0) for part in self._of_method)
         return known + own + sum(vectors.matrix.nbytes for vectors in self.memory.client_vectors.values())
+
+    def model_bytes(self) -> int:
+        """Return the bytes of the global model and of the server optimizer's vectors, which every run keeps."""
+        vectors = (getattr(self.optimizer, name) for name in self.optimizer.memory)
+        return self.model.nbytes + sum(each.nbytes for each in vectors if isinstance(each, np.ndarray))
 
     # ---- A checkpoint ------------------------------------------------------------------------------------------
 

@@ -102,6 +102,9 @@ FAILURES: Final = "failures"
 BYTES_DOWN: Final = "bytes-down"
 BYTES_UP: Final = "bytes-up"
 BYTES_KEPT: Final = "bytes-kept"  # what the server keeps of clients from round to round, if a method does
+BYTES_SERVER: Final = (
+    "bytes-server"  # what stays between aggregations: model, optimizer's vectors, BYTES_KEPT
+)
 CLIPPED: Final = "clipped-updates"
 CLIPPING_NORM: Final = "dp-clipping-norm"  # of a round, where it adapts
 DISCARDED: Final = "discarded-updates"

@@ -64,8 +64,12 @@ def test_the_number_of_seeds_is_that_of_power_tables(effect, number):
     assert seeds_needed(effect, 1.0, 0.05) == number
     assert power_of(effect, 1.0, number - 1, 0.05) < 0.8 <= power_of(effect, 1.0, number, 0.05)
     assert (
-        seeds_needed(0.0, 1.0, 0.05) is seeds_needed(1.0, 0.0, 0.05) is seeds_needed(0.01, 1.0, 0.05) is None
+        seeds_needed(0.0, 1.0, 0.05)
+        is seeds_needed(1.0, math.nan, 0.05)
+        is seeds_needed(0.01, 1.0, 0.05)
+        is None
     )
+    assert seeds_needed(1.0, 0.0, 0.05) == 6  # 2 · 2^−6 = 0.031
 
 
 THREE = {"low": [8.0, 7.0, 6.0], "high": [10.0, 10.0, 10.0], "lowest": [-10.0, -20.0, -30.0]}
@@ -83,16 +87,17 @@ def test_three_settings_by_hand():
     assert (pair.low, pair.high) == pytest.approx(interval(np.array([2.0, 3.0, 4.0]), 0.05 / 3))
     assert not found.leader
     assert found.sentences == (
-        "3 seeds can't tell which setting leads by score at the end: high has the best mean, but isn't apart from low "
-        "(10.0 against 7.0, a difference of 3.0, 98.33 % interval -1.4 to 7.4, p = 0.11), nor from lowest (paired "
-        "t-tests over 3 seeds, p-values by Holm over all 3 pairs).",
-        "To tell high from low about 4, from lowest about 4 would do, if the differences stay (80% power at each "
+        "3 seeds can't tell which setting leads by score at the end: high has the best mean, but isn't apart from "
+        "low (10.0 against 7.0, a difference of 3.0, 98.33 % interval -1.4 to 7.4, p = 0.11), nor from lowest "
+        "(paired t-tests over 3 seeds, p-values by Holm over all 3 pairs).",
+        "To tell high from low takes about 5 seeds, from lowest about 5, if the differences stay (80 % power at each "
         "pair's corrected level).",
     )
     assert judged(THREE, level=0.2).leader == "high"
     assert judged(THREE, level=0.2).sentences == (
-        "high leads by score at the end: 3.0 higher than low, the next, 10.0 against 7.0 (93.33 % interval 1.0 to 5.0, "
-        "p = 0.11), and apart from all 2 others (paired t-tests over 3 seeds, p-values by Holm over all 3 pairs).",
+        "high leads by score at the end: 3.0 higher than low, the next, 10.0 against 7.0 (93.33 % interval 0.9 to "
+        "5.1, p = 0.11), and apart from all 2 others (paired t-tests over 3 seeds, p-values by Holm "
+        "over all 3 pairs).",
     )
 
 
@@ -100,16 +105,16 @@ def test_of_a_loss_the_lowest_leads():
     found = judged({"bad": [1.2, 1.3, 1.4], "good": [1.0, 1.0, 1.0]}, higher=False)
     assert (found.best, found.leader) == ("good", "good")
     assert found.sentences == (
-        "good leads bad by 0.30 in score at the end, 1.00 against 1.30 (95 % interval 0.05 to 0.55, p = 0.035, paired "
-        "t-test over 3 seeds).",
+        "good leads bad by 0.30 in score at the end, 1.00 against 1.30 (95 % interval 0.05 to 0.55, p = 0.035, "
+        "paired t-test over 3 seeds).",
     )
 
 
 def test_two_settings_are_one_sentence():
     found = judged({"a": [0.9, 0.93, 0.92], "b": [0.9, 0.92, 0.92]})
     assert found.sentences == (
-        "3 seeds can't tell a from b by score at the end: 0.9167 against 0.9133, a difference of 0.0033 (95 % interval "
-        "-0.0110 to 0.0177, p = 0.42, paired t-test); about 26 would, if the difference stays.",
+        "3 seeds can't tell a from b by score at the end: 0.9167 against 0.9133, a difference of 0.0033 (95 % "
+        "interval -0.0110 to 0.0177, p = 0.42, paired t-test); about 26 would, if the difference stays.",
     )
     assert seeds_needed(1 / 300, float(np.std([0.0, 0.01, 0.0], ddof=1)), 0.05) == 26
 
@@ -119,16 +124,16 @@ def test_equal_settings_are_a_tie():
     assert found.pairs[0].is_tie
     assert found.pairs[0].p == 1.0
     assert found.sentences == ("a and b are equal on all 3 seeds (score at the end): a tie.",)
-    many = judged({"a": [0.9, 0.8, 0.7], "b": [0.9, 0.8, 0.7], "c": [0.1, 0.0, -0.1]})
+    many = judged({"a": [9.0, 8.0, 7.0], "b": [9.0, 8.0, 7.0], "c": [-99.0, -110.0, -101.0]})
     assert not many.leader
-    assert "isn't apart from b, which is equal on every seed" in many.sentences[0]
+    assert "isn't apart from b, which is equal on every seed; it is apart from c" in many.sentences[0]
     assert len(many.sentences) == 1  # no number of seeds tells a tie
 
 
 def test_one_seed_tells_nothing_and_no_common_seed_is_no_pair():
     assert judged({"a": [0.9], "b": [0.8]}).sentences == (
-        "1 seed can't tell settings apart: a has the best score at the end, 0.90 against 0.80; a test needs two seeds "
-        "or more.",
+        "1 seed can't tell settings apart: a has the best score at the end, 0.90 against 0.80; a test needs two "
+        "seeds or more.",
     )
     apart = judge([("a", 0, 0.9), ("b", 1, 0.8)], "score", higher=True)
     assert (apart.pairs, apart.leader) == ((), "")

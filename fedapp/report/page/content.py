@@ -28,6 +28,7 @@ from fedapp.report.files import (
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
 from fedapp.report.series import mean_and_spread
+from fedapp.report.verdict.of_runs import verdict_of
 from strategies.flower.higher_is_better import higher_is_better
 
 Array = NDArray[Any]
@@ -107,8 +108,10 @@ def _settings(
     for cell in cells:
         members[cell.name] += [names[run.path] for run in cell.runs]
     place = "at the end" if time is None else f"at time {time:.4g}"
+    several = sum(bool(cell.runs) for cell in cells) > 1
     unlike = next(filter(None, (why_unlike(cells, key) for key in scores)), "")
     return {
+        "verdict": _verdict(cells, next(iter(metrics_of(runs)), LOSS), time) if several else None,
         "place": place + f"; not comparable: {unlike}" * bool(unlike),
         "settings": [
             {
@@ -121,6 +124,30 @@ def _settings(
                 "bands": _bands(cell, keys) if len(cell.seeds) > 1 else {},
             }
             for cell in cells
+        ],
+    }
+
+
+def _verdict(cells: Sequence[Cell], metric: str, time: float | None) -> dict[str, Any]:
+    """Return the verdict by a metric: sentences, what may spoil it, each setting's mean and costs, files."""
+    verdict = verdict_of(cells, metric, time=time, files="metrics.jsonl in the folder of each run")
+    return {
+        "sentences": verdict.sentences,
+        "doubts": verdict.doubts,
+        "files": verdict.files,
+        "metric": f"{metric} {verdict.place}",
+        "target": _number(verdict.target),
+        "costs": [
+            {
+                "name": each.setting,
+                "leads": each.setting == verdict.leader,
+                "mean": _number(verdict.means[each.setting]),
+                "reached": f"{each.reached} of {each.seeds}",
+                "time": _number(each.time),
+                "bytes": _number(each.bytes),
+                "server": _number(each.server_bytes),
+            }
+            for each in verdict.costs
         ],
     }
 

@@ -384,6 +384,20 @@
     log.append(run.log.length ? make("pre", run.log.join("\n")) : make("p", "This run has no log.txt."));
   }
 
+  // Which setting leads, what may spoil that, and what each setting takes to reach the target.
+  function verdict() {
+    const node = document.getElementById("verdict"), found = content.verdict;
+    node.hidden = !found;
+    if (!found) return;
+    const megabytes = (value) => value === null ? "–" : `${number(value / 1e6)} MB`;
+    node.replaceChildren(make("h2", "Verdict"), ...found.sentences.map((text) => make("p", text, { class: "said" })),
+      ...found.doubts.map((text) => make("p", `Caution: ${text}`)));
+    if (found.costs.length) node.append(table(["setting", found.metric, `time to ${number(found.target)}`, "sent", "on the server",
+      "seeds that reach it"], found.costs.map((each) => [each.leads ? `${each.name} (leads)` : each.name, number(each.mean),
+      number(each.time), megabytes(each.bytes), megabytes(each.server), each.reached])));
+    node.append(make("p", `Numbers: ${found.files}`));
+  }
+
   // Two settings beside each other: what differs, the scores of both, and by how much.
   function duel() {
     const pair = settings(), here = document.getElementById("two");
@@ -471,6 +485,7 @@
   function draw() {
     chips();
     notes();
+    verdict();
     duel();
     curves();
     details();

@@ -12,7 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from fedapp.report.series import Array
-from fedapp.report.verdict.paired import holm_adjusted, holm_levels, interval, p_value, seeds_needed
+from fedapp.report.verdict.paired import (
+    are_equal,
+    holm_adjusted,
+    holm_levels,
+    interval,
+    p_value,
+    seeds_needed,
+)
 from fedapp.report.verdict.verdict import Pair, Verdict
 from fedapp.report.verdict.wording import sentences_on
 
@@ -88,7 +95,9 @@ def _advantages(better: Mapping[Hashable, float], other: Mapping[Hashable, float
 def _pair(
     better: str, other: str, differences: Array, p: float, level: float, *, apart: bool, is_of_best: bool
 ) -> Pair:
-    deviation = float(differences.std(ddof=1)) if len(differences) > 1 else math.nan
+    deviation = math.nan
+    if len(differences) > 1:
+        deviation = 0.0 if are_equal(differences) else float(differences.std(ddof=1))
     difference = float(differences.mean())
     needed = seeds_needed(difference, deviation, level) if is_of_best and not apart else None
     low, high = interval(differences, level)

@@ -48,8 +48,9 @@ def interval(differences: Array, level: float) -> tuple[float, float]:
         return math.nan, math.nan
     if are_equal(differences):
         return float(differences[0]), float(differences[0])
-    found = stats.ttest_1samp(differences, 0.0).confidence_interval(1 - level)
-    return float(found.low), float(found.high)
+    error = float(stats.sem(differences))
+    low, high = stats.t.interval(1 - level, len(differences) - 1, float(differences.mean()), error)
+    return float(low), float(high)
 
 
 def holm_adjusted(ps: Array) -> Array:
@@ -88,16 +89,20 @@ def power_of(difference: float, deviation: float, number: int, level: float) -> 
 
     freedom, shift = number - 1, difference / deviation * math.sqrt(number)
     bound = float(stats.t.ppf(1 - level / 2, freedom))
-    return float(stats.nct.sf(bound, freedom, shift) + stats.nct.cdf(-bound, freedom, shift))
+    tails = stats.nct.sf(bound, freedom, shift), stats.nct.cdf(-bound, freedom, shift)
+    return float(np.nansum(tails))  # scipy returns NaN for some tails below 1e-30
 
 
 def seeds_needed(difference: float, deviation: float, level: float) -> int | None:
     """Return the fewest seeds with which a paired t-test at a level rejects with chance `POWER`.
 
-    None without a difference or a spread, or if it takes more than `MOST_SEEDS`.
+    Without a spread that is the fewest seeds whose sign test rejects. None without a difference, of one seed, or if
+    it takes more than `MOST_SEEDS`.
     """
-    if not (abs(difference) > 0 and deviation > 0):
+    if difference == 0 or math.isnan(deviation):
         return None
+    if deviation == 0:
+        return math.ceil(1 - math.log2(level))
 
     def is_enough(number: int) -> bool:
         return power_of(abs(difference), deviation, number, level) >= POWER

@@ -77,7 +77,7 @@ def _on_none(verdict: Verdict, of_best: Sequence[Pair], open_pairs: Sequence[Pai
     return (
         f"{number} seeds can't tell which setting leads by {verdict.metric} {verdict.place}: {verdict.best} has the "
         f"best mean, but isn't apart from {against}"
-        + (f", nor from {_named(rest)}" if rest else "")
+        + (f", nor from {_named(rest, 'or')}" if rest else "")
         + (f"; it is apart from {_named(beaten)}" if beaten else "")
         + f" ({_method(verdict)})."
     )
@@ -85,13 +85,14 @@ def _on_none(verdict: Verdict, of_best: Sequence[Pair], open_pairs: Sequence[Pai
 
 def _needed(open_pairs: Sequence[Pair]) -> list[str]:
     """Return how many seeds would tell the best setting from the others, if they aren't equal to it."""
-    told = [f"{pair.other} {_seeds(pair)}" for pair in open_pairs if not pair.is_tie][:_NAMED]
-    if not told:
+    unequal = [pair for pair in open_pairs if not pair.is_tie][:_NAMED]
+    if not unequal:
         return []
-    best = open_pairs[0].better
+    first, *rest = unequal
+    more = "".join(f", from {pair.other} {_seeds(pair)}" for pair in rest)
     return [
-        f"To tell {best} from {', from '.join(told)} would do, if the differences stay ({POWER:.0%} power at each "
-        "pair's corrected level)."
+        f"To tell {first.better} from {first.other} takes {_seeds(first)} seeds{more}, if the differences stay "
+        f"({100 * POWER:.0f} % power at each pair's corrected level)."
     ]
 
 
@@ -109,11 +110,11 @@ def _range(numbers: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _named(settings: Sequence[str]) -> str:
+def _named(settings: Sequence[str], word: str = "and") -> str:
     more = len(settings) - _NAMED
     if more > 0:
-        return f"{', '.join(settings[:_NAMED])} and {more} more"
-    return " and ".join([", ".join(settings[:-1]), settings[-1]]) if len(settings) > 1 else settings[0]
+        return f"{', '.join(settings[:_NAMED])} {word} {more} more"
+    return f" {word} ".join([", ".join(settings[:-1]), settings[-1]]) if len(settings) > 1 else settings[0]
 
 
 def _means(verdict: Verdict, pair: Pair) -> str:

@@ -1,4 +1,4 @@
-"""A search by halving and a walk, and wins of a whole family of cells: hand-made curves and what is expected of them."""
+"""A search by halving and a walk, and wins of a family of cells: hand-made curves and what is expected of them."""
 
 import math
 import shutil

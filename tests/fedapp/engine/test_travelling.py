@@ -189,7 +189,7 @@ def test_a_model_is_evaluated_with_its_mask_as_by_hand(go):
 # The same result as when all arrays travel -------------------------------------------------
 
 NAMES = ("first.weight", "first.bias", "norm.weight", "norm.bias", "last.weight", "last.bias")
-BYTES = ("bytes-up", "bytes-down", "bytes-kept")
+BYTES = ("bytes-up", "bytes-down", "bytes-kept", "bytes-server")
 
 
 def assert_same_but_for_bytes(one: Path, other: Path) -> None:

@@ -26,7 +26,7 @@ def reporter(observer: Any, unit: str = "round", config: Any = None, kept: int =
     run = begun([client(0), client(1)], config)
     run.clock.wait_until(7.0)
     run.options.observer = observer
-    return Reporter(run, client_stats, Roster(), unit, lambda: kept, StabilityMonitor(str))
+    return Reporter(run, client_stats, Roster(), unit, lambda: kept, lambda: 40, StabilityMonitor(str))
 
 
 def seen_of(part: Any, **options: Any) -> Progress:
@@ -45,6 +45,7 @@ def test_an_observer_gets_the_numbers_the_costs_and_the_time():
         messages.DEVICE_SECONDS: 5.0,
         messages.WASTED_SECONDS: 3.0,
         messages.BYTES_KEPT: 16,
+        messages.BYTES_SERVER: 56,
     }
 
 

@@ -310,9 +310,20 @@ def test_bytes_and_shares(name, down, federation, model, train_config):
         federation(), model(1.0), num_rounds=2, train_config=train_config()
     )
     assert seen[-1].metrics["bytes-down"] == down * seen[-1].metrics["bytes-up"]
-    assert seen[-1].metrics.get("bytes-kept") == (None if name in ("fednova", "fedau") else 3 * 1 * 4)
+    kept = None if name in ("fednova", "fedau") else 3 * 1 * 4
+    assert seen[-1].metrics.get("bytes-kept") == kept
+    assert seen[-1].metrics["bytes-server"] == 8 + (kept or 0)  # the model is one float64
     assert seen[-1].clients["expected-share"] == pytest.approx([1 / 8, 2 / 8, 5 / 8])
     assert seen[-1].clients["observed-share"] == pytest.approx([1 / 8, 2 / 8, 5 / 8])
+
+
+def test_the_servers_bytes_have_the_vectors_of_its_optimizer(federation, model, train_config):
+    """FedAvg keeps a model of one float64, and Adam two means of that size from its first step on."""
+    seen: list[Any] = []
+    FedAvg(server_optimizer="adam", observer=seen.append).start(
+        federation(), model(1.0), num_rounds=2, train_config=train_config()
+    )
+    assert [each.metrics["bytes-server"] for each in seen] == [8, 24, 24]
 
 
 def test_a_cache_counts_all_whoever_takes_part(federation, model, train_config):

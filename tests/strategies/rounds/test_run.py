@@ -95,7 +95,7 @@ def test_the_observer_is_told_aggregation_time_model_and_metrics(federation, mod
     )
     first, second, third = seen.progress
     assert (first.aggregation, first.time, values_of(first.arrays)) == (0, 0.0, [1.0])
-    assert dict(first.metrics) == {"loss": 0.0}
+    assert dict(first.metrics) == {"loss": 0.0, "bytes-server": 8}  # a model of one float64
     assert (second.aggregation, second.time, values_of(second.arrays)) == (1, 1.0, [0.625])
     assert second.metrics["train-loss"] == 1.625
     assert second.metrics["participants"] == 3

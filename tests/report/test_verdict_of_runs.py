@@ -1,0 +1,167 @@
+"""The verdict on recorded runs: what is compared, what may spoil it, what it costs, and where it is shown."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedapp
+from fedapp.cli import app
+from fedapp.report.comparison import Comparison
+from fedapp.report.page.content import page_content
+from fedapp.report.recorded import RecordedRun
+from fedapp.report.verdict.costs import costs_of
+from fedapp.report.verdict.verdict import Cost, Verdict
+from tests.report.test_comparison import write_run
+
+TIMES = [0.0, 5.0, 8.0, 10.0]
+
+
+def run(folder: Path, strategy: str, seed: int, ends: Sequence[float], **options: Any) -> RecordedRun:
+    """A run of four evaluations, at 0, 5, 8 and 10."""
+    server = {"bytes-server": 8000.0}
+    path = folder / f"{strategy}-{options.get('lr', '')}-{seed}"
+    return RecordedRun(write_run(path, TIMES, ends, strategy=strategy, seed=seed, more=server, **options))
+
+
+def swept(folder: Path, curves: dict[str, Sequence[Sequence[float]]], **options: Any) -> list[RecordedRun]:
+    """Runs of each strategy, a curve for each seed."""
+    return [
+        run(folder, strategy, seed, curve, **options)
+        for strategy, of_seeds in curves.items()
+        for seed, curve in enumerate(of_seeds)
+    ]
+
+
+def flat(*ends: float) -> list[list[float]]:
+    return [[0.1, end - 0.015, end, end] for end in ends]
+
+
+CLEAR = {"feddyn": flat(0.92, 0.93, 0.94, 0.91, 0.95), "fedavg": flat(0.82, 0.83, 0.845, 0.81, 0.85)}
+
+
+def verdict_of(runs: Sequence[RecordedRun]) -> Verdict:
+    return Comparison(runs).verdict
+
+
+def test_two_methods_and_nothing_to_spoil_it(tmp_path):
+    """Differences .10, .10, .095, .10, .10: mean .099, deviation .00224, t = 99 on four degrees of freedom."""
+    found = verdict_of(swept(tmp_path, CLEAR))
+    assert found.leader == "feddyn"
+    assert found.sentences[0] == (
+        "feddyn leads fedavg by 0.099 in accuracy at time 10, 0.930 against 0.831 (95 % interval 0.096 to 0.102, "
+        "p < 0.001, paired t-test over 5 seeds)."
+    )
+    assert found.doubts == ()
+    assert found.files == "metrics.jsonl in the folder of each run"
+
+
+def test_costs_are_those_of_the_first_evaluation_that_reaches_the_target(tmp_path):
+    """Both reach on every seed what the worse reaches on its worst: .81. Two of FedAvg's seeds are there at 8."""
+    comparison = Comparison(swept(tmp_path, CLEAR))
+    target, costs = costs_of(comparison.cells, "accuracy", higher=True, time=None)
+    assert target == 0.81
+    # Two million bytes for each aggregation: one by time 5, two by time 8.
+    assert costs[0] == Cost("feddyn", 5.0, 2e6, 8000.0, 5, 5)
+    assert (costs[1].time, costs[1].reached) == (pytest.approx((3 * 5 + 2 * 8) / 5), 5)
+    assert comparison.verdict.sentences[1] == (
+        "To accuracy ≥ 0.81: feddyn takes time 5, 2.0 MB sent, 8.0 kB on the server; fedavg takes time 6.2, 2.8 MB "
+        "sent, 8.0 kB on the server."
+    )
+
+
+def test_of_a_cost_the_target_is_from_above(tmp_path):
+    curves = {
+        "good": [[9.0, 0.5, 0.4, 0.3]] * 2,
+        "bad": [[9.0, 2.0, 1.0, 0.6667]] * 2,
+        "worst": [[9.0] * 4] * 2,
+    }
+    cells = Comparison(swept(tmp_path, curves)).cells
+    target, costs = costs_of(cells, "accuracy", higher=False, time=None)
+    assert target == 0.667
+    assert [(cost.time, cost.reached) for cost in costs[:2]] == [(5.0, 2), (10.0, 2)]
+    assert costs[2].reached == 0
+
+
+DOUBTS: dict[str, tuple[dict[str, Any], str]] = {
+    "few seeds": (
+        {"a": flat(0.9, 0.91), "b": flat(0.8, 0.812)},
+        "2 seeds: with fewer than 5, deviations are guesses",
+    ),
+    "one seed": (
+        {"a": flat(0.8, 0.8, 0.8, 0.8, 0.9), "b": flat(0.81, 0.81, 0.81, 0.81, 0.81)},
+        "seed 4 alone decides: without it b has a better mean than a",
+    ),
+    "rising": (
+        {"a": [[0.1, 0.5, 0.6, 0.8 + 0.01 * at] for at in range(5)], "b": CLEAR["fedavg"]},
+        "accuracy is still rising, in the last fifth of a by +0.22: a longer run may have another order",
+    ),
+    "lacking": (
+        {"a": flat(0.9, 0.91, 0.9, 0.92, 0.9), "b": flat(0.8, 0.81, 0.8, 0.8)},
+        "b lacks seed 4, and is compared on the others",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTS)
+def test_what_may_spoil_it_is_a_line_where_it_holds(tmp_path, case):
+    curves, line = DOUBTS[case]
+    assert list(verdict_of(swept(tmp_path, curves)).doubts) == [line]
+
+
+def test_a_setting_with_a_diverged_run_is_not_judged(tmp_path):
+    curves = {**CLEAR, "wild": flat(0.99, 0.99, 0.99, 0.99)}
+    wild = run(tmp_path, "wild", 4, [0.1] * 4, status="diverged")
+    found = verdict_of([*swept(tmp_path, curves), wild])
+    assert found.leader == "feddyn"
+    assert "wild" not in found.means
+    assert found.doubts == ("wild isn't judged: of 5 runs 1 diverged",)
+
+
+def test_an_unstable_run_is_named(tmp_path):
+    runs = swept(tmp_path, CLEAR)
+    (runs[0].path / "summary.json").write_text(json.dumps({"status": "finished", "unstable": "lr"}))
+    assert verdict_of([RecordedRun(each.path) for each in runs]).doubts == (
+        "unstable runs: feddyn (1 of its runs)",
+    )
+
+
+def test_the_end_of_what_was_tried_and_unequal_tries(tmp_path):
+    """FedDyn was run with three step sizes, of which the largest is best, FedAvg with one."""
+    best = CLEAR["feddyn"]
+    runs = swept(tmp_path, {"fedavg": CLEAR["fedavg"]}, lr=0.1)
+    for lr, less in ((0.1, 0.2), (0.2, 0.1), (0.4, 0.0)):
+        runs += swept(tmp_path, {"feddyn": [[value - less for value in curve] for curve in best]}, lr=lr)
+    assert list(verdict_of(runs).doubts) == [
+        "lr = 0.4 of feddyn lr=0.4 is at the end of the 3 values that were tried",
+        "methods had unequal numbers of tries: fedavg 1, feddyn 3",
+    ]
+
+
+def test_what_can_not_be_compared_has_no_leader(tmp_path):
+    curves = {"a": CLEAR["feddyn"]}
+    runs = swept(tmp_path, curves, **{"test-fraction": 0.2})
+    runs += swept(tmp_path, {"b": CLEAR["fedavg"]}, **{"test-fraction": 0.5})
+    found = verdict_of(runs)
+    assert (found.leader, found.pairs) == ("", ())
+    assert found.sentences[0].startswith("Settings can't be compared: tested on different rows")
+
+
+def test_the_verdict_is_in_compare_its_report_the_page_and_python(tmp_path):
+    runs = swept(tmp_path / "runs", CLEAR)
+    sentence = verdict_of(runs).sentences[0]
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "runs" / "*"), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert sentence in " ".join(done.output.split())
+    assert f"- {sentence}" in (tmp_path / "out" / "comparison.md").read_text().splitlines()[:4]
+    content = page_content([each.path for each in runs])["verdict"]
+    assert content["sentences"][0] == sentence
+    assert [(each["name"], each["leads"]) for each in content["costs"]] == [
+        ("feddyn", True),
+        ("fedavg", False),
+    ]
+    assert page_content([runs[0].path])["verdict"] is None
+    assert fedapp.compare(*(each.path for each in runs)).verdict() == verdict_of(runs)
