@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.client_tables import names_of_clients, read_away, read_tasks
+from fedapp.report.client_tables import Away, names_of_clients, read_away, read_tasks
 
 RECEIVING, WORKING, SENDING, AWAY, WAITING = "receiving", "working", "sending", "away", "waiting"
 STATES = (RECEIVING, WORKING, SENDING, AWAY, WAITING)
@@ -140,17 +140,17 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
     began, ended = (columns[f"wall-{name}" if wall else name] for name in ("began", "ended"))
     real = last.get("clock", config.get("clock")) == "wall"
     away = None if real else read_away(run_dir)
-    everybody = np.arange(0 if real else int(config.get("num-clients", 0)))
-    clients = np.unique(np.concatenate([everybody, columns["client"], [] if away is None else away.client]))
+    clients = _clients(columns["client"], 0 if real else int(config.get("num-clients", 0)), away)
     wall, away = wall or real, None if wall else away
     parts = not wall and bool(np.isfinite(columns[RECEIVING]).any())
     if not parts:
         columns |= {RECEIVING: np.zeros(len(table)), SENDING: np.zeros(len(table))}
     first = int(columns["number"][0])
-    # The time from which all tasks are on record; late work, for which no aggregation waited, doesn't extend the end.
-    in_time = ended[columns["outcome"] != LATE] if (columns["outcome"] != LATE).any() else ended
-    start = float(in_time[0]) if first else float(began.min()) if wall else 0.0
-    end = float(in_time.max())
+    is_late = columns["outcome"] == LATE
+    in_time = ended if is_late.all() else ended[~is_late]
+    usual = float(began.min()) if wall else 0.0
+    start = float(in_time[0]) if first else usual  # from when on all tasks are on record
+    end = float(in_time.max())  # late work, for which no aggregation waited, doesn't extend it
     if not wall:
         end = max(end, as_number(last.get("time", 0.0)))
     if away is not None:
@@ -158,7 +158,7 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
     nothing = np.zeros(0)
     absent = (nothing.astype(np.int32), nothing, nothing) if away is None else away[:3]
     return Activity(
-        clients=clients.astype(np.int64),
+        clients=clients,
         place=np.searchsorted(clients, columns["client"]).astype(np.int64),
         began=began,
         ended=ended,
@@ -175,6 +175,12 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
         config=config,
         names=names_of_clients(run_dir),
     )
+
+
+def _clients(of_tasks: Array, number: int, away: Away | None) -> Array:
+    """Return the indices of clients, ascending: the first ``number``, those of tasks, and those that were away."""
+    absent = np.zeros(0, np.int32) if away is None else away.client
+    return np.unique(np.concatenate([np.arange(number), of_tasks, absent])).astype(np.int64)
 
 
 def _outside(spans: Spans, others: Spans) -> Spans:

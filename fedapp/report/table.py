@@ -49,19 +49,11 @@ def closing_table(summary: Record, metrics: Sequence[Record], config: Record | N
     """
     config = config or {}
     named = str(config.get("metrics", "auto"))
-    there = {key for record in metrics for key in record}
-    own = metrics_among(there, named) or [LOSS]
-    keeps, step, stated = keeps_best(config), step_of(metrics), stated_directions(named)
-    by = split_direction(str(config.get("best-of", LOSS)))[1] if keeps else own[0]
-    best = kept_at(metrics, summary) if keeps else best_at(metrics, by, stated)
-    trained = any(math.isfinite(as_number(record.get("train-loss"))) for record in metrics)
-    scores = [key for key in dict.fromkeys((own[0], by, *own)) if key not in (LOSS, "train-loss")]
-    keys = [LOSS, *scores[:_SCORES]] + ["train-loss"] * trained
+    by, best = _best(summary, metrics, config, named)
+    keys = _shown(metrics, by, named)
     caption = _caption(summary)
     if best is not None:
-        number, value = metrics[best].get("aggregation"), _cell(metrics[best].get(by), 4)
-        what = f"{'peak' if higher_is_better(by, stated) else 'lowest'} {by} {value} at {step} {number}"
-        caption += f"\nkept: {step} {number}, {by} {value}" if keeps else f"\n{what}"
+        caption += f"\n{_best_line(metrics, best, by, config, named)}"
     table = Table(
         title=_title(summary, named),
         caption=caption,
@@ -71,17 +63,54 @@ def closing_table(summary: Record, metrics: Sequence[Record], config: Record | N
     )
     virtual = bool(metrics) and metrics[-1].get("clock") == "virtual"
     wrapped = [_wrapped(with_rows(key, [rows_of(config)])) for key in keys]
+    step = step_of(metrics)
     for header in (_HEADERS.get(step, step), "virtual\ntime" if virtual else "seconds", *wrapped):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
+    _add_evaluations(table, metrics, keys, best, "kept" if keeps_best(config) else "best")
+    return table
+
+
+def _best(summary: Record, metrics: Sequence[Record], config: Record, named: str) -> tuple[str, int | None]:
+    """Return the metric by which a run's best evaluation is sought, and the place of that evaluation, if any."""
+    if keeps_best(config):
+        return split_direction(str(config.get("best-of", LOSS)))[1], kept_at(metrics, summary)
+    by = _measured(metrics, named)[0]
+    return by, best_at(metrics, by, stated_directions(named))
+
+
+def _measured(metrics: Sequence[Record], named: str) -> list[str]:
+    return metrics_among({key for record in metrics for key in record}, named) or [LOSS]
+
+
+def _shown(metrics: Sequence[Record], by: str, named: str) -> list[str]:
+    """Return the metrics that have room: the loss, the first ones with that of the best evaluation, train-loss."""
+    own = _measured(metrics, named)
+    trained = any(math.isfinite(as_number(record.get("train-loss"))) for record in metrics)
+    scores = [key for key in dict.fromkeys((own[0], by, *own)) if key not in (LOSS, "train-loss")]
+    return [LOSS, *scores[:_SCORES]] + ["train-loss"] * trained
+
+
+def _best_line(metrics: Sequence[Record], best: int, by: str, config: Record, named: str) -> str:
+    step, number = step_of(metrics), metrics[best].get("aggregation")
+    value = _cell(metrics[best].get(by), 4)
+    if keeps_best(config):
+        return f"kept: {step} {number}, {by} {value}"
+    word = "peak" if higher_is_better(by, stated_directions(named)) else "lowest"
+    return f"{word} {by} {value} at {step} {number}"
+
+
+def _add_evaluations(
+    table: Table, metrics: Sequence[Record], keys: Sequence[str], best: int | None, mark: str
+) -> None:
+    """Add rows of evaluations that are evenly spaced, and of the best one, which is marked."""
     last = len(metrics) - 1
     rows = {round(step * last / (_SPACED_ROWS - 1)) for step in range(_SPACED_ROWS)} if metrics else set()
     for index in sorted(rows.union(() if best is None else (best,))):
         cells = [_cell(metrics[index].get("aggregation"), 0), _cell(metrics[index].get("time"), 1)]
         cells += [_cell(metrics[index].get(key), 4) for key in keys]
-        remark = ", ".join(["kept" if keeps else "best"] * (index == best) + ["last"] * (index == last))
+        remark = ", ".join([mark] * (index == best) + ["last"] * (index == last))
         table.add_row(*cells, remark, style="bold" if index == best else None)
-    return table
 
 
 def _wrapped(heading: str) -> str:

@@ -249,20 +249,9 @@ def _clients(table: Any, most: int, left_out: list[str], config: Mapping[str, An
     """Return the last rows of every client, and of each metric the last evaluation that has it."""
     if table is None or not len(table):
         return {}
-    numbers = column(table, "aggregation")
     metrics = [name for name in table.column_names if name not in (*_COUNTS, "importance")]
     size = int(column(table, "client").max()) + 1
-    values: dict[str, Array] = {}
-    since: dict[str, int] = {}
-    for name in (*metrics, *_SHOWN):
-        own = column(table, name)
-        there = ~np.isnan(own)
-        if not there.any():
-            continue
-        last = there & (numbers == numbers[there].max())
-        values[name] = np.full(size, np.nan)
-        values[name][column(table, "client")[last].astype(int)] = own[last]
-        since[name] = int(numbers[there].max())
+    values, since = _last_values(table, (*metrics, *_SHOWN), size)
     named = str(config.get("metrics", ""))
     scores = [*metrics_among(values, named), *(name for name in metrics if name in values)]
     order = values[scores[0]] if scores else np.arange(size)
@@ -274,10 +263,7 @@ def _clients(table: Any, most: int, left_out: list[str], config: Mapping[str, An
         )
     stated = stated_directions(named)
     directions = {name: higher_is_better(name, stated) for name in metrics}
-    names = [""] * size
-    last = pc.filter(table, pc.is_valid(table["name"]))
-    for index, name in zip(last["client"].to_pylist(), last["name"].to_pylist(), strict=True):
-        names[index] = name
+    names = _names_of_clients(table, size)
     return {
         "total": size,
         "index": chosen.tolist(),
@@ -289,6 +275,31 @@ def _clients(table: Any, most: int, left_out: list[str], config: Mapping[str, An
         "since": since,
         "columns": {name: _rounded(each[chosen]) for name, each in values.items()},
     }
+
+
+def _last_values(table: Any, names: Sequence[str], size: int) -> tuple[dict[str, Array], dict[str, int]]:
+    """Return columns (size,) by client of the last evaluation that has each, and that evaluation's number."""
+    numbers, clients = column(table, "aggregation"), column(table, "client").astype(int)
+    values: dict[str, Array] = {}
+    since: dict[str, int] = {}
+    for name in names:
+        own = column(table, name)
+        there = ~np.isnan(own)
+        if there.any():
+            last = there & (numbers == numbers[there].max())
+            values[name] = np.full(size, np.nan)
+            values[name][clients[last]] = own[last]
+            since[name] = int(numbers[there].max())
+    return values, since
+
+
+def _names_of_clients(table: Any, size: int) -> list[str]:
+    """Return the name of each client by its index, "" of one without."""
+    names = [""] * size
+    named = pc.filter(table, pc.is_valid(table["name"]))
+    for index, name in zip(named["client"].to_pylist(), named["name"].to_pylist(), strict=True):
+        names[index] = name
+    return names
 
 
 def _partition(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
