@@ -1,7 +1,7 @@
 """The verdict on recorded runs: what is compared, what may spoil it, what it costs, and where it is shown."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def run(folder: Path, strategy: str, seed: int, ends: Sequence[float], **options
     return RecordedRun(write_run(path, TIMES, ends, strategy=strategy, seed=seed, more=server, **options))
 
 
-def swept(folder: Path, curves: dict[str, Sequence[Sequence[float]]], **options: Any) -> list[RecordedRun]:
+def swept(folder: Path, curves: Mapping[str, Sequence[Sequence[float]]], **options: Any) -> list[RecordedRun]:
     """Runs of each strategy, a curve for each seed."""
     return [
         run(folder, strategy, seed, curve, **options)

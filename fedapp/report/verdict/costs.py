@@ -79,8 +79,8 @@ def _rounded_down(value: float) -> float:
 
 def _cost(setting: str, curves: Sequence[Curve], target: float) -> Cost:
     found = [cost for curve in curves if (cost := curve.cost(target)) is not None]
-    means = np.mean(found, axis=0).tolist() if found else [math.nan] * 3
-    return Cost(setting, *means, reached=len(found), seeds=len(curves))
+    time, sent, server = np.mean(found, axis=0).tolist() if found else [math.nan] * 3
+    return Cost(setting, time, sent, server, len(found), len(curves))
 
 
 def cost_sentence(metric: str, target: float, costs: Sequence[Cost], *, higher: bool) -> str:

@@ -79,7 +79,7 @@ def _at_edge(verdict: Verdict, judged: Sequence[Cell]) -> Iterator[str]:
     for key in keys:
         others = [each for each in keys if each != key]
         alike = [each for each in configs.values() if values_of(each, others) == values_of(best, others)]
-        values = {value for each in alike if _is_number(value := each.get(key))}
+        values = {float(value) for each in alike if _is_number(value := each.get(key, ""))}
         if len(values) > 2 and best.get(key) in (min(values), max(values)):
             yield (
                 f"{key} = {best[key]:g} of {verdict.best} is at the end of the {len(values)} values that were tried"
