@@ -4,16 +4,23 @@ Flower itself finds out after it has started Ray, and then ends without naming a
 """
 
 import os
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 from strategies.flower.internals import simulation_backend
 
 
-def lacks_room() -> str:
-    """Return one line if this process is a simulation of Flower in which no client could start; "" otherwise."""
-    backend = simulation_backend()
+def lacks_room(backend: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """Return one line if no client could start in a simulation of Flower; "" otherwise.
+
+    ``backend`` is what the simulation asks of Ray; by default that of the simulation in this process, if it is one.
+    """
+    backend = simulation_backend() if backend is None else backend
     asked, given = backend.get("client_resources", {}), backend.get("init_args", {})
-    if not asked or "RAY_ADDRESS" in os.environ:  # a cluster has more than this machine
-        return ""
+    ray = sys.modules.get("ray")
+    if not asked or "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized()):
+        return ""  # Ray has been started with what it has, or a cluster has more than this machine
     cpus, gpus = asked.get("num_cpus", 1), asked.get("num_gpus", 0)
     there = given.get("num_cpus", os.cpu_count() or cpus)
     if cpus > there:

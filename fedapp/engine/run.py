@@ -19,6 +19,7 @@ from fedapp.engine.sequential import SequentialGrid
 from fedapp.engine.vectorized import VectorizedGrid
 from fedapp.names import AUTO, ENGINES, IN_PROCESS, RAY, SEQUENTIAL, VECTORIZED, Way
 from fedapp.own import changed_since, in_process_names
+from fedapp.room import lacks_room
 from fedapp.server import Observer, RunDirectory
 from fedapp.training.gpu import gpu_as_it_was
 from fedapp.training.trainer import Trainer
@@ -116,6 +117,8 @@ def run_on(
     if on_ray:
         _check_can_be_found(config)
     simulation = fit_to_machine(simulation, config, on_ray=on_ray)
+    if engine == RAY and (lacking := lacks_room(simulation.backend())):
+        raise ConfigError(lacking)
     num_clients = simulation.num_supernodes
     experiment = server.prepare(config, num_clients)
     if config.personal:

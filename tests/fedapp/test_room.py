@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+import fedapp
 from fedapp import room
 from strategies.flower.internals import simulation_backend
 
@@ -39,6 +40,19 @@ def test_a_client_that_has_no_room_is_one_line(asked, given, said, monkeypatch):
     assert bool(line) == bool(said)
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")  # a cluster, whose machines aren't known
     assert room.lacks_room() == ""
+
+
+def test_a_run_from_python_says_it_before_ray_starts(tmp_path):
+    with pytest.raises(
+        fedapp.ConfigError, match=f"client-resources-num-cpus = {CPUS + 1}: the simulation has {CPUS} "
+    ):
+        fedapp.run(
+            engine="ray",
+            federation_config={"client-resources-num-cpus": CPUS + 1},
+            num_clients=2,
+            results_dir=tmp_path / "runs",
+        )
+    assert not (tmp_path / "runs").exists()
 
 
 def test_outside_a_simulation_of_flower_nothing_is_asked_for():
