@@ -110,7 +110,8 @@ READ_BY: dict[str, Readers] = {
     "task_failure": _IN_VIRTUAL_TIME,
     "size_ratio_bound": GUARDED & _BY_SIZE,
     "examples_bound": GUARDED & _BY_SIZE,
-    "arrival_weight_bound": GUARDED,
+    "arrival_weight_bound": GUARDED & _IN_VIRTUAL_TIME,
+    "rate_bound": GUARDED & where("clock", "wall"),
     "norm_ratio_bound": GUARDED
     & where("update-norm-bound", 0.0)
     & where("dp", "none", "local")

@@ -310,9 +310,12 @@ class AsyncConfigBase(StrategyConfig):
     ----------
     concurrency : int
         M_c, clients at work at once, drawn among the idle; 0: all
+    rate_bound : float
+        how many times as often as the median of the others a device's contributions count at most; 0: no bound
     """
 
     concurrency: int = parameter(0, ge=0)
+    rate_bound: float = parameter(4.0, ge=0, topic="protection")
 
 
 @dataclass(frozen=True)
@@ -325,7 +328,7 @@ class AsynchronousConfig(AsyncConfigBase, RobustConfig):
         d_i, the weight of a contribution: unbiased, by the law of task times where known (time-based) or as observed
         (observed), or equal (identical)
     arrival_weight_bound : float
-        largest weight of a contribution, where a round's sum to 1; 0: none
+        largest weight of a contribution in virtual time, where a round's sum to 1; 0: none
     """
 
     aggregation_weights: Literal["time-based", "observed", "identical"] = TIME_BASED

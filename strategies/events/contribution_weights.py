@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from strategies.clients.client_state import ClientState
 from strategies.clients.weights import mean_and_spread, of_each
-from strategies.core.config import IDENTICAL
+from strategies.core.config import IDENTICAL, AsyncConfigBase
 from strategies.core.population import Population
 from strategies.core.reporter import Reporter
 from strategies.core.run_state import RunState
 from strategies.events import observed_periods
 from strategies.events.event_stream import checked_interval
+from strategies.events.own_time import FAVOURED, OwnTime
 from strategies.events.tasks import TaskTable
 from strategies.timing.scheduler import Times
 from strategies.updates.safeguards import Safeguards
@@ -64,6 +65,9 @@ class WeightHooks(Protocol):
 
     interval: float | None
 
+    def default_server_lr(self) -> float:
+        """Return η_g where the config has none."""
+
     @property
     def observes_periods(self) -> bool:
         """Whether P_i are those observed, not those of the method."""
@@ -96,6 +100,15 @@ class ContributionWeights:
         The method.
     summed : bool
         Whether the model moves by the weighted sum. By a robust rule clients' shares q̃_i in it are unknown.
+    windowed : bool
+        Whether each arrival moves the model by a robust rule over the clients' last updates.
+    favours_fast : bool
+        Whether clients count the more, the faster they are.
+
+    Attributes
+    ----------
+    own_time : OwnTime
+        What each client's next contribution is due, with safeguards in real time.
     """
 
     def __init__(
@@ -108,10 +121,13 @@ class ContributionWeights:
         hooks: WeightHooks,
         *,
         summed: bool = True,
+        windowed: bool = False,
+        favours_fast: bool = False,
     ) -> None:
         self._run, self._task_table = run, task_table
         self._population, self._safeguards = population, safeguards
         self.aggregation_weights, self._hooks, self._summed = aggregation_weights, hooks, summed
+        self._windowed, self._favours_fast, self.own_time = windowed, favours_fast, OwnTime()
         # The task table's changes, Δt, and the state of the graph of clients, at the last look.
         self._looked: tuple[int, float | None, object] = (-1, None, None)
         self._client_weights: dict[int, float] | None = None
@@ -120,13 +136,73 @@ class ContributionWeights:
         self._step: tuple[float, int, int] | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return the step that observed P_i gave, and when; {} if there is none."""
-        return {} if self._step is None else {"own-step": list(self._step)}
+        """Return what clients are due, and the step that observed P_i gave, and when, if there is one."""
+        step = {} if self._step is None else {"own-step": list(self._step)}
+        return {**step, **(self.own_time.state() if self.bounds_time else {})}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the step."""
+        """Restore the dues and the step."""
+        self.own_time.restore(state)
         value, contributions, clients = state.get("own-step", (0.0, 0, 0))
         self._step = (float(value), int(contributions), int(clients)) if clients else None
+
+    # ---- By the clients' own time (strategies/events/own_time.py) --------------------------------------------------
+
+    @property
+    def bounds_time(self) -> bool:
+        """Whether what a client weighs in a time is bounded: with safeguards, in real time, which devices make."""
+        return self._run.scheduler.real_time and self._safeguards.active
+
+    def gives_up(self) -> bool:
+        """Return ``bounds_time``: whether an answer is awaited only as long as other devices take, and a budget."""
+        return self.bounds_time
+
+    @property
+    def by_own_time(self) -> bool:
+        """Whether contributions weigh by what their client's own time is due."""
+        return self.bounds_time and (self.aggregation_weights != IDENTICAL or self._windowed)
+
+    def rate_allows(self, member: ClientState) -> bool:
+        """Note a contribution that has come; return False if its client answers too often for it to count."""
+        if not self.bounds_time:
+            return True
+        present = {each.client.index: each for each in self._task_table.active_clients}
+        if self.own_time.within(member.client.index, present, self._rate_bound):
+            return True
+        self._run.warn_once(
+            "%s answers more than %g times as often as the median of the others: further answers are discarded "
+            "(rate_bound)",
+            member.client,
+            self._rate_bound,
+        )
+        return False
+
+    @property
+    def _rate_bound(self) -> float:
+        """How many times as often as the median of the others a client counts; 0: no bound."""
+        config = self._run.config
+        bound = config.rate_bound if isinstance(config, AsyncConfigBase) else 0.0
+        return bound * FAVOURED if self._favours_fast and not self._windowed else bound
+
+    def settle(self, member: ClientState) -> None:
+        """Note that a client's contribution was aggregated."""
+        if self.by_own_time:
+            due, most = self._due(member), self._longest()
+            self.own_time.pay(
+                member.client.index, self._number(), member.since, min(max(due - most, 0.0), most)
+            )
+
+    def _due(self, member: ClientState) -> float:
+        p = self.client_weights().get(member.client.index, 0.0)
+        return self.own_time.due(member.client.index, p, self._number(), member.since)
+
+    def _number(self) -> int:
+        """Return n, the number of the aggregation under way, or of intervals."""
+        return self._run.aggregations + 1 if self._hooks.interval is None else self.own_time.intervals
+
+    def _longest(self) -> float:
+        """Return 1/η_g, the weight with which a contribution moves the model as far as a round of FedAvg does."""
+        return 1 / (self._run.config.server_lr or self._hooks.default_server_lr())
 
     def expire(self) -> None:
         """Note that estimates of P_i have changed."""
@@ -159,10 +235,12 @@ class ContributionWeights:
                 return ClientWeights({}, {})
             client_weights = self.client_weights()
             p = np.array(list(client_weights.values()))
-            if self.aggregation_weights == IDENTICAL:
+            if self.aggregation_weights == IDENTICAL and not self.by_own_time:
                 d = np.full(len(p), self._hooks.identical_weight(len(p)))
             else:
-                periods = self._weighting_periods(self.cycles(self._task_table.active_clients))
+                periods = self._weighting_periods(
+                    self._with_bounded_rates(self.cycles(self._task_table.active_clients))
+                )
                 known = np.isfinite(periods)
                 d = p * np.where(known, periods, 0.0)  # a client that never contributes weighs nothing
                 if known.any() and not d.any():
@@ -171,7 +249,8 @@ class ContributionWeights:
                         "as it is; allowed are numbers >= 0, and not 0 for all",
                         self._run.name,
                     )
-            d = self._safeguards.weights([member.client for member in task_table.active_clients], d)
+            if not self.by_own_time:
+                d = self._safeguards.weights([member.client for member in task_table.active_clients], d)
             self._current = ClientWeights(client_weights, self._by_index(d))
         return self._current
 
@@ -179,6 +258,9 @@ class ContributionWeights:
         """Return d_i of a client, 0 if it doesn't count; with observed P_i without computing the other weights."""
         self._look()
         task_table = self._task_table
+        if self.by_own_time:
+            member = task_table.members[index]
+            return 0.0 if member.dropped else min(self._due(member), self._longest())
         if self._current is not None or not self._hooks.observes_periods:
             return self.current.weight.get(index, 0.0)
         member = task_table.members[index]
@@ -206,7 +288,8 @@ class ContributionWeights:
         number = len(self._task_table.active_clients)
         if not number:
             return 1.0
-        if not self._hooks.observes_periods or self.aggregation_weights == IDENTICAL:
+        identical = self.aggregation_weights == IDENTICAL and not self.by_own_time
+        if not self._hooks.observes_periods or identical:
             return self._step_of(np.array(list(self.current.weight.values())), num_busy, longest)
         contributions = self._task_table.observed.contributions
         if self._step is not None and self._step[2] == number:
@@ -219,7 +302,7 @@ class ContributionWeights:
         return value
 
     def _step_of(self, weights: NDArray[np.float64], num_busy: int | None, longest: float) -> float:
-        most = self._safeguards.max_weight or math.inf
+        most = math.inf if self.by_own_time else self._safeguards.max_weight or math.inf
         if longest < math.inf:
             weights = np.minimum(weights, longest * np.array(list(self.client_weights().values())))
         return steady_step(np.minimum(weights, most), num_busy or len(weights))
@@ -267,6 +350,12 @@ class ContributionWeights:
     def observed_periods(self) -> Times:
         """Return P_i (n,) of the clients that count, observed since each joined."""
         return observed_periods.contribution_periods(self._task_table.active_clients, self._run.aggregations)
+
+    def _with_bounded_rates(self, times: Times) -> Times:
+        """Return the task times (n,), of clients whose rate is bounded those with which their contributions count."""
+        if not (self.bounds_time and self._rate_bound):
+            return times
+        return np.maximum(times, np.median(times) / self._rate_bound)
 
     def _weighting_periods(self, times: Times) -> Times:
         if self._hooks.observes_periods:

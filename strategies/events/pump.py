@@ -127,6 +127,7 @@ class EventPump:
         self._move(combined)
         # After the step, whose size follows from the same numbers of contributions as the weights.
         for member, weight in zip(owners, combined.weights, strict=True):
+            session.contribution_weights.settle(member)
             task_table.count(member, weight)
         if combined.model is not None:
             run.result.arrays = run.layout.to_record(combined.model)
@@ -147,7 +148,9 @@ class EventPump:
 
     def _weights_of(self, contributions: Sequence[Contribution]) -> list[float]:
         """Return the method's weights d_i, at most as large as the safeguards allow."""
-        most, given = self.session.safeguards.max_weight, self.strategy.weigh(contributions)
+        by_own_time = self.session.contribution_weights.by_own_time  # which has a bound of its own
+        most = 0.0 if by_own_time else self.session.safeguards.max_weight
+        given = self.strategy.weigh(contributions)
         if self.strategy.capabilities.discounts_staleness:
             clients = [contribution.client for contribution in contributions]
             of_each(f"{self.session.run.name}.weigh or discount", given, clients)
@@ -189,6 +192,7 @@ class EventPump:
             case HoldExpired():
                 yield from self._release()
             case IntervalElapsed():
+                self.session.contribution_weights.own_time.intervals += 1
                 yield Step(None, interval_over=True)
             case RefreshClients():
                 yield from self._look()
@@ -299,10 +303,15 @@ class EventPump:
         staleness = run.aggregations - task.version
         contribution = session.receiver.contribution(local, reply, task.version, staleness, asked)
         accepted = self.strategy.accept(contribution)
+        too_often = accepted and not session.contribution_weights.rate_allows(member)
+        accepted = accepted and not too_often
         if session.executor.counts_on_arrival or not accepted:
             outcome, size = ACCEPTED if accepted else messages.TOO_OLD, contribution.num_bytes
             session.client_stats[member.client.index].record(outcome, clipped=local.bounded, num_bytes=size)
             session.timeline.end(member.client.index, run.scheduler.now(), outcome)
+        if too_often:
+            task_table.interval_stats.discard(contribution)
+            return Step([member])
         if not accepted:
             self._refuse(contribution)
             return Step([member])

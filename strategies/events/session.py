@@ -8,7 +8,7 @@ from flwr.serverapp.strategy import Result
 
 from strategies.clients.client_metrics import merged_metrics
 from strategies.clients.client_statistics import MAX_MISSES
-from strategies.core.config import PrivateAsyncConfig, RobustConfig, SecureConfig
+from strategies.core.config import IDENTICAL, PrivateAsyncConfig, RobustConfig, SecureConfig
 from strategies.core.session import Session
 from strategies.events.arrival_rule import ArrivalRule
 from strategies.events.contribution_weights import ContributionWeights
@@ -74,6 +74,8 @@ class EventSession(Session):
             aggregation_weights,
             strategy,
             summed=self.robust is None,
+            windowed=self.robust is not None and self.robust.window > 0,
+            favours_fast=aggregation_weights == IDENTICAL or able.sets_steps,
         )
         self.dispatcher = Dispatcher(
             self.run,

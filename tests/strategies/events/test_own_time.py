@@ -1,0 +1,161 @@
+"""What devices that lie about their times may weigh: the units by hand, and whole runs on a clock that jumps."""
+
+import heapq
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from strategies import AsyncFedAvg, FedBuff, FedFix, Ringmaster, clock
+from strategies.clock import WallClock
+from strategies.events.own_time import CAPACITY, FAVOURED, OwnTime
+from strategies.flower import messages
+
+RATE = 4.0
+EVERYBODY = dict.fromkeys(range(5))
+
+
+def test_dues_of_back_to_back_tasks_add_up_to_the_aggregations_whatever_the_rates():
+    own, given, number = OwnTime(), np.zeros(5), 0
+    for _ in range(100):  # four clients at rate 1, one at 10
+        for index in [0, 4, 4, 4, 1, 4, 4, 2, 4, 4, 3, 4, 4, 4]:
+            number += 1
+            given[index] += own.due(index, 0.2, number, 0)
+            own.pay(index, number, 0, 0.0)
+    assert given.sum() == pytest.approx(number, rel=0.01)
+    assert given / given.sum() == pytest.approx([0.2] * 5, abs=1e-3)
+
+
+def test_a_late_answer_has_its_due_once_and_a_burst_next_to_nothing():
+    own = OwnTime()
+    assert own.due(0, 0.2, 33, 0) == pytest.approx(6.6)
+    own.pay(0, 33, 0, 1.6)  # 5 of which counted
+    assert own.due(0, 0.2, 34, 0) == pytest.approx(1.8)
+    own.pay(0, 34, 0, 0.0)
+    assert own.due(0, 0.2, 35, 0) == pytest.approx(0.2)
+    # Who was dropped after aggregation 35, and is back when there are 95, is due what has come since.
+    assert own.due(0, 0.2, 100, 95) == pytest.approx(1.0)
+    again = OwnTime()
+    again.restore(own.state())
+    assert again.due(0, 0.2, 35, 0) == pytest.approx(0.2)
+
+
+def test_a_client_counts_at_most_four_times_as_often_as_the_median_of_the_others():
+    own, counted = OwnTime(), 0
+    for _ in range(100):
+        counted += sum(own.within(0, EVERYBODY, RATE) for _ in range(20))
+        assert all(own.within(index, EVERYBODY, RATE) for index in range(1, 5))
+    assert counted == pytest.approx(CAPACITY + 99 * RATE, abs=RATE)
+    assert all(
+        OwnTime().within(0, dict.fromkeys(range(2)), RATE) for _ in range(50)
+    )  # either may be the faulty one
+    unbounded = OwnTime()
+    assert all(unbounded.within(0, EVERYBODY, 0.0) for _ in range(50))
+
+
+def exponential(rng: np.random.Generator, index: int) -> float:
+    return rng.exponential()
+
+
+def half_normal(rng: np.random.Generator, index: int) -> float:
+    return abs(rng.normal())
+
+
+@pytest.mark.parametrize("law", [exponential, half_normal])
+@pytest.mark.parametrize("num_clients", [3, 5, 10])
+def test_of_honest_clients_with_random_times_hardly_anything_is_cut(law, num_clients):
+    rng, own, number, contributions, refused = np.random.default_rng(0), OwnTime(), 0, 0, 0
+    present, p, most = dict.fromkeys(range(num_clients)), 1 / num_clients, float(num_clients)  # η_g = 1/C
+    given, cut = np.zeros(num_clients), 0.0
+    queue = [(law(rng, index), index) for index in present]
+    heapq.heapify(queue)
+    while contributions < 5000:
+        now, index = heapq.heappop(queue)
+        heapq.heappush(queue, (now + law(rng, index), index))
+        contributions += 1
+        if not own.within(index, present, RATE):
+            refused += 1
+            continue
+        number += 1
+        due = own.due(index, p, number, 0)
+        given[index] += min(due, most)
+        own.pay(index, number, 0, left := min(max(due - most, 0.0), most))
+        cut += due - min(due, most) - left
+    assert given / given.sum() == pytest.approx([p] * num_clients, abs=0.01)
+    assert cut <= 0.01 * given.sum()
+    assert refused <= 0.01 * contributions
+
+
+@pytest.fixture(autouse=True)
+def passes_at_once(monkeypatch):
+    """Let the machine's clock jump to the end of every sleep."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += max(seconds, 1e-3)
+
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+
+
+@pytest.fixture
+def shares(federation, model, train_config):
+    """Run a method with five clients whose tasks take ``times(client, task)`` seconds; return their shares."""
+
+    def run(kind: Any, times: Callable[[int, int], float], seconds: float = 60.0, **options: Any) -> Any:
+        grid, tasks = federation([0.0, 1.0, 2.0, 3.0, 4.0], [1] * 5), [0] * 5
+        push = grid.push_messages
+
+        def pushed(requests: Iterable[Message]) -> list[str]:
+            ids: list[str] = []
+            for request in requests:
+                node = grid.nodes[request.metadata.dst_node_id]
+                if request.metadata.message_type == messages.TRAIN:
+                    index = node.context.node_config["partition-id"]
+                    tasks[index] += 1
+                    node.delay = times(index, tasks[index])
+                ids += push([request])
+            return ids
+
+        grid.push_messages = pushed
+        strategy = kind(
+            clock=WallClock(), time_budget=seconds, fraction_evaluate=0.0, eval_every=10**6, **options
+        )
+        strategy.start(grid, model(1.0), num_rounds=10**6, train_config=train_config(1, 0.01))
+        members = strategy.session.task_table.members
+        weights = np.array([members[index].weight for index in range(5)])
+        return weights / weights.sum(), [members[index].contributions for index in range(5)]
+
+    return run
+
+
+def usual(index: int, task: int) -> float:
+    return 0.6 + 0.2 * index
+
+
+def late_then_burst(index: int, task: int) -> float:
+    return usual(index, task) if index else (8.0 if task == 1 else 0.05)
+
+
+def fast(index: int, task: int) -> float:
+    return usual(index, task) if index else 0.05
+
+
+def far_slower(index: int, task: int) -> float:
+    return 0.3 + 0.01 * index if index else 5.0
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff, FedFix])
+@pytest.mark.parametrize("times", [usual, late_then_burst, fast, far_slower])
+def test_a_client_weighs_what_its_own_time_is_due(kind, times, shares):
+    found, _ = shares(kind, times)
+    assert found == pytest.approx([0.2] * 5, abs=0.02)
+
+
+def test_where_fast_clients_count_more_they_have_at_most_four_times_the_median(shares):
+    _, contributions = shares(Ringmaster, fast)
+    assert contributions[0] <= 1.1 * FAVOURED * RATE * np.median(contributions[1:]) + CAPACITY
+    _, without = shares(Ringmaster, fast, rate_bound=0.0)
+    assert without[0] > 10 * np.median(without[1:])
