@@ -102,7 +102,11 @@ class ReplyTimeouts:
         """
         if (half := self._half(took, missing)) is None:
             return None
-        return {client: self._limit(self._known.get(client, _Known()), half) for client in missing}
+        return {client: self.limit(client, half) for client in missing}
+
+    def limit(self, client: int, half: float) -> Limit:
+        """Return how long a client's reply is awaited, if half of the clients took ``half`` seconds."""
+        return self._limit(self._known.get(client, _Known()), half)
 
     @staticmethod
     def _half(took: Mapping[int, float], missing: Collection[int]) -> float | None:
@@ -116,8 +120,12 @@ class ReplyTimeouts:
         if (half := self._half(took, missing)) is None:
             return
         for client, waited in {**took, **dict.fromkeys(missing, seconds)}.items():
-            known = self._known.setdefault(client, _Known())
-            known.spent = max(known.spent + max(waited - FREE * half, 0.0) - REFILL * half, 0.0)
+            self.spend(client, waited, half)
+
+    def spend(self, client: int, waited: float, half: float) -> None:
+        """Take what was waited for a client from its budget, and refill the budget; ``half`` is M."""
+        known = self._known.setdefault(client, _Known())
+        known.spent = max(known.spent + max(waited - FREE * half, 0.0) - REFILL * half, 0.0)
 
     @staticmethod
     def _limit(known: _Known, half: float) -> Limit:

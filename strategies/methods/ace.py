@@ -52,7 +52,8 @@ class ACE(EveryArrival):
     def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
         session = self.session
-        self._answers = Answers(session.run, session.task_table, session.contribution_weights.cycles)
+        weights = session.contribution_weights
+        self._answers = Answers(session.run, session.task_table, weights.cycles, weights.gives_up)
         return ()
 
     @property

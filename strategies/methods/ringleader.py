@@ -74,7 +74,8 @@ class Ringleader(AsynchronousStrategy):
     def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
         session = self.session
-        self._answers = Answers(session.run, session.task_table, session.contribution_weights.cycles)
+        weights = session.contribution_weights
+        self._answers = Answers(session.run, session.task_table, weights.cycles, weights.gives_up)
         return ()
 
     def begin(self, layout: Layout, model: Vector) -> None:
@@ -93,6 +94,7 @@ class Ringleader(AsynchronousStrategy):
 
     def on_contribution(self, contribution: Contribution) -> Contribution:
         """Take a contribution into a table; what waits is that its client makes a step."""
+        self._answers.note(contribution.client.index)
         self._steps = self._take(contribution)
         self._again = (
             None if self._steps else (contribution.client.index, contribution.version, contribution.base)

@@ -1,37 +1,85 @@
 """Who may still answer, of asynchronous methods that wait for an answer of every client."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from strategies.clients.client_state import ClientState
 from strategies.clients.client_statistics import LOST_IN_A_ROW
+from strategies.core.reply_timeouts import ReplyTimeouts
 from strategies.core.run_state import RunState
 from strategies.events.tasks import TaskTable
 from strategies.timing.availability import NEVER
 from strategies.timing.scheduler import Times
+
+log = logging.getLogger("flwr.strategies")
 
 
 class Answers:
     """Tells which clients may still answer, and whether all have answered once.
 
     Clients that will never be available again, or never for as long as a task takes, are not waited for. A client
-    that is dropped after several failures isn't, either, nor one that lost ``LOST_IN_A_ROW`` tasks.
+    that is dropped after several failures isn't, either, nor one that lost ``LOST_IN_A_ROW`` tasks. In real time with
+    safeguards an answer is awaited as long as a round would wait (strategies/core/reply_timeouts.py), with M the
+    median of the clients' mean task times, once half of them have answered.
 
     Parameters
     ----------
     cycles : callable
         Returns the expected cycle times (n,) of clients, infinite for one that is never done with a task.
+    gives_up : callable
+        Returns True with safeguards in real time.
     """
 
     def __init__(
-        self, run: RunState, task_table: TaskTable, cycles: Callable[[Sequence[ClientState]], Times]
+        self,
+        run: RunState,
+        task_table: TaskTable,
+        cycles: Callable[[Sequence[ClientState]], Times],
+        gives_up: Callable[[], bool],
     ) -> None:
-        self._run, self._task_table, self._cycles = run, task_table, cycles
+        self._run, self._task_table, self._cycles, self._gives_up = run, task_table, cycles, gives_up
+        self._timeouts = ReplyTimeouts()
+        self._given_up: set[str] = set()  # the tasks that aren't waited for any more, by message id
+
+    def note(self, index: int) -> None:
+        """Note a client's answer, for how long its later ones are awaited."""
+        member = self._task_table.members[index]
+        if self._gives_up() and (half := self._half()) is not None:
+            self._timeouts.answered(index, member.latest)
+            self._timeouts.spend(index, member.latest, half)
+
+    def _half(self) -> float | None:
+        """Return M, the median of the clients' mean task times; None before half of the clients have answered."""
+        times = [m.seconds / m.answers if m.answers else NEVER for m in self._task_table.active_clients]
+        half = float(np.median(times)) if times else NEVER
+        return half if half < NEVER else None
+
+    def _is_overdue(self, member: ClientState) -> bool:
+        """Return True if a client's answer isn't waited for any more; else have the method asked when it isn't."""
+        task = self._task_table.tasks.get(member.task)
+        if task is None or not self._gives_up() or (half := self._half()) is None:
+            return False
+        if task.message_id in self._given_up:
+            return True
+        now, limit = self._run.scheduler.now(), self._timeouts.limit(member.client.index, half)
+        if now < task.sent + limit.seconds:
+            self._task_table.wake(task.sent + limit.seconds)
+            return False
+        self._given_up.add(task.message_id)
+        self._timeouts.missed(member.client.index, self._run.aggregations)
+        self._timeouts.spend(member.client.index, now - task.sent, half)
+        log.warning(
+            "%s isn't waited for any more after %.3g s: %s", member.client, now - task.sent, limit.why
+        )
+        return True
 
     def may_come(self, member: ClientState) -> bool:
-        """Return False for a client that is never available again, or never for as long as a task takes."""
+        """Return False for a client that is never there for as long as a task takes, or isn't waited for any more."""
         scheduler, task = self._run.scheduler, self._task_table.tasks.get(member.task)
+        if not member.waiting and self._is_overdue(member):
+            return False
         # A task whose client goes before its end is no answer, however long the client is at work on it.
         if scheduler.always or member.waiting or (task is not None and not task.dropped_out):
             return True
