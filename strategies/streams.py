@@ -18,7 +18,6 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 _PURPOSE = re.compile(r"[a-z][a-z0-9-]*")
 
@@ -92,6 +91,8 @@ class _Unpredictable(np.random.Generator):
 
     def normal(self, loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:  # type: ignore[override]
         """Return draws of N(loc, scale²): a random sign times a quantile of the lower half."""
+        from scipy.special import ndtri  # what draws no noise needn't load it
+
         words = self._words(_number(size))
         half = ((words >> np.uint64(11)) + 0.5) * 2.0**-54  # in (0, ½]
         signs = 1.0 - 2.0 * (words & np.uint64(1)).astype(np.float64)
