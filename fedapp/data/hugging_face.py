@@ -287,36 +287,45 @@ def _images(split: "HFDataset", name: str, form: ImageForm, problem: Problem) ->
     return x
 
 
+_PARTS = ("train", "test")  # names of the splits in messages
+
+
 def _labels(
     splits: "list[HFDataset]", names: list[str], targets: Targets | None, problem: Problem
 ) -> tuple[list[Array], tuple[str, ...]]:
     """Return the labels of each split, and the names of the classes, () if they have none."""
-    feature, parts = splits[0].features[names[0]], ("train", "test")
-    single = len(names) == 1
-    if single and targets != "numbers":
-        if len({_kind_of_label(split.features[names[0]]) for split in splits}) > 1:
-            raise problem(
-                f"column {names[0]!r} has labels of another type in test than in train; they must match"
-            )
-        if type(feature).__name__ == "ClassLabel":
-            found = {
-                f"column {names[0]!r} of {part}": _column(split, names[0], problem)
-                for part, split in zip(parts, splits, strict=False)
-            }
-            own = [split.features[names[0]].names for split in splits]
-            read = zip(own, read_targets(found, "classes", problem), strict=True)
-            return [_as_train_has_them(own[0], *each, problem) for each in read], tuple(own[0])
-        if getattr(feature, "dtype", "") in ("string", "large_string"):
-            texts = [_texts(split, names[0], problem, blank=True) for split in splits]
-            classes, y = ranked(texts)
-            return list(y), classes
-    found = {}
-    for part, split in zip(parts, splits, strict=False):
+    if len(names) == 1 and targets != "numbers":
+        found = _class_labels(splits, names[0], problem)
+        if found is not None:
+            return found
+    arrays = {}
+    for part, split in zip(_PARTS, splits, strict=False):
         columns = [_column(split, name, problem) for name in names]
-        listed = ", ".join(repr(name) for name in names)
-        what = f"column {listed} of {part}" if single else f"columns {listed} of {part}"
-        found[what] = columns[0] if single else np.column_stack(columns).astype(np.float64)
-    return read_targets(found, targets, problem), ()
+        single = len(names) == 1
+        what = f"column{'' if single else 's'} {', '.join(map(repr, names))} of {part}"
+        arrays[what] = columns[0] if single else np.column_stack(columns).astype(np.float64)
+    return read_targets(arrays, targets, problem), ()
+
+
+def _class_labels(
+    splits: "list[HFDataset]", name: str, problem: Problem
+) -> tuple[list[Array], tuple[str, ...]] | None:
+    """Return the labels of a column of classes with names, or of texts; None of another column."""
+    feature = splits[0].features[name]
+    if len({_kind_of_label(split.features[name]) for split in splits}) > 1:
+        raise problem(f"column {name!r} has labels of another type in test than in train; they must match")
+    if type(feature).__name__ == "ClassLabel":
+        found = {
+            f"column {name!r} of {part}": _column(split, name, problem)
+            for part, split in zip(_PARTS, splits, strict=False)
+        }
+        own = [split.features[name].names for split in splits]
+        read = zip(own, read_targets(found, "classes", problem), strict=True)
+        return [_as_train_has_them(own[0], *each, problem) for each in read], tuple(own[0])
+    if getattr(feature, "dtype", "") in ("string", "large_string"):
+        classes, y = ranked([_texts(split, name, problem, blank=True) for split in splits])
+        return list(y), classes
+    return None
 
 
 def _kind_of_label(feature: Any) -> str:

@@ -90,10 +90,8 @@ def _deployment_in(archive: tarfile.TarFile, file: Path) -> Deployment:
     members = archive.getmembers()
     if PLAN not in [member.name for member in members]:
         raise DeployError(f"{file}: is no backup of a deployment, there is no {PLAN} in it")
-    for member in members:
-        path = PurePosixPath(member.name)
-        if not (member.isfile() or member.isdir()) or path.is_absolute() or ".." in path.parts:
-            raise DeployError(f"{file}: can't be restored ({member.name} in it isn't a file of this folder)")
+    if foreign := [member.name for member in members if not _is_within(member)]:
+        raise DeployError(f"{file}: can't be restored ({foreign[0]} in it isn't a file of this folder)")
     plan = archive.extractfile(PLAN)
     deployment = deployment_of(plan.read() if plan else b"", f"{file}: {PLAN}")
     there = {member.name.partition("/")[0] for member in members if member.isfile() and "/" in member.name}
@@ -101,6 +99,12 @@ def _deployment_in(archive: tarfile.TarFile, file: Path) -> Deployment:
     if missing := [machine for machine in machines if machine not in there]:
         raise DeployError(f"{file}: can't be restored (nothing in it is of {', '.join(missing)})")
     return deployment
+
+
+def _is_within(member: tarfile.TarInfo) -> bool:
+    """Return True for a file or folder whose path doesn't lead out of the archive."""
+    path = PurePosixPath(member.name)
+    return (member.isfile() or member.isdir()) and not path.is_absolute() and ".." not in path.parts
 
 
 def _unpack(archive: tarfile.TarFile, out: Path) -> None:

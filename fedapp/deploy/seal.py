@@ -124,14 +124,7 @@ def verify(out: Path, head: str = "") -> Verified:
     for number, line in enumerate(lines, 1):
         entry = entry_of(line)
         if not is_chained(entry) or entry is None:
-            if not found.heads:
-                found.unchained = number
-            elif entry is not None:
-                raise DeployError(
-                    f"{where}: line {number}: carries no hash of the line before; it was added by hand"
-                )
-            else:
-                found.torn.append(number)
+            _note_unchained(where, number, found, is_entry=entry is not None)
             block += line + b"\n"
             continue
         _check_link(where, number, entry, block, found)
@@ -159,6 +152,16 @@ def verify(out: Path, head: str = "") -> Verified:
             f"--head = {head}: no line of {where} has this hash; lines were replaced or cut off"
         )
     return found
+
+
+def _note_unchained(where: Path, number: int, found: Verified, *, is_entry: bool) -> None:
+    """Note a line without a hash: of an earlier version, or torn; refuse one that was added."""
+    if not found.heads:
+        found.unchained = number
+    elif is_entry:
+        raise DeployError(f"{where}: line {number}: carries no hash of the line before; it was added by hand")
+    else:
+        found.torn.append(number)
 
 
 def _read(file: Path) -> bytes:
