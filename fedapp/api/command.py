@@ -83,7 +83,8 @@ def _given(options: argparse.Namespace) -> tuple[dict[str, Value], dict[str, Val
     files = [word for word in options.words if is_file(word) and "=" not in word]
     texts = [*(options.run_config or []), *files]
     values, clients_of_run = read_run_options("--run-config", texts)
-    words = read_words([word for word in options.words if word not in files])
+    own = [word for word in options.words if word not in files]
+    words = read_words(own) if own else {}
     pairs = read_options("--run-config", [text for text in texts if not is_file(text)])
     if options.engine:
         pairs |= {"engine": options.engine}

@@ -144,7 +144,9 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 
 def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Experiment:
-    config = with_noise_source(_with_clock(config, on_devices=on_devices), on_devices=on_devices)
+    config = _with_clock(config, on_devices=on_devices)
+    if on_devices or config.dp != "none" or config.message_epsilon:
+        config = with_noise_source(config, on_devices=on_devices)
     given = config.model_copy(update={"metrics": with_directions(config.metrics)})
     try:
         config, strategy = _with_strategy(given, num_clients)
