@@ -56,6 +56,8 @@ Observer = Callable[[Progress], None]
 log = logging.getLogger("flwr.strategies")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+# From the number of an aggregation and the result so far, which it doesn't change, to whether the run ends there.
+StopFn = Callable[[int, Result], bool]
 
 _NOT_LOGGED = (
     messages.BYTES_DOWN,

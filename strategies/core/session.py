@@ -28,7 +28,7 @@ from strategies.core.evaluator import Evaluator
 from strategies.core.last_updates import LastUpdates
 from strategies.core.population import AbsentClients, Population
 from strategies.core.receiver import Receiver, clipping
-from strategies.core.reporter import EvaluateFn, Reporter
+from strategies.core.reporter import EvaluateFn, Reporter, StopFn
 from strategies.core.requests import PendingReplies, TrainingRequests, check_local_noise
 from strategies.core.run_state import Memory, RunState, State
 from strategies.core.server_step import ServerStep
@@ -78,6 +78,8 @@ class Session:
         The server's side of compression, where clients compress their updates.
     optimizer_memory : mapping
         The memory of an earlier run's server optimizer, with which this run begins; empty: without any.
+    stop_after : callable, optional
+        Called with the number of each aggregation but the initial model's, and the result so far; True ends the run.
     is_open : bool
         Whether the strategy's own ``start`` is under way.
     used : bool
@@ -96,6 +98,7 @@ class Session:
         self.strategy = strategy
         self.is_open = self.used = self.restored = False
         self.optimizer_memory: Mapping[str, Any] = {}
+        self.stop_after: StopFn | None = None
         config, options, able = strategy.config, strategy.run_options, strategy.capabilities
         flower, name, task_costs = strategy.flower_options, type(strategy).__name__, TaskCosts()
         self.run = run = RunState(name, config, flower, partial(_scheduler, config, task_costs), options)
@@ -317,6 +320,15 @@ class Session:
             self.is_open = False
         if self.population.roster.devices:
             log_never_counted(self.population.roster, self.client_stats)
+
+    def stops_after(self, aggregation: int) -> bool:
+        """Return True if the caller of ``start`` ends the run after this aggregation."""
+        if self.stop_after is None or not self.stop_after(
+            aggregation, self.run.reported_result(self.optimizer)
+        ):
+            return False
+        log.info("should_stop ended the run after aggregation %d", aggregation)
+        return True
 
     def begin_model(self) -> State | None:
         """Begin from the initial model, or from the state to resume, which is returned."""

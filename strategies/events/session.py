@@ -131,7 +131,10 @@ class EventSession(Session):
                         NO_MODEL, run.scheduler.now(), len(task_table.buffer) + len(task_table.held_replies)
                     )
                 return
+            before = run.aggregations
             yield event
+            if run.aggregations > before and self.stops_after(run.aggregations):
+                return
 
     def goes_on(self) -> bool:
         """Return True if more aggregations are to come: the run isn't as long as asked for, nor over before."""

@@ -40,7 +40,7 @@ from strategies.core.config import (
     SecureConfig,
     StrategyConfig,
 )
-from strategies.core.reporter import EvaluateFn
+from strategies.core.reporter import EvaluateFn, StopFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.executors import ByMaskedSums, ByUpdates
 from strategies.events.pump import EventPump
@@ -289,6 +289,7 @@ class AsynchronousStrategy(FederatedStrategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: StopFn | None = None,
     ) -> Result:
         """Run until ``num_rounds`` aggregations are done, or the time budget is spent.
 
@@ -300,6 +301,8 @@ class AsynchronousStrategy(FederatedStrategy):
             (``strategies.timing.scheduler.SHORTEST_DEADLINE``); of a client that is dropped, each later.
         evaluate_config : ConfigRecord, optional
             By default ``train_config``, where Flower's strategies send an empty one.
+        should_stop : callable, optional
+            Called after each aggregation with its number and the result so far; True ends the run with that result.
 
         Returns
         -------
@@ -309,6 +312,7 @@ class AsynchronousStrategy(FederatedStrategy):
         if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
         session: EventSession = self._fresh_session()
+        session.stop_after = should_stop
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):
             pump, resumed = EventPump(session), session.begin(num_rounds)
             pump.begin(resumed=resumed)

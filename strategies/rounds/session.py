@@ -103,6 +103,8 @@ class RoundSession(Session):
             if self.run.is_over():
                 return
             yield server_round
+            if self.stops_after(server_round):
+                return
 
     def nobody_to_ask(self) -> bool:
         """Return True if the run is stopped, or no client is available any more."""

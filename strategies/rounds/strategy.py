@@ -21,7 +21,7 @@ from strategies.clients.roster import Client
 from strategies.clients.weights import Weights, of_each
 from strategies.core.capabilities import hook
 from strategies.core.config import StrategyConfig, SynchronousConfig
-from strategies.core.reporter import EvaluateFn
+from strategies.core.reporter import EvaluateFn, StopFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.flower.arrays import Vector
 from strategies.rounds.aggregator import RoundAggregation
@@ -116,6 +116,7 @@ class SynchronousStrategy(FederatedStrategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: StopFn | None = None,
     ) -> Result:
         """Run up to ``num_rounds`` rounds; see ``flwr.serverapp.strategy.Strategy.start``.
 
@@ -125,6 +126,8 @@ class SynchronousStrategy(FederatedStrategy):
             Seconds that a round waits for its replies; also the time to live of its messages.
         evaluate_config : ConfigRecord, optional
             By default ``train_config``, where Flower's strategies send an empty one.
+        should_stop : callable, optional
+            Called after each aggregation with its number and the result so far; True ends the run with that result.
 
         Returns
         -------
@@ -132,6 +135,7 @@ class SynchronousStrategy(FederatedStrategy):
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
         session: RoundSession = self._fresh_session()
+        session.stop_after = should_stop
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):
             session.begin(num_rounds)
             for server_round in session.remaining_rounds(num_rounds):

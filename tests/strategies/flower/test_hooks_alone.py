@@ -11,7 +11,7 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Result
 
 import strategies
-from strategies import FedAdam, FedAvg, FedAvgM, FedBuff, FedMedian, FedNova, RunError
+from strategies import AsyncFedAvg, FedAdam, FedAvg, FedAvgM, FedBuff, FedMedian, FedNova, RunError
 from strategies.testing import MemoryGrid
 
 NAMES = (
@@ -198,3 +198,22 @@ def test_isinstance_holds_for_the_classes_of_flowers_names(name):
     assert issubclass(getattr(strategies, name), getattr(flower, name))
     assert issubclass(getattr(strategies, name), flower.FedAvg)
     assert not issubclass(FedBuff, flower.FedAvg)
+
+
+# ---- Stopped by the caller ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
+def test_should_stop_ends_a_run_with_the_result_so_far(kind):
+    asked: list[tuple[int, float]] = []
+
+    def stop(number: int, result: Result) -> bool:
+        asked.append((number, value_of(result.arrays)))
+        return number == 2
+
+    options = {"fraction_evaluate": 0.0, "server_lr": 1.0, "time_scenario": "F0"}
+    result = kind(**options).start(grid(), model(0.0), num_rounds=5, timeout=10, should_stop=stop)
+    assert [number for number, _ in asked] == [1, 2]
+    assert value_of(result.arrays) == asked[-1][1]
+    whole = kind(**options).start(grid(), model(0.0), num_rounds=2, timeout=10)
+    assert value_of(result.arrays) == value_of(whole.arrays)
