@@ -124,7 +124,10 @@ class Comparison:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict on the settings, by the first metric of the runs, at `time` or their ends."""
-        metric = next(iter(self.metrics), LOSS)
+        return self.verdict_by(next(iter(self.metrics), LOSS))
+
+    def verdict_by(self, metric: str) -> Verdict:
+        """Return the verdict on the settings by a metric, at `time` or their ends."""
         return verdict_of(self.cells, metric, time=self.time, files="metrics.jsonl in the folder of each run")
 
     @property

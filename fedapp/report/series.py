@@ -36,11 +36,15 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float]:
     return mean, float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
 
 
-def spread_text(values: Sequence[float], digits: int) -> str:
-    """Write mean ± standard deviation of the finite values, and their number unless all are finite; - of none."""
+def spread_text(values: Sequence[float], digits: int, *, equal: bool = False) -> str:
+    """Write mean ± standard deviation of the finite values, and their number unless all are finite; - of none.
+
+    With ``equal`` the deviation has the decimals of the mean, else two digits.
+    """
     mean, spread = mean_and_spread(values)
     if not math.isfinite(mean):
         return "-"
-    text = f"{mean:.{digits}f}" + (f" ± {spread:.2g}" if math.isfinite(spread) else "")
+    form = f".{digits}f" if equal else ".2g"
+    text = f"{mean:.{digits}f}" + (f" ± {spread:{form}}" if math.isfinite(spread) else "")
     finite = sum(map(math.isfinite, values))
     return text if finite == len(values) else f"{text} ({finite} of {len(values)})"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedapp.config import ConfigError
 from fedapp.report.comparison import Comparison
-from fedapp.report.exports import csv_of, json_of, latex_of
+from fedapp.report.exports import csv_of, json_of, latex_of, markdown_of
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.runs import client_tables_of, differences_table, reasons, runs_in, runs_table, sweeps_in
 
@@ -59,16 +59,20 @@ def compare_command(
     csv: Annotated[bool, typer.Option("--csv", help="print the table as CSV")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="print a table of LaTeX for each metric")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="print a Markdown table for each metric")
+    ] = False,
 ) -> None:
     """Runs beside each other: at their end, at equal time, equal rounds and equal bytes, and a verdict.
 
     Runs that differ in their seed alone are one line, mean ± standard deviation. Names say what tells them apart.
-    With --csv, --json or --latex nothing else is on the standard output.
+    With --csv, --json, --latex or --markdown nothing else is on the standard output.
     """
-    forms = [form for form, wanted in ((csv_of, csv), (json_of, json), (latex_of, latex)) if wanted]
+    by_option = ((csv_of, csv), (json_of, json), (latex_of, latex), (markdown_of, markdown))
+    forms = [form for form, wanted in by_option if wanted]
     try:
         if len(forms) > 1 or (forms and out):
-            raise ConfigError("--csv, --json, --latex and --out: one at a time")
+            raise ConfigError("--csv, --json, --latex, --markdown and --out: one at a time")
         comparison = Comparison(recorded(runs))
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None

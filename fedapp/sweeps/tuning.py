@@ -148,11 +148,16 @@ def tuning_doubts(
     plan: SweepPlan, picks: Mapping[Setting, Pick], tried: Sequence[PlannedRun], runs: Path
 ) -> list[str]:
     """Return a line for each setting whose best value is at the end of what was tried, and for unequal tries."""
-    tries: dict[Setting, set[Setting]] = {}
+    of_cells: dict[Setting, list[PlannedRun]] = {}
     for each in tried:
-        unread = RecordedRun(folder_of(each, runs)).summary.get("unread-keys", ())
+        of_cells.setdefault(setting_of(each, plan.cell_axes), []).append(each)
+    tries: dict[Setting, set[Setting]] = {}
+    for cell, members in of_cells.items():
+        # A key at its default isn't among a run's unread keys, so that of another run tells.
+        summaries = [RecordedRun(folder_of(each, runs)).summary for each in members]
+        unread = {key for summary in summaries for key in summary.get("unread-keys", ())}
         read = [axis for axis in plan.tune if axis not in unread]
-        tries.setdefault(setting_of(each, plan.cell_axes), set()).add(setting_of(each, read))
+        tries[cell] = {setting_of(each, read) for each in members}
     names = {cell: name_of(dict(zip(plan.cell_axes, cell, strict=True))) for cell in tries}
     edges = [
         f"{axis} of {names[chosen.cell]} is best at the end of what was tried; go on beyond it"

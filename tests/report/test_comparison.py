@@ -200,7 +200,7 @@ def test_brackets_in_values_are_shown(tmp_path):
     assert "hf:[data] [/m]: accuracy" in done.output
 
 
-@pytest.mark.parametrize("form", ["csv", "json", "latex"])
+@pytest.mark.parametrize("form", ["csv", "json", "latex", "markdown"])
 def test_a_comparison_for_other_programs(runs, tmp_path, form):
     (runs[0] / "log.txt").write_text("2026-01-01 10:00 WARNING something\n")
     done = CliRunner().invoke(app, ["compare", *map(str, runs), f"--{form}"])
@@ -211,7 +211,9 @@ def test_a_comparison_for_other_programs(runs, tmp_path, form):
     elif form == "json":
         rows = json.loads(done.stdout)["rows"]
     else:
-        assert r"fedavg lr=0.1 & 2, 1 ! & 0.850 $\pm$ 0.071 & 0.600 $\pm$ 0.14 & 0.850" in done.stdout
+        row = ["fedavg lr=0.1", "2, 1 !", "0.850 ± 0.071", "0.600 ± 0.141", "0.850"]
+        sign = " | " if form == "markdown" else " & "
+        assert sign.join(row) in done.stdout.replace(r"$\pm$", "±")
         return
     assert [row["run"] for row in rows] == ["fedavg lr=0.1", "fedfix lr=0.25"]
     numbers = [float(row[key] or "nan") for row in rows for key in ("seeds", "end", "end-std", "equal-time")]
@@ -220,7 +222,7 @@ def test_a_comparison_for_other_programs(runs, tmp_path, form):
 
 def test_one_form_at_a_time(runs):
     done = CliRunner().invoke(app, ["compare", *map(str, runs), "--csv", "--json"])
-    assert done.output.strip() == "error: --csv, --json, --latex and --out: one at a time"
+    assert done.output.strip() == "error: --csv, --json, --latex, --markdown and --out: one at a time"
 
 
 def test_in_80_columns_nothing_is_cut_off(runs, tmp_path):

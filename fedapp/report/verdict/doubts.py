@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -92,14 +92,17 @@ def _is_number(value: object) -> bool:
 
 def _unequal_tries(judged: Sequence[Cell]) -> Iterator[str]:
     """Say how many settings of each method were compared if the numbers differ: the best of more is better."""
-    tries: dict[str, set[Hashable]] = {}
-    keys = differing([cell.runs[0].config for cell in judged])
-    own = [key for key in keys if key not in (_OF_METHOD, _SEED)]
+    of_methods: dict[str, list[RecordedRun]] = {}
     for cell in judged:
-        config, unread = cell.runs[0].config, cell.runs[0].summary.get("unread-keys", ())
-        read = [key for key in own if key not in unread]
-        tries.setdefault(str(config.get(_OF_METHOD, "")), set()).add(values_of(config, read))
-    yield unequal_tries({method: len(each) for method, each in tries.items()})
+        of_methods.setdefault(str(cell.runs[0].config.get(_OF_METHOD, "")), []).append(cell.runs[0])
+    keys = differing([cell.runs[0].config for cell in judged])
+    tries: dict[str, int] = {}
+    for method, runs in of_methods.items():
+        # A key at its default isn't among a run's unread keys, so that of another run tells.
+        unread = {key for run in runs for key in run.summary.get("unread-keys", ())}
+        read = [key for key in keys if key not in (_OF_METHOD, _SEED, *unread)]
+        tries[method] = len({values_of(run.config, read) for run in runs})
+    yield unequal_tries(tries)
 
 
 def unequal_tries(tries: Mapping[str, int]) -> str:
