@@ -124,21 +124,6 @@ def test_an_update_of_zero_gets_its_noise_and_counts(engine, tmp_path):
     assert (last["participants"], last["failures"]) == (3, 0)
 
 
-def test_a_device_with_data_of_its_own_draws_from_the_operating_system(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
-    path = tmp_path / "own.npz"
-    np.savez(path, x_train=x, y_train=y, x_test=x, y_test=y)
-    values = {"dataset": "files", "data-path": str(path), "dp": "local", "num-server-rounds": 1}
-    models = []
-    for _ in range(2):
-        grid = SequentialGrid(app, 1)
-        grid.contexts[1].node_config = {"data-path": str(path)}
-        directory = run(grid, prepare(config_of(tmp_path, **values), 1))
-        models.append(safetensors.numpy.load_file(directory.path / "model.safetensors")["1.weight"])
-    assert not np.array_equal(*models)
-
-
 @pytest.mark.parametrize(
     ("values", "text"),
     [
