@@ -82,7 +82,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         {"dataset": one_of("files"), "data-path": EMPTY},
         "the data are those of a file or folder",
-        "data-path = the path of a .npz, .csv or .parquet file or a folder of images by class",
+        "data-path = the path of a .npz, .csv, .tsv or .parquet file or a folder of images by class",
     ),
     Conflict(
         {

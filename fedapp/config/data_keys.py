@@ -25,7 +25,7 @@ from fedapp.data.dataset import AUTO, ImageMode, Missing
 from fedapp.data.errors import PREFIX, expanded
 from fedapp.data.loading import DATASETS, FORMS, FUNCTION, is_function
 from fedapp.data.synthetic import PATTERN as SYNTHETIC
-from fedapp.data.tables import TABLES, tables_in
+from fedapp.data.tables import PARQUET, TABLES, tables_in
 from fedapp.names import Partitioner
 
 
@@ -60,7 +60,7 @@ def _has_csv(setting: Setting) -> bool:
     if not _is_table(setting):
         return False
     path = expanded(config.data_path)
-    return any(file.suffix.lower() == ".csv" for file in (tables_in(path) if path.is_dir() else [path]))
+    return any(file.suffix.lower() != PARQUET for file in (tables_in(path) if path.is_dir() else [path]))
 
 
 def _may_have_images(setting: Setting) -> bool:
@@ -94,7 +94,9 @@ class DataKeys(Keys):
     missing: Annotated[
         Missing,
         key(
-            "rows with an empty cell: refused, left out, or filled in with the column's training mean", _TABLE
+            "rows with an empty cell: refused, left out, or filled in with the column's training mean; rows without "
+            "a label are left out by both",
+            _TABLE,
         ),
     ]
     encode: Annotated[Flag, key("make columns of 0 and 1 of texts (one-hot)", _TABLE)]

@@ -6,6 +6,7 @@ No message quotes a value that is in the data: it may be told to the server.
 import codecs
 import csv
 import re
+from collections.abc import Sequence
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -66,14 +67,11 @@ def read_csv(path: Path, columns: DataColumns) -> tuple["pyarrow.Table", tuple[s
     pyarrow.ArrowException
         If it isn't a table.
     """
-    encoding = _encoding_of(path) if columns.csv_encoding == AUTO else columns.csv_encoding
+    encoding, separator = _form_of(path, columns)
     assumed = ["as Windows-1252"] if columns.csv_encoding == AUTO and encoding == "cp1252" else []
-    separator = "\t" if columns.separator == TAB else columns.separator
-    if separator == AUTO:
-        separator = _separator_of(path, encoding)
-        if separator != ",":
-            sign = "tabulators" if separator == "\t" else repr(separator)
-            assumed.append(f"with {sign} between columns")
+    if columns.separator == AUTO and separator != ",":
+        sign = "tabulators" if separator == "\t" else repr(separator)
+        assumed.append(f"with {sign} between columns")
     decimal = "." if columns.decimal == AUTO else columns.decimal
     table = _read(path, encoding, separator, decimal)
     if columns.decimal == AUTO and any(map(_has_decimal_comma, map(texts_of, table.columns))):
@@ -81,6 +79,7 @@ def read_csv(path: Path, columns: DataColumns) -> tuple["pyarrow.Table", tuple[s
         table = _read(path, encoding, separator, decimal)
         assumed.append("with decimal commas")
         table = with_plain_numbers(table, decimal)
+    table = _with_whole_codes(table, path, columns)
     if not assumed:
         return table, ()
     return table, (
@@ -88,7 +87,43 @@ def read_csv(path: Path, columns: DataColumns) -> tuple["pyarrow.Table", tuple[s
     )
 
 
-def _read(path: Path, encoding: str, separator: str, decimal: str) -> "pyarrow.Table":
+def read_texts(path: Path, columns: DataColumns, names: Sequence[str]) -> "pyarrow.Table":
+    """Return columns of a CSV file, which are there, as the texts that the file has; empty cells have none.
+
+    Raises
+    ------
+    DataError, pyarrow.ArrowException
+        As `read_csv`.
+    """
+    return _read(path, *_form_of(path, columns), ".", as_texts=names)
+
+
+def _form_of(path: Path, columns: DataColumns) -> tuple[str, str]:
+    """Return the encoding and the sign between columns, as given or as the file tells."""
+    encoding = _encoding_of(path) if columns.csv_encoding == AUTO else columns.csv_encoding
+    if columns.separator == AUTO:
+        return encoding, _separator_of(path, encoding)
+    return encoding, "\t" if columns.separator == TAB else columns.separator
+
+
+def _with_whole_codes(table: "pyarrow.Table", path: Path, columns: DataColumns) -> "pyarrow.Table":
+    """Return a table whose natural ids are texts if they are codes that have zeros before their digits, as 007."""
+    from pyarrow import compute, types
+
+    name = columns.group
+    if table.column_names.count(name) != 1 or not types.is_integer(table.column(name).type):
+        return table
+    texts = read_texts(path, columns, [name]).column(name)
+    if not compute.any(compute.match_substring_regex(texts, r"^\s*0\d")).as_py():
+        return table
+    return table.set_column(table.column_names.index(name), name, texts)
+
+
+def _read(
+    path: Path, encoding: str, separator: str, decimal: str, as_texts: Sequence[str] = ()
+) -> "pyarrow.Table":
+    """Read a table, or of it those columns alone that are to be texts."""
+    import pyarrow
     from pyarrow import csv as arrow_csv
 
     if codecs.lookup(encoding).name == "utf-8" and not _is_utf8(path):
@@ -99,7 +134,13 @@ def _read(path: Path, encoding: str, separator: str, decimal: str) -> "pyarrow.T
             # Without threads, an error names the row.
             read_options=arrow_csv.ReadOptions(use_threads=False, encoding=encoding),
             parse_options=arrow_csv.ParseOptions(delimiter=separator),
-            convert_options=arrow_csv.ConvertOptions(decimal_point=decimal),
+            convert_options=arrow_csv.ConvertOptions(
+                decimal_point=decimal,
+                include_columns=list(as_texts),
+                column_types=dict.fromkeys(as_texts, pyarrow.string()),
+                null_values=[""] if as_texts else None,
+                strings_can_be_null=bool(as_texts),
+            ),
         )
     except UnicodeError:
         raise path_error(path, f"can't be decoded as csv-encoding = {encoding!r}") from None

@@ -34,8 +34,10 @@ def image_files(root: Path) -> list[Path]:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """Return the images in a folder and the folders in it, sorted by path as people sort."""
-    files = (file for file in folder.rglob("*") if file.suffix.lower() in IMAGES)
+    """Return the images in a folder and the folders in it, sorted by path as people sort; none that is hidden."""
+    files = (
+        file for file in folder.rglob("*") if is_image(file) and not _is_hidden(file.relative_to(folder))
+    )
     return sorted(files, key=lambda file: natural_key(file.as_posix()))
 
 
@@ -188,6 +190,15 @@ def _is_other(file: Path) -> bool:
     return file.is_file() and file.suffix.lower() not in IMAGES and file.name[0] != "."
 
 
+def is_image(file: Path) -> bool:
+    """Tell whether a file is an image by its name: not one that macOS keeps beside it, ``._1.png``."""
+    return file.suffix.lower() in IMAGES and file.name[0] != "."
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part[0] == "." for part in path.parts)
+
+
 def _parts_of(root: Path) -> list[Path]:
     """Return the folders of the training images and, where there is one, of the test images."""
     if not (root / "train").is_dir():
@@ -249,4 +260,4 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGES)
+    return sorted(file for file in folder.iterdir() if is_image(file))

@@ -1,4 +1,4 @@
-"""A user's own data in common formats: tables in CSV or Parquet, or a folder of images by class.
+"""A user's own data in common formats: tables in CSV, TSV or Parquet, or a folder of images by class.
 
 No message quotes a value that is in the data: it may be told to the server.
 """
@@ -11,7 +11,9 @@ from fedapp.data.image_folder import image_files, image_folder_data
 from fedapp.data.npz import npz_data
 from fedapp.data.tables import TABLES, table_data, tables_in
 
-FORMATS = "a .npz, .csv or .parquet file, a folder of images by class, or one with a table for each client"
+FORMATS = (
+    "a .npz, .csv, .tsv or .parquet file, a folder of images by class, or one with a table for each client"
+)
 
 
 def own_data(path: Path, columns: DataColumns, targets: Targets | None) -> RawData:

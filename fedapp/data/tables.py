@@ -3,8 +3,9 @@
 No message quotes a value that is in the data: it may be told to the server.
 """
 
-import logging
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -34,9 +35,8 @@ from fedapp.sorting import natural_key
 if TYPE_CHECKING:
     import pyarrow
 
-log = logging.getLogger("fedapp.data")
-
-TABLES = (".csv", ".parquet")
+PARQUET = ".parquet"
+TABLES = (".csv", ".tsv", PARQUET)
 MOST_TEXTS = 1000  # most columns of 0 and 1 that one column of texts may become
 
 # What a table's row numbers are called by pandas, and by Hugging Face's reader of CSV; in CSV they have no name.
@@ -61,9 +61,7 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
     chosen = columns_of(table.column_names, columns, problem)
     if table.num_rows == 0:
         raise path_error(path, "has no rows; at least one is needed")
-    if columns.missing == "drop":
-        used = [*chosen.inputs, *chosen.labels, *([columns.group] if columns.group else [])]
-        table, owners = _filled_rows(path, table, owners, used)
+    table, owners, more = _filled_rows(path, table, owners, chosen, columns)
     found = [_inputs(path, name, table.column(name), columns) for name in chosen.inputs]
     x = np.column_stack([values for values, _, _ in found])
     y, classes = _labels(path, [(name, table.column(name)) for name in chosen.labels], targets)
@@ -75,7 +73,7 @@ def table_data(path: Path, columns: DataColumns, targets: Targets | None) -> Raw
     encoded = tuple(
         (name, texts) for name, (_, _, texts) in zip(chosen.inputs, found, strict=True) if texts is not None
     )
-    remarks = (*remarks, *chosen.remarks, *_number_remarks(table, chosen, columns, y))
+    remarks = (*remarks, *chosen.remarks, *more, *_number_remarks(table, chosen, columns, y))
     return RawData(
         [x], y, groups, len(y), count, "vector", 1.0, classes, names, (), remarks, group_names, encoded
     )
@@ -101,16 +99,28 @@ def with_cells(table: "pyarrow.Table", columns: DataColumns) -> tuple["pyarrow.T
 
 
 def _filled_rows(
-    path: Path, table: "pyarrow.Table", owners: IntArray | None, used: list[str]
-) -> tuple["pyarrow.Table", IntArray | None]:
-    """Return the rows without an empty cell in the columns that are used."""
-    kept = np.flatnonzero(~np.any([is_empty(table.column(name)) for name in used], axis=0))
+    path: Path, table: "pyarrow.Table", owners: IntArray | None, chosen: "ChosenColumns", columns: DataColumns
+) -> tuple["pyarrow.Table", IntArray | None, tuple[str, ...]]:
+    """Return the rows without an empty cell in the columns that must be filled, and a remark that counts the others.
+
+    With missing = "mean" these columns are the labels and the natural ids, which are never filled in.
+    """
+    if columns.missing == "refuse":
+        return table, owners, ()
+    needed = [*chosen.labels, *([columns.group] if columns.group else [])]
+    if columns.missing == "drop":
+        needed = [*chosen.inputs, *needed]
+    empty = {name: is_empty(table.column(name)) for name in needed}
+    kept = np.flatnonzero(~np.any(list(empty.values()), axis=0))
     if not len(kept):
-        raise path_error(path, "has an empty cell in every row; missing = 'drop' leaves none")
-    log.info(
-        "data: %d of %d rows have an empty cell and are left out", table.num_rows - len(kept), table.num_rows
+        raise path_error(path, f"has an empty cell in every row; missing = {columns.missing!r} leaves none")
+    if len(kept) == table.num_rows:
+        return table, owners, ()
+    where = ", ".join(f"{name}: {int(cells.sum())}" for name, cells in empty.items() if cells.any())
+    remark = (
+        f"{table.num_rows - len(kept)} of {table.num_rows} rows have an empty cell ({where}) and are left out"
     )
-    return table.take(kept), None if owners is None else owners[kept]
+    return table.take(kept), None if owners is None else owners[kept], (remark,)
 
 
 def _number_remarks(
@@ -128,10 +138,11 @@ def _number_remarks(
 
 def tables_in(folder: Path) -> list[Path]:
     """Return the tables that lie in a folder, sorted, one for each client; beside folders, such as classes', none."""
-    files = sorted(folder.iterdir(), key=lambda file: natural_key(file.name))
-    if any(file.is_dir() and file.name[0] != "." for file in files):
+    files = [each for each in folder.iterdir() if each.name[0] != "."]  # not ._a.csv of macOS
+    if any(file.is_dir() for file in files):
         return []
-    return [file for file in files if file.suffix.lower() in TABLES]
+    tables = [file for file in files if file.suffix.lower() in TABLES]
+    return sorted(tables, key=lambda file: natural_key(file.name))
 
 
 def _table_of_clients(
@@ -178,7 +189,7 @@ def _inputs(
         _check_filled(path, name, int(empty.sum()))
     described = Texts.of(texts[~empty])
     refused = not_categories(name, described) if columns.encode else not_numbers(name, described)
-    named = name in _listed(columns.inputs, [name])
+    named = name in listed_columns(columns.inputs, [name])
     if refused and not (columns.encode and named):
         raise path_error(path, refused)
     values, (ranks,) = ranked([texts[~empty]])
@@ -208,10 +219,10 @@ def columns_of(names: list[str], columns: DataColumns, problem: Problem) -> Chos
     DataError
         If a column that is asked for isn't there, is there twice, or is to be two things.
     """
-    labels = _listed(columns.label, names)
+    labels = listed_columns(columns.label, names)
     group = [columns.group] if columns.group else []
-    dropped = _listed(columns.drop, names)
-    inputs = _listed(columns.inputs, names)
+    dropped = listed_columns(columns.drop, names)
+    inputs = listed_columns(columns.inputs, names)
     numbers: list[str] = []
     if not inputs:
         left = [name for name in names if name not in (*labels, *group, *dropped)]
@@ -231,7 +242,7 @@ def _check_present(
     names: list[str], columns: DataColumns, chosen: dict[str, list[str]], problem: Problem
 ) -> None:
     """Refuse columns, chosen by keys, that aren't among the names, and names that are there twice."""
-    shown = [name if name.isprintable() else repr(name) for name in names[:8]]
+    shown = [name if _is_plain(name) else repr(name) for name in names[:8]]
     found = ", ".join(shown) + (f", … ({len(names)})" if len(names) > 8 else "")
     for key, listed in chosen.items():
         if missing := [name for name in listed if name not in names]:
@@ -240,6 +251,11 @@ def _check_present(
             raise problem(f"needs a column {missing[0]!r} and others, each name once (found: {found}){which}")
     if not chosen["label-column"] or not chosen["input-column"] or len(set(names)) < len(names):
         raise problem(f"needs a column {columns.label!r} and others, each name once (found: {found})")
+
+
+def _is_plain(name: str) -> bool:
+    """Tell whether a name can stand in a list without quotation marks."""
+    return name.isprintable() and name == name.strip() and "," not in name
 
 
 def _check_disjoint(columns: DataColumns, chosen: dict[str, list[str]], problem: Problem) -> None:
@@ -262,11 +278,16 @@ def _check_disjoint(columns: DataColumns, chosen: dict[str, list[str]], problem:
             raise problem(f"column {name!r} is to be two things; {stated} must differ")
 
 
-def _listed(text: str, names: list[str]) -> list[str]:
-    """Take a list of columns apart; a name may itself have commas."""
-    if text in names or not text:
-        return [text] if text else []
-    return [name.strip() for name in text.split(",")]
+def listed_columns(text: str, names: Sequence[str]) -> list[str]:
+    """Take a list of columns apart; a name among those that there are may itself have commas, or blanks around it."""
+    parts, found, start = text.split(",") if text else [], list[str](), 0
+    while start < len(parts):
+        ends = range(len(parts), start, -1)
+        joined = {end: ",".join(parts[start:end]) for end in ends}
+        end = next((end for end in ends if joined[end] in names), start + 1)
+        found.append(joined[end] if joined[end] in names else joined[end].strip())
+        start = end
+    return found
 
 
 def read_table(path: Path, columns: DataColumns) -> tuple["pyarrow.Table", tuple[str, ...]]:
@@ -281,7 +302,7 @@ def read_table(path: Path, columns: DataColumns) -> tuple["pyarrow.Table", tuple
     try:
         if path.stat().st_size == 0:
             raise path_error(path, "is empty")
-        if path.suffix.lower() == ".parquet":
+        if path.suffix.lower() == PARQUET:
             table = parquet.read_table(path)
         else:
             table, remarks = read_csv(path, columns)
@@ -314,15 +335,19 @@ def _with_plain_types(table: "pyarrow.Table") -> "pyarrow.Table":
 
 def table_groups(path: Path, name: str, column: "pyarrow.ChunkedArray") -> tuple[IntArray, tuple[str, ...]]:
     """Return natural ids (N,), numbers as they are, names by their rank; and the names, () of numbers."""
+    import pyarrow
     from pyarrow import types
 
-    _check_filled(path, name, column.null_count)
+    _check_filled(path, name, int(is_empty(column).sum()), filled_in=False)
+    if types.is_floating(column.type):  # whole numbers that pandas has written beside an empty cell
+        with suppress(pyarrow.ArrowInvalid):
+            column = column.cast(pyarrow.int64())
     if types.is_integer(column.type):
         return np.asarray(column.to_numpy().astype(np.int64)), ()
     names = texts_of(column)
     if names is None:
         raise path_error(path, f"column {name!r} has type {column.type}; whole numbers or names are needed")
-    _check_filled(path, name, int((np.char.strip(names) == "").sum()))
+    _check_filled(path, name, int((np.char.strip(names) == "").sum()), filled_in=False)
     found, (ranks,) = ranked([names])
     return ranks, found
 
@@ -353,10 +378,12 @@ def _labels(
 ) -> tuple[Array, tuple[str, ...]]:
     """Return labels (N,) and the names of the classes, () if they have none; or numbers (N, M)."""
     for name, column in found:
-        _check_filled(path, name, column.null_count)
+        _check_filled(path, name, column.null_count, filled_in=False)
     (name, column), single = found[0], len(found) == 1
     if single and targets != "numbers" and (names := texts_of(column)) is not None:
-        _check_filled(path, name, int((names == "").sum()))  # a blank may be a character to foretell
+        _check_filled(
+            path, name, int((names == "").sum()), filled_in=False
+        )  # a blank may be a character to foretell
         classes, (y,) = ranked([names])
         return y, classes
     for label, values in found:
@@ -378,11 +405,12 @@ def _is_measured(column: "pyarrow.ChunkedArray") -> bool:
     return holds_numbers(column) and not types.is_boolean(column.type)
 
 
-def _check_filled(path: Path, name: str, empty: int) -> None:
-    """Refuse cells without a value."""
+def _check_filled(path: Path, name: str, empty: int, *, filled_in: bool = True) -> None:
+    """Refuse cells without a value; ``filled_in``: whether there is a key that fills them in."""
     if empty:
+        how = "'drop' leaves out their rows, 'mean' fills in numbers"
+        if not filled_in:
+            how = "'drop' or 'mean' leaves out their rows"
         raise path_error(
-            path,
-            f"column {name!r} has {empty} empty cells; all must be filled (missing = 'drop' leaves out their rows, "
-            "'mean' fills in numbers)",
+            path, f"column {name!r} has {empty} empty cells; all must be filled (missing = {how})"
         )

@@ -64,9 +64,18 @@ def test_rows_with_an_empty_cell_are_dropped(path):
         loaded(path, pd.DataFrame({"x": [None, 1.0], "z": [1.0, None], "label": [0, 1]}), missing="drop")
 
 
-def test_a_label_is_never_filled_in(path):
-    with pytest.raises(DataError, match="column 'label' has 1 empty cells"):
-        loaded(path, pd.DataFrame({"x": [1.0, 2.0], "label": [0, None]}), missing="mean")
+@pytest.mark.parametrize("labels", [[0, None, 1, 1], ["a", None, "b", "b"], [0.5, None, 1.5, 2]])
+def test_rows_without_a_label_or_a_natural_id_are_left_out_and_counted(path, labels):
+    sites = ["Bern", "Bern", None, "Basel"]
+    frame = pd.DataFrame({"x": [None, 2.0, 3.0, 4.0], "site": sites, "label": labels})
+    data = loaded(path, frame, missing="mean", group="site")
+    assert (data.x[1, 0], np.isnan(data.x[0, 0]), len(data.x)) == (4, True, 2)
+    assert data.y.ravel().tolist() == ([0, 1] if labels[0] in (0, "a") else [0.5, 2])
+    assert [data.group_names[each] for each in data.groups] == ["Bern", "Basel"]
+    assert "2 of 4 rows have an empty cell (label: 1, site: 1) and are left out" in data.remarks
+    never = r"column 'label' has 1 empty cells; all must be filled \(missing = 'drop' or 'mean' leaves out "
+    with pytest.raises(DataError, match=never):
+        loaded(path, frame.dropna(subset="x"), group="site")
 
 
 def test_the_mean_is_that_of_training_rows_alone(tmp_path):
@@ -114,6 +123,7 @@ def hospitals(tmp_path):
 
 
 def test_each_table_of_a_folder_is_a_client(hospitals, caplog):
+    (hospitals / "._a.csv").write_bytes(b"\0\5\x16\7")  # as macOS writes beside a.csv
     keys: dict[str, Any] = {
         "dataset": "files",
         "data_path": hospitals,

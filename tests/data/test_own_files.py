@@ -12,6 +12,7 @@ from pyarrow import csv, parquet
 
 from fedapp.data import DataError, load_dataset
 from fedapp.data.dataset import DataColumns
+from fedapp.data.facts.look import look_at_images
 from tests.data.sources import message
 
 WRITE = {"csv": csv.write_csv, "parquet": parquet.write_table}
@@ -150,7 +151,7 @@ def test_no_message_quotes_a_value(tmp_path):
 def test_other_files(tmp_path):
     (tmp_path / "a.xlsx").write_text("")
     assert refused(tmp_path / "a.xlsx").endswith(
-        "is in no known format; allowed: a .npz, .csv or .parquet file, a folder of images by class, or one "
+        "is in no known format; allowed: a .npz, .csv, .tsv or .parquet file, a folder of images by class, or one "
         "with a table for each client"
     )
     assert "no such file or folder; 'files' is to be read from there" in refused(tmp_path / "b.csv")
@@ -231,7 +232,10 @@ def test_a_class_without_images_and_files_that_are_left_out_are_said(tmp_path):
         save_image(tmp_path / name, grey)
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "1.heic").write_text("")
-    (tmp_path / "a" / ".hidden").write_text("")
+    for hidden in (".hidden", "._1.png", ".ipynb_checkpoints/1.png"):  # of macOS and Jupyter
+        (tmp_path / "a" / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / "a" / hidden).write_text("")
+    assert look_at_images(tmp_path).damaged == []
     data = load_dataset("files", str(tmp_path))
     assert (data.classes, data.y.tolist()) == (("a", "b"), [0])
     assert data.remarks == (

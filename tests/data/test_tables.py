@@ -101,7 +101,11 @@ def test_missing_values_are_empty_cells_of_texts_and_numbers(path, frame):
 def test_missing_values_of_labels_stay_whole_numbers(path, frame):
     data = loaded(path, with_text(frame, "label", "?"), missing_values="?,-7", missing="drop")
     assert data.y.tolist() == frame["label"].tolist()[1:]
-    assert (data.targets, data.remarks) == ("classes", ("missing-values: no cell is '-7'",))
+    assert data.targets == "classes"
+    assert data.remarks == (
+        "missing-values: no cell is '-7'",
+        "1 of 200 rows have an empty cell (label: 1) and are left out",
+    )
 
 
 def test_categories_that_are_most_of_the_rows_are_refused_unless_named(path, frame):
@@ -328,3 +332,45 @@ def test_a_folder_says_what_was_assumed_once(tmp_path):
     data = load_dataset("files", str(tmp_path))
     assert data.x[:, 0].tolist() == [1.5, 2, 1.5, 2]
     assert len(data.remarks) == 1
+
+
+# Columns ------------------------------------------------------------------------------------------------------
+
+
+def test_columns_whose_names_have_commas_or_blanks_are_named_as_they_are(path, frame):
+    odd = frame.rename(columns={"bp": "bp, mmHg", "age": " age ", "label": "died "})
+    data = loaded(path, odd, label="died ", inputs="bp, mmHg, age ")
+    assert data.columns == ("bp, mmHg", " age ")
+    assert loaded(path, odd, label="died ", drop=" age ").columns == ("bp, mmHg",)
+    said = refused(path, odd, label="died")
+    assert said.startswith(
+        "needs a column 'died' and others, each name once (found: 'bp, mmHg', ' age ', 'died ')"
+    )
+
+
+def test_tabulators_between_columns(tmp_path, frame):
+    frame.to_csv(tmp_path / "t.tsv", sep="\t", index=False)
+    data = load_dataset("files", str(tmp_path / "t.tsv"))
+    assert np.array_equal(data.x, frame[["bp", "age"]].to_numpy(np.float32))
+
+
+# Natural ids --------------------------------------------------------------------------------------------------
+
+
+def test_natural_ids_that_begin_with_zeros_are_names(tmp_path, frame):
+    sites = np.array(["007", "010", "1"])[np.arange(ROWS) % 3]
+    data = loaded(tmp_path / "t.csv", frame.assign(site=sites), group="site")
+    assert data.group_names == ("1", "007", "010")
+    assert data.groups is not None
+    assert [data.group_names[each] for each in data.groups] == sites.tolist()
+    plain = loaded(tmp_path / "u.csv", frame.assign(site=np.arange(ROWS) % 3), group="site")
+    assert (plain.group_names, plain.groups.tolist()) == ((), (np.arange(ROWS) % 3).tolist())
+
+
+def test_natural_ids_that_pandas_has_written_beside_a_gap_are_whole_numbers(path, frame):
+    sites = np.where(np.arange(ROWS) == 5, np.nan, np.arange(ROWS) % 3 + 1.0)
+    data = loaded(path, frame.assign(site=sites), group="site", missing="drop")
+    assert data.groups is not None
+    assert data.groups.tolist() == [row % 3 + 1 for row in range(ROWS) if row != 5]
+    said = refused(path, frame.assign(site=sites + 0.5), group="site", missing="drop")
+    assert said == "column 'site' has type double; whole numbers or names are needed"
