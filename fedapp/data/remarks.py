@@ -1,5 +1,7 @@
 """Remarks on data that can be trained on but are probably not what the user meant."""
 
+import unicodedata
+
 import numpy as np
 
 from fedapp.data.dataset import Dataset, Normalize
@@ -16,12 +18,14 @@ _LARGE = 100.0  # root mean square of a feature from which inputs are called lar
 def remarks(dataset: Dataset, partition: Partition, normalize: Normalize = False) -> list[str]:
     """Return a line for each thing that is probably not meant.
 
-    Rows of no client, classes without rows, one class or one target alone, one test row, numbers that are scaled as
-    bytes of images are, inputs that are so large that no usual step size suits them.
+    Names that differ in case or blanks alone, rows of no client, classes without rows, one class or one target alone,
+    one test row, numbers that are scaled as bytes of images are, inputs that are so large that no usual step size
+    suits them.
     """
     found = (
         _of_classes(dataset, partition) if dataset.targets == "classes" else _of_numbers(dataset, partition)
     )
+    found += _of_names(dataset)
     if len(partition.unused_indices):
         found.append(_of_unused(dataset, partition))
     if len(partition.test_indices) == 1:
@@ -44,10 +48,34 @@ def tested_on(dataset: Dataset, partition: Partition, partitioner: str, test_on:
     return f"tested on clients that don't train: {listed}" if names else ""
 
 
+def _of_names(dataset: Dataset) -> list[str]:
+    """Return a line where names of classes, natural ids or a column's texts differ in case or blanks alone."""
+    named = {"classes": dataset.classes, "natural ids": dataset.group_names}
+    named |= {f"texts of column {column!r}": texts for column, texts in dataset.encoded}
+    return [
+        f"{what} that differ in case or blanks alone count as different ones: {listed}"
+        for what, names in named.items()
+        if (listed := _alike(names))
+    ]
+
+
+def _alike(names: tuple[str, ...]) -> str:
+    """Return names of more than a letter that differ in case, blanks or Unicode's form alone; "" for none."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if len(name.strip()) > 1:
+            plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+            found.setdefault(plain, []).append(name)
+    alike = [" and ".join(map(repr, each)) for each in found.values() if len(each) > 1]
+    return ", ".join(alike[:_NAMED]) + (f", … ({len(alike)})" if len(alike) > _NAMED else "")
+
+
 def _of_unused(dataset: Dataset, partition: Partition) -> str:
     """Count the rows that are in no client, and the classes that no client trains on because of that."""
+    unused_rows = len(partition.unused_indices)
     line = (
-        f"{len(partition.unused_indices):,} rows are in no client and go unused; clients train on "
+        f"{unused_rows:,} {'rows are' if unused_rows > 1 else 'row is'} in no client and "
+        f"{'go' if unused_rows > 1 else 'goes'} unused{_without_client(dataset, partition)}; clients train on "
         f"{len(partition.client_indices):,} rows"
     )
     if not dataset.has_classes:
@@ -59,6 +87,20 @@ def _of_unused(dataset: Dataset, partition: Partition) -> str:
     if dataset.targets == "classes":
         return f"{line}, none of which has class {_named(dataset, lost)}"
     return f"{line}, none of which is in {len(lost)} of the {dataset.num_strata} tenths of the targets"
+
+
+def _without_client(dataset: Dataset, partition: Partition) -> str:
+    """Name the natural ids that have no client, if the unused rows are theirs alone."""
+    if dataset.groups is None:
+        return ""
+    groups = np.asarray(dataset.groups)
+    ids, taken = (np.unique(groups[rows]) for rows in (partition.unused_indices, partition.client_indices))
+    if np.isin(ids, taken).any():
+        return ""
+    names = [
+        dataset.group_names[each] if dataset.group_names else str(each) for each in ids[:_NAMED].tolist()
+    ]
+    return f", all rows of {', '.join(names)}" + (f", … ({len(ids)})" if len(ids) > _NAMED else "")
 
 
 def _of_numbers(dataset: Dataset, partition: Partition) -> list[str]:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedapp.data import PARTITIONERS, DataError, Dataset, Division, Partition, load_dataset, make_partition
+from fedapp.data.dataset import DataColumns
 from fedapp.data.flower_partitioners import by_shards, by_similarity
 from fedapp.data.partition import _check_division, own_split
 from fedapp.data.remarks import remarks
@@ -205,15 +207,18 @@ def test_shards_differ_by_one_row_and_every_row_is_in_a_client(digits: Dataset) 
             ],
         ),
         # Of 10 natural clients with 11 rows 4 are drawn.
-        ({"partitioner": "natural"}, ["56 rows are in no client and go unused; clients train on 44 rows"]),
+        (
+            {"partitioner": "natural"},
+            ["56 rows are in no client and go unused, all rows of {ids}; clients train on 44 rows"],
+        ),
         (
             {"partitioner": "natural", "test_on": "own"},
-            ["66 rows are in no client and go unused; clients train on 36 rows"],
+            ["66 rows are in no client and go unused, all rows of {ids}; clients train on 36 rows"],
         ),
         # Of 10 natural clients 4 are drawn to train on, and round(4 * 0.2 / 0.8) = 1 to test on.
         (
             {"partitioner": "natural", "test_on": "unseen-clients"},
-            ["55 rows are in no client and go unused; clients train on 44 rows"],
+            ["55 rows are in no client and go unused, all rows of {ids}; clients train on 44 rows"],
         ),
         ({"partitioner": "iid"}, []),
         ({"partitioner": "iid", "test_on": "held-out-even"}, []),
@@ -223,7 +228,10 @@ def test_rows_and_classes_of_no_client_are_counted(changes: dict[str, Any], said
     natural = changes["partitioner"] == "natural"
     dataset = replace(toy(100, 10, num_classes=10), groups=np.arange(110) // 11 if natural else None)
     made = partition(dataset, 4, **changes)
-    assert remarks(dataset, made) == said
+    train = made.client_indices
+    testing = made.test_indices if changes.get("test_on") == "unseen-clients" else train[:0]
+    ids = sorted(set(range(10)) - {*(train // 11), *(testing // 11)})
+    assert remarks(dataset, made) == [line.format(ids=", ".join(map(str, ids))) for line in said]
     used = np.concatenate([made.client_indices, made.test_indices, made.unused_indices])
     assert len(np.unique(used)) == len(used) == 110 - 5 * (changes.get("test_on") == "held-out-even")
 
@@ -511,3 +519,31 @@ def test_a_division_is_looked_at_whoever_made_it(
         return
     with pytest.raises(DataError, match=rf"^partitioner = 'shards': .*{said}"):
         _check_division("shards", parts, rows, 1, exact=exact)
+
+
+def test_a_natural_client_with_too_few_rows_is_named(tmp_path: Path) -> None:
+    sites = ["Basel"] * 12 + ["Bern"] * 12 + ["Lonely"]
+    table = pd.DataFrame({"x": np.arange(25) % 7, "site": sites, "label": np.arange(25) % 2})
+    table.to_csv(tmp_path / "t.csv", index=False)
+    dataset = load_dataset("files", str(tmp_path / "t.csv"), columns=DataColumns(group="site"))
+    made = partition(dataset, 2, partitioner="natural", test_on="own")
+    assert remarks(dataset, made) == [
+        f"1 row is in no client and goes unused, all rows of Lonely; clients train on {len(made.client_indices)} rows"
+    ]
+
+
+def test_names_that_differ_in_case_or_blanks_alone_are_said(tmp_path: Path) -> None:
+    spelled = ["yes", "no", "Yes", "yes ", "unsure", "no"]
+    sites = ["Gen\u00e8ve", "Gene\u0300ve", "Bern", "bern", "Basel", "Bern"]
+    table = pd.DataFrame({"x": ["a", "A", "left", "Left", "right", "a"], "site": sites, "label": spelled})
+    table = pd.concat([table] * 5)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    columns = DataColumns(group="site", encode=True)
+    dataset = load_dataset("files", str(tmp_path / "t.csv"), columns=columns)
+    made = partition(dataset, 3, partitioner="iid")
+    assert remarks(dataset, made)[:3] == [
+        "classes that differ in case or blanks alone count as different ones: 'Yes' and 'yes' and 'yes '",
+        "natural ids that differ in case or blanks alone count as different ones: 'Bern' and 'bern', 'Gene\u0300ve' "
+        "and 'Gen\u00e8ve'",
+        "texts of column 'x' that differ in case or blanks alone count as different ones: 'Left' and 'left'",
+    ]
