@@ -63,11 +63,11 @@ def look(
     try:
         _check_out(out)
         given, clients = keys_of_words(words or [])
-        found, notes = _looked_at(data, given, console)
+        found, notes, is_guess = _looked_at(data, given, console)
         keys: dict[str, Any] = {**found, **given}
         if clients is not None:
             keys[NUM_CLIENTS] = clients
-        divided = _divided(keys, notes) if found.get("dataset") == "files" else _division_with(keys)
+        divided = _divided(keys, notes) if is_guess else _division_with(keys)
         if divided is not None:
             _say_form(divided[1], console)
     except USER_ERRORS as error:
@@ -127,26 +127,28 @@ def _say(console: Console, line: str) -> None:
     console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _looked_at(data: str, given: Mapping[str, Value], console: Console) -> tuple[dict[str, Any], list[str]]:
-    """Print what data hold; return keys to begin with, and notes."""
+def _looked_at(
+    data: str, given: Mapping[str, Value], console: Console
+) -> tuple[dict[str, Any], list[str], bool]:
+    """Print what data hold; return keys to begin with, notes, and whether some of the keys are guesses."""
     path = Path(data).expanduser()
     if not path.exists():
         if path.suffix or ("/" in data and not data.startswith("hf:")):
             raise DataError(f"{data}: no such file or folder")
-        return {"dataset": data}, []
+        return {"dataset": data}, [], False
     if is_folder_of_images(path):
         images = look_at_images(path)
         _print_images(images, console)
         keys = images.keys | {"data-path": data}
-        return keys, _image_notes(images, path)
+        return keys, _image_notes(images, path), True
     if path.is_dir() or path.suffix.lower() in TABLES:
         config = RunConfig.load({**given, "dataset": "files", "data-path": data})
         columns = replace(federation.columns_of(config), label=str(given.get("label-column", "")))
         table = look_at_table(path, columns)
         _print_table(table, console)
         notes = [*table.notes, *(note for each in table.columns for note in each.notes)]
-        return table.keys | {"data-path": data}, notes
-    return {"dataset": "files", "data-path": data}, []
+        return table.keys | {"data-path": data}, notes, True
+    return {"dataset": "files", "data-path": data}, [], False
 
 
 def _divided(keys: Mapping[str, Any], notes: list[str]) -> Divided | None:
@@ -293,8 +295,9 @@ def _table_of(config: RunConfig, dataset: Dataset, division: Partition) -> Table
 
 def _drawn(path: Path, config: RunConfig, dataset: Dataset, division: Partition) -> Path:
     from fedapp.report.figures import draw_division  # matplotlib is slow to import
+    from fedapp.report.files import data_of
 
     names = names_of_clients(dataset, division, config.partitioner)
-    source = f"{config.dataset}, {config.partitioner}"
+    source = f"{data_of({'dataset': config.dataset, 'data-path': config.data_path})}, {config.partitioner}"
     counts = _class_counts(dataset, division)
     return draw_division(path, counts, source, names, dataset.names_of_strata, strata=dataset.strata_are)

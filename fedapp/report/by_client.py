@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedapp.report.client_tables import last_clients, names_of_clients
 from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
-from fedapp.report.files import LOSS, rows_in_words, without_digest
+from fedapp.report.files import LOSS, data_of, rows_in_words, without_digest
 from fedapp.report.overlay import COLORS, MOST
 from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better
@@ -45,10 +45,8 @@ def metric_by_client(runs: Sequence[RecordedRun]) -> str:
 def draw_by_client(run_dir: Path) -> Path | None:
     """Draw a run's clients into ``clients.png``, 1200 pixels wide; None if no client's values are on record."""
     run = RecordedRun(run_dir)
-    told = [
-        without_digest(str(run.config[key])) for key in ("strategy", "dataset", "model") if key in run.config
-    ]
-    return draw_clients_of_runs(run_dir / FIGURE, {"": run}, ", ".join(told))
+    strategy, model = (without_digest(str(run.config.get(key, "?"))) for key in ("strategy", "model"))
+    return draw_clients_of_runs(run_dir / FIGURE, {"": run}, f"{strategy}, {data_of(run.config)}, {model}")
 
 
 def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str) -> Path | None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
-from fedapp.report.files import LOSS, metrics_among, step_of, without_digest
+from fedapp.report.files import LOSS, data_of, metrics_among, step_of, without_digest
 
 Array = NDArray[Any]
 
@@ -271,6 +271,8 @@ def class_counts(indices: Array, offsets: Array, labels: Array, num_classes: int
 def _from_config(run_dir: Path, *keys: str) -> str:
     config = read_config(run_dir)
     told = {key: without_digest(str(config[key])) for key in keys if key in config}
+    if "dataset" in told:
+        told["dataset"] = data_of(config)
     return ", ".join(text + " clients" * (key == "num-clients") for key, text in told.items())
 
 
@@ -288,6 +290,15 @@ _UNTOLD = (
     "tracker",
     "checkpoint-every",
     "data-path",
+    "input-column",
+    "label-column",
+    "group-column",
+    "drop-column",
+    "missing-values",
+    "csv-encoding",
+    "separator",
+    "decimal",
+    "metrics",
     "log-format",
     "metrics-port",
     "metrics-host",
@@ -297,7 +308,7 @@ _UNTOLD = (
     "min-clients",
     "round-timeout",
 )
-_LONGEST = 95  # characters of a title's line
+_LONGEST = 80  # characters of a title's line
 
 
 def _unusual(run_dir: Path, usual: Mapping[str, object]) -> str:
@@ -308,13 +319,11 @@ def _unusual(run_dir: Path, usual: Mapping[str, object]) -> str:
         for key, value in config.items()
         if key not in _UNTOLD and key in usual and value != usual[key]
     ]
-    line = ""
-    for number, part in enumerate(told):
-        longer = f"{line}, {part}" if line else part
-        if len(longer) > _LONGEST:
-            return f"{line} and {len(told) - number} more"
-        line = longer
-    return line
+    for number in range(len(told), 0, -1):
+        line = ", ".join(told[:number]) + f" and {len(told) - number} more" * (number < len(told))
+        if len(line) <= _LONGEST:
+            return line
+    return f"{told[0][: _LONGEST - 1]}…" if told else ""
 
 
 def new_figure(height: float, title: str) -> Figure:

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from numbers import Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better, split_direction
@@ -156,6 +156,7 @@ _USUAL = ("accuracy", "rmse", "r2")
 
 # A part that was handed over in Python, with a digest behind its name.
 _OF_PYTHON = re.compile(r"(python:[^,\s]+?)_[0-9a-f]{8}(?!\w)")
+_HANDED_OVER = re.compile(r"[0-9a-f]{20}")  # names of files of data from Python
 
 # How names of metrics over clients begin or end; which a run has depends on its method and on client evaluation.
 _OF_CLIENTS = (PERSONAL, "client-")
@@ -195,6 +196,14 @@ def may_be_measured(metric: str, named: Iterable[object]) -> bool:
 def without_digest(name: str) -> str:
     """Return the name of a part that exists in a process alone, ``python:NAME``, without the digest behind it."""
     return _OF_PYTHON.sub(r"\1", name)
+
+
+def data_of(config: Mapping[str, Any]) -> str:
+    """Return what a run's data are called in titles: of files the name of the file or folder, else the dataset's."""
+    name, path = str(config.get("dataset", "?")), PurePath(str(config.get("data-path", "")))
+    if name in ("files", "npz") and path.name and not _HANDED_OVER.fullmatch(path.stem):
+        return path.name
+    return without_digest(name)
 
 
 def _names(named: object) -> list[str]:

@@ -10,7 +10,15 @@ from rich.text import Text
 
 from fedapp.report.client_tables import last_clients
 from fedapp.report.differences import descriptions, differing
-from fedapp.report.files import AUTO, LOSS, metrics_among, read_config, rows_of, with_rows, without_digest
+from fedapp.report.files import (
+    AUTO,
+    LOSS,
+    data_of,
+    metrics_among,
+    read_config,
+    rows_of,
+    with_rows,
+)
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import clients_table, devices_table
 from fedapp.sorting import natural_key
@@ -102,7 +110,7 @@ def _row(run: RecordedRun, name: str, differs_in: str, metrics: Sequence[str]) -
         name,
         run.standing,
         str(summary.get("strategy", run.config.get("strategy", "?"))),
-        without_digest(str(run.config.get("dataset", "?"))),
+        data_of(run.config),
         differs_in,
         str(summary.get("aggregations", "?")),
         str(summary.get("best-aggregation", "-")) if run.keeps_best else "last",
