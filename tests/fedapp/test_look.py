@@ -70,7 +70,6 @@ def test_a_hospitals_table_is_described_and_gets_a_config(here):
         "encode": True,
         "normalize": "standardize",
         "partitioner": "natural",
-        "num-clients": 5,
         "test-on": "own",
         "metrics": "auroc,accuracy",
         "model": "mlp",
@@ -85,7 +84,8 @@ def test_the_command_writes_the_config_and_the_picture_and_the_run_takes_it(here
     with Image.open("t.png") as image:
         assert image.size[0] == 1200
     config = tomllib.loads(Path("t.toml").read_text("utf-8"))
-    assert (config["num-clients"], config["label-column"]) == (5, "died")
+    assert (config["partitioner"], config["label-column"]) == ("natural", "died")
+    assert "num-clients" not in config
     for name in ("Basel", "Genève", "Hospital 2", "Hospital 10", "Zürich"):
         assert name in shown
     assert command("run", "t.toml", "num-server-rounds=1", "figures=false", "run-name=r")[0] == 0
@@ -128,6 +128,28 @@ def test_what_cannot_be_guessed_is_asked_for(here):
     assert look_at_table(Path("u.csv"), GUESS).keys["label-column"] == "label"
     with pytest.raises(DataError, match=r"label-column = 'd': t\.csv has no such column"):
         look_at_table(Path("t.csv"), DataColumns(label="d"))
+
+
+def test_gaps_in_labels_and_sites_and_a_site_of_one_row_leave_a_config_that_runs(here):
+    table = patients(120, seed=3)
+    table.loc[:4, "died"] = None
+    table.loc[5:7, "site"] = None
+    table.loc[8, "site"] = "Lonely"
+    table.to_csv("t.csv", index=False)
+    code, shown = command("look", "t.csv", "-o", "t.toml")
+    assert code == 0, shown
+    assert "no division" not in shown
+    assert "8 of 120 rows have an empty cell (died: 5, site: 3) and are left out" in shown
+    assert "1 row is in no client and goes unused, all rows of Lonely" in shown
+    assert command("run", "t.toml", "num-server-rounds=1", "figures=false", "run-name=r")[0] == 0
+
+
+def test_two_whole_numbers_below_0_are_no_targets_of_a_regression(here):
+    pd.DataFrame({"a": np.arange(40) % 7, "label": np.arange(40) % 2 * 2 - 1}).to_csv("t.csv", index=False)
+    code, shown = command("look", "t.csv")
+    assert code == 0
+    assert "loss =" not in shown
+    assert "column 'label' has a label below 0; whole numbers from 0 are needed" in shown
 
 
 def test_tables_of_a_folder_are_sites(here):
@@ -186,6 +208,7 @@ def test_a_partition_is_shown_without_training(here):
 
 
 def test_mistakes_are_one_line(here):
+    (here / "t.xlsx").write_bytes(b"PK")
     for args, line in (
         (("look", "nowhere.csv"), "error: nowhere.csv: no such file or folder\n"),
         (
@@ -200,6 +223,11 @@ def test_mistakes_are_one_line(here):
             ("look", "digits", "num-clients=4000"),
             "error: num-supernodes = 4000: 'digits' has 1438 training rows, at least "
             "min-samples = 2 per client are needed; at most 719 clients\n",
+        ),
+        (
+            ("look", "t.xlsx"),
+            f"error: data-path = '{here / 't.xlsx'}': is in no known format; allowed: a .npz, .csv, .tsv or .parquet "
+            "file, a folder of images by class, or one with a table for each client\n",
         ),
         (("look", "digits", "lr"), "error: 'lr': is not of the form KEY=VALUE, and no .toml file\n"),
         (

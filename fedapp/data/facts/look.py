@@ -272,22 +272,16 @@ def _roles(
         label = _likely_label([each for each in found if each.name != group])
         guess = f"label-column = {label!r} is a guess"
         notes.append(guess if label else "no column looks like labels: label-column names it")
-    if label:
-        look = by_name[label]
-        look.role = "label"
-        if look.gaps:
-            look.notes.append(
-                f"column {label!r} is empty in {look.gaps} rows: labels must be filled, or these rows left out"
-            )
-    if group:
-        by_name[group].role = "site"
+    for name, role in ((label, "label"), (group, "site")):
+        if name:
+            by_name[name].role = role
     return label, group, notes
 
 
 def _likely_group(found: list[ColumnLook]) -> str:
-    """Return the first filled column whose name is usual for natural ids; "" if there is none."""
+    """Return the first column whose name is usual for natural ids; "" if there is none."""
     for each in found:
-        if each.name.lower() in _SITES and 2 <= each.distinct <= _MOST_SITES and not each.gaps:
+        if each.name.lower() in _SITES and 2 <= each.distinct <= _MOST_SITES:
             return each.name
     return ""
 
@@ -314,10 +308,11 @@ def _classes(found: list[ColumnLook], label: str, table: "pyarrow.Table") -> dic
     if look is None or look.distinct > _FEW or look.kind == "date":
         return {}
     counts = _cell_counts(table.column(label))
-    whole = look.kind != "number" or all(
-        float(name) >= 0 and float(name) == int(float(name)) for name in counts
-    )
-    return counts if whole else {}
+    if look.kind != "number":
+        return counts
+    numbers = [float(name) for name in counts]
+    whole = all(number == int(number) for number in numbers)
+    return counts if whole and (min(numbers) >= 0 or len(numbers) == 2) else {}
 
 
 def _keys(
@@ -337,7 +332,7 @@ def _keys(
     keys |= _input_keys(found)
     keys["normalize"] = "standardize"
     if sites:
-        keys |= {"partitioner": "natural", "num-clients": len(sites), "test-on": "own"}
+        keys |= {"partitioner": "natural", "test-on": "own"}
     if classes:
         keys["metrics"] = "auroc,accuracy" if len(classes) == 2 else "accuracy,f1-macro"
     elif label:
@@ -355,7 +350,7 @@ def _input_keys(found: list[ColumnLook]) -> Keys:
         keys["drop-column"] = ",".join(dropped)
     if markers:
         keys["missing-values"] = ",".join(markers)
-    if markers or any(each.gaps for each in inputs):
+    if markers or any(each.gaps for each in found if each.role != "dropped"):
         keys["missing"] = "mean"
     if any(each.kind == "text" for each in inputs):
         keys["encode"] = True
