@@ -1,6 +1,6 @@
 """A run's model on new rows, prepared as the run prepared its own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from fedapp.data.parts import joined
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow
     from torch import nn
 
     from fedapp.config import RunConfig
@@ -55,9 +56,10 @@ def predictions(model: "nn.Module", preparation: Preparation, config: "RunConfig
     Parameters
     ----------
     data : pandas.DataFrame, array, or path
-        A table with the columns that the model was trained on, in any order, as a frame or a file (.csv, .parquet);
-        inputs as arrays (N, …), or in an .npz file as ``x``; a folder of images, or an image; a Dataset of Hugging
-        Face, a torch Dataset or DataLoader, or (x, y), whose targets aren't looked at.
+        A table with the columns that the model was trained on, in any order, as a frame or a file (.csv, .tsv,
+        .parquet), or as cells by column name, of one row, of several, or a list of rows; inputs as arrays (N, …), or
+        in an .npz file as ``x``; a folder of images, or an image; a Dataset of Hugging Face, a torch Dataset or
+        DataLoader, or (x, y), whose targets aren't looked at.
 
     Raises
     ------
@@ -112,6 +114,8 @@ def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"
     """Return new rows prepared, and what stands beside their predictions: columns that are no inputs, or files."""
     import pandas as pd
 
+    if preparation.columns:
+        data = _framed(data)
     if isinstance(data, pd.DataFrame):
         return _from_frame(preparation, data, "the table")
     if not isinstance(data, str | Path):
@@ -134,13 +138,20 @@ def _read(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"
         raise DataError(
             f"{path}: the model's inputs have no column names; an .npz file with inputs x (N, {shape}) is needed"
         )
-    from fedapp.data.tables import TABLES, read_table
+    from fedapp.data.csv_files import read_texts
+    from fedapp.data.tables import PARQUET, TABLES, read_table
 
     if path.suffix.lower() not in TABLES:
         raise DataError(
             f"{path}: is no table; {' or '.join(TABLES)} is needed, as the model's inputs are columns"
         )
-    return _from_frame(preparation, read_table(path, preparation.columns_read)[0], str(path))
+    columns = preparation.columns_read
+    table, assumed = read_table(path, columns)
+    rows = prepared_table(preparation, _cells(preparation, table), str(path))
+    beside = table.select(_beside(preparation, table.column_names))
+    if beside.num_columns and path.suffix.lower() != PARQUET:  # a patient's number may begin with zeros
+        beside = read_texts(path, columns, beside.column_names)
+    return rows._replace(remarks=[*assumed, *rows.remarks]), beside.to_pandas(integer_object_nulls=True)
 
 
 def _from_object(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.DataFrame"]:
@@ -174,22 +185,29 @@ def _from_object(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.Dat
     return prepared_arrays(preparation, x, "the inputs"), pd.DataFrame(index=range(len(x)))
 
 
-def _from_frame(preparation: Preparation, given: Any, source: str) -> tuple[Prepared, "pd.DataFrame"]:
-    """Return the rows of a frame or of a table of Arrow, and its other columns."""
-    import pyarrow
+def _framed(data: Any) -> Any:
+    """Return a frame of a row of a frame, or of cells by column name, of a row each or of several; else the data."""
+    import pandas as pd
 
-    from fedapp.data.tables import with_cells
+    from fedapp.data.hugging_face import is_hugging_face
+
+    if isinstance(data, pd.Series):
+        return data.to_frame().T.infer_objects()
+    if isinstance(data, Mapping) and not is_hugging_face(data):
+        return pd.DataFrame([data] if all(np.ndim(cell) == 0 for cell in data.values()) else dict(data))
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
+        return pd.DataFrame(data)
+    return data
+
+
+def _from_frame(
+    preparation: Preparation, given: "pd.DataFrame", source: str
+) -> tuple[Prepared, "pd.DataFrame"]:
+    """Return the rows of a frame, and its other columns."""
+    import pyarrow
 
     if not preparation.columns:
         raise DataError(f"{source}: the model's inputs have no column names; an array of inputs is needed")
-    wanted = {column.name for column in preparation.columns}
-
-    def read(table: pyarrow.Table) -> pyarrow.Table:
-        return with_cells(table, preparation.columns_read)[0]
-
-    if isinstance(given, pyarrow.Table):
-        table, beside = given, given.select([name for name in given.column_names if name not in wanted])
-        return prepared_table(preparation, read(table), source), beside.to_pandas()
     check_columns(preparation, list(given.columns), source)
     inputs = given[[column.name for column in preparation.columns]]
     try:
@@ -199,9 +217,21 @@ def _from_frame(preparation: Preparation, given: Any, source: str) -> tuple[Prep
         raise DataError(
             f"{source}: has a column of mixed types ({reason}); numbers or texts are needed"
         ) from None
-    beside = given[[name for name in given.columns if name not in wanted]].copy()
+    beside = given[_beside(preparation, given.columns)].copy()
     beside.columns = beside.columns.map(str)
-    return prepared_table(preparation, read(table), source), beside
+    return prepared_table(preparation, _cells(preparation, table), source), beside
+
+
+def _beside(preparation: Preparation, names: Iterable[str]) -> list[str]:
+    """Return the columns of a table that stand beside the predictions: those that are no inputs."""
+    inputs = {column.name for column in preparation.columns}
+    return [name for name in names if name not in inputs]
+
+
+def _cells(preparation: Preparation, table: "pyarrow.Table") -> "pyarrow.Table":
+    from fedapp.data.tables import with_cells
+
+    return with_cells(table, preparation.columns_read)[0]
 
 
 def _from_images(preparation: Preparation, path: Path) -> tuple[Prepared, "pd.DataFrame"]:

@@ -28,6 +28,7 @@ from fedapp.report.files import without_digest
 
 # Keys that take a callable object; a model's key takes a class or a function that makes a model.
 _CALLABLES = ("loss", "metrics", "dataset")
+_SEVERAL = ("metrics", "input-column", "label-column", "drop-column", "missing-values")  # lists of texts
 # Keys that take a mapping.
 MAPPINGS = ("dataset", "optimizer-options")
 _PAIR = ("x_train", "y_train")
@@ -139,7 +140,7 @@ def _joined(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def as_value(key: str, given: Any) -> Value:
-    """Return one value as the run config has it: a class or a function by its name, several metrics as a list.
+    """Return one value as the run config has it: classes and functions by name, several metrics or columns as a list.
 
     Raises
     ------
@@ -152,7 +153,7 @@ def as_value(key: str, given: Any) -> Value:
         given = os.fspath(given)
     if isinstance(given, str | bool | int | float):
         return given
-    if _key(key) == "metrics" and isinstance(given, list | tuple):
+    if _key(key) in _SEVERAL and isinstance(given, list | tuple):
         return ",".join(str(as_value(key, each)) for each in given)
     if _key(key) == "optimizer-options" and isinstance(given, Mapping):
         return " ".join(f"{option}={_in_toml(option, value)}" for option, value in given.items())

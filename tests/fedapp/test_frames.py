@@ -86,3 +86,16 @@ def test_rows_one_after_the_other_are_one_line():
         assert refused(given) == begin + end
     rows = datasets.Dataset.from_dict({"x": AGES, "label": [0, 1, 0, 1]}).to_iterable_dataset()
     assert refused(rows) == begin + "Dataset.from_list(list(…)) has all its rows"
+
+
+def test_several_columns_may_be_a_list():
+    given = {
+        "drop_column": ("patient", "admitted"),
+        "input_column": ["age", "crp"],
+        "missing_values": ["?", "-9"],
+    }
+    assert as_values(given) == {
+        "drop-column": "patient,admitted",
+        "input-column": "age,crp",
+        "missing-values": "?,-9",
+    }

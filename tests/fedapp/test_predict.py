@@ -443,3 +443,59 @@ def test_images_of_any_size_and_mode_are_made_as_in_training(tmp_path):
     ready = (torch.tensor(small.ravel() / 255) - told["mean"][0]) / told["deviation"][0]
     shares = torch.softmax(state["1.weight"].double() @ ready + state["1.bias"], 0)
     assert found["probability light"][0] == pytest.approx(float(shares[1]), abs=1e-5)
+
+
+def test_columns_beside_the_predictions_stay_as_they_are(made, tmp_path):
+    rows = 6
+    beside = pd.DataFrame(
+        {
+            "number": [f"{row:05d}" for row in range(rows)],
+            "visits": pd.array([1, None, 3] * 2, dtype="Int64"),
+            "code": 2**60 + 1,
+            "note": ["NA", None, "null, or 1"] * 2,
+            "flag": pd.array([True, None, False] * 2, dtype="boolean"),
+        }
+    )
+    new = patients(rows, seed=8)[["age", "ward", "pressure"]].fillna({"ward": "Ward 2"}).join(beside)
+    new.to_csv(tmp_path / "new.csv", index=False)
+    new.to_parquet(tmp_path / "new.parquet")
+    for name in ("new.csv", "new.parquet"):
+        code, out, error = predict(made.path, tmp_path / name)
+        assert code == 0, error
+        found = pd.read_csv(out, dtype=str, keep_default_na=False)[list(beside)]
+        assert (
+            found.values.tolist()
+            == beside.astype(object).where(beside.notna(), "").astype(str).values.tolist()
+        )
+
+
+def test_what_was_assumed_of_a_file_of_new_rows_is_said(made, tmp_path):
+    patients(9, seed=8).to_csv(tmp_path / "new.csv", index=False, sep=";")
+    code, _, error = predict(made.path, tmp_path / "new.csv")
+    assert (code, error.splitlines()[0]) == (
+        0,
+        "CSV is read with ';' between columns; the keys csv-encoding, separator and decimal can say otherwise",
+    )
+
+
+def test_numbers_far_from_those_in_training_are_said(made, caplog):
+    new = patients(40, seed=7).dropna()
+    made.predict(new)
+    assert "deviations" not in caplog.text
+    made.predict(new.assign(age=new["age"] * 365))
+    told = json.loads((made.path / "preparation.json").read_text())
+    mean = told["mean"][[column["name"] for column in told["columns"]].index("age")]
+    assert (
+        f"column age: {len(new)} of {len(new)} cells are more than 20 deviations from the mean in training, "
+        f"{mean:.4g}"
+    ) in caplog.text
+
+
+def test_rows_by_column_name_are_predicted_as_a_frame(made):
+    new = patients(20, seed=6).dropna()[["age", "ward", "pressure"]]
+    expected = made.predict(new)["probability ill"]
+    rows = new.to_dict("records")
+    assert made.predict(rows)["probability ill"].tolist() == expected.tolist()
+    assert made.predict(new.to_dict("list"))["probability ill"].tolist() == expected.tolist()
+    for one in (rows[1], new.iloc[1]):
+        assert made.predict(one)["probability ill"].tolist() == expected.tolist()[1:2]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PREPARATION = "preparation.json"
 
 _CHARACTERS = "fedapp.data.shakespeare.encode"  # what makes token ids of a text
+_FAR = 20  # deviations from the mean from which on a number is hardly of the training rows' kind
 _NAMED = 8  # most columns, texts or files that a message lists
 
 
@@ -240,7 +241,24 @@ def prepared_table(preparation: Preparation, table: "pyarrow.Table", source: str
         )
         remarks.append(f"{int(gaps.sum())} of {len(gaps)} rows have an empty cell ({where}): {what}")
     known = np.ones(len(gaps), bool) if filled else ~gaps
-    return Prepared(preparation.prepared(np.concatenate(parts, axis=1)), known, remarks)
+    x = preparation.prepared(np.concatenate(parts, axis=1))
+    if preparation.normalize == "standardize":
+        remarks += _far_from_training(preparation, x)
+    return Prepared(x, known, remarks)
+
+
+def _far_from_training(preparation: Preparation, x: Array) -> list[str]:
+    """Return a line for each column of numbers with cells (N, D) that seem to be in another unit, or mistyped."""
+    places = np.cumsum([0] + [len(each.categories or (0,)) for each in preparation.columns])
+    found = []
+    for place, column in zip(places.tolist(), preparation.columns, strict=False):
+        far = int((np.abs(x[:, place]) > _FAR).sum())
+        if column.categories is None and far:
+            found.append(
+                f"column {column.name}: {far} of {len(x)} cells are more than {_FAR} deviations from the mean in "
+                f"training, {preparation.mean[place]:.4g}"
+            )
+    return found
 
 
 def prepared_arrays(preparation: Preparation, x: Array, source: str) -> Prepared:
