@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -77,17 +78,19 @@ def check_parts(
     _check_parameters(model_name, model)
     state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
     with global_stream(0, x.device):
-        outputs = _tried(
-            f"model = {model_name!r}: can't predict {data}",
-            lambda: _judged(_bounded(model_name, model, x), state, x),
-        )
+        with _unchanged(f"model = {model_name!r}", inputs=x):
+            outputs = _tried(
+                f"model = {model_name!r}: can't predict {data}",
+                lambda: _judged(_bounded(model_name, model, x), state, x),
+            )
         _check_outputs(model_name, loss, metrics, outputs, data, len(x))
         _check_finite(model_name, outputs)
         _say_probabilities(model_name, model, loss, outputs)
         if not y.is_floating_point():
             _check_classes(model_name, loss, metrics, outputs, y, num_classes)
         targets = y.numpy(force=True) if targets is None else targets
-        _check_targets(model_name, loss, outputs, y, targets, lambda: inputs_of(model, x))
+        with _unchanged(f"loss = {loss.name!r}", inputs=x, targets=y):
+            _check_targets(model_name, loss, outputs, y, targets, lambda: inputs_of(model, x))
         _check_labels(loss, metrics, targets)
         if len(x) > 1:
             alone = _one_row(model_name, model, state, x[:1], outputs)
@@ -95,6 +98,18 @@ def check_parts(
         for metric in metrics:
             _check_metric(metric, outputs, y)
         _check_learning(model_name, model, loss, x, y, precision)
+
+
+@contextmanager
+def _unchanged(part: str, **given: Tensor) -> Iterator[None]:
+    """Refuse a part that changes what it is given, as ``x.mul_(2)`` does: these tensors are the data themselves."""
+    before = {name: tensor._version for name, tensor in given.items()}
+    yield
+    if changed := [name for name, tensor in given.items() if tensor._version != before[name]]:
+        raise OwnPartError(
+            f"{part}: changes its {' and '.join(changed)} in place, and with them the data; a copy, such as "
+            "x = x.clone(), is needed"
+        )
 
 
 # Rows of a forward pass of ``check_extremes``.

@@ -254,7 +254,16 @@ def _metric(text: str) -> Metric:
     if not is_own(name):
         raise OwnPartError(f"metrics = {name!r}: must be {ALLOWED_METRICS}")
     called, function = own_metric(name)
-    return Metric(called, lambda outputs, targets: float(function(outputs, targets)))
+
+    def whole(outputs: Any, targets: Tensor) -> float:
+        # Of copies: a function that changes what it gets would change the labels of all that follows.
+        return float(function(*tree_map(_copy, (outputs, targets))))
+
+    return Metric(called, whole)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 # Rows per forward pass: bounds the memory of a large test set. What convolutions and recurrent layers make of a few

@@ -140,3 +140,18 @@ class NeedsGamma:
 class RaisesAtItsFirstRound(FedAvg):
     def configure_train(self, *_: object, **__: object) -> Any:
         raise ZeroDivisionError("my own")
+
+
+class _Halving(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(0.5)
+
+
+def halving(num_classes: int) -> nn.Module:
+    return nn.Sequential(_Halving(), nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def merging(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Counts nines as eights."""
+    targets[targets == 9] = 8
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")

@@ -114,6 +114,14 @@ def test_tied_weights_stay_one_with_noise_too(tmp_path, config):
             {"loss": f"{HERE}:NeedsGamma"},
             f"loss = '{HERE}:NeedsGamma': a class is called without arguments (TypeError: ",
         ),
+        (
+            {"model": f"{HERE}:halving"},
+            f"model = '{HERE}:halving': changes its inputs in place, and with them the data; a copy, such as",
+        ),
+        (
+            {"loss": f"{HERE}:merging"},
+            f"loss = '{HERE}:merging': changes its targets in place, and with them the data; a copy, such as",
+        ),
         ({"loss": "torch:nothing"}, "loss = 'torch:nothing': can't be imported"),
         ({"metrics": "rmse"}, "metrics = 'rmse': is one of numbers, the targets of the data are classes"),
         ({"metrics": "accuracy,best"}, "metrics = 'best': must be auto, none, or some of accuracy"),

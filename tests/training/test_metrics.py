@@ -157,6 +157,19 @@ def test_one_handed_over_is_called_as_its_function_is():
     assert higher_is_better("mean-error") is False
 
 
+def test_one_that_changes_what_it_gets_changes_neither_data_nor_other_metrics():
+    def zeroed(outputs, targets):
+        hits = (outputs.argmax(1) == targets).double().mean()
+        outputs.zero_()
+        targets.zero_()
+        return hits
+
+    outputs, targets = torch.tensor([[0.0, 1.0], [0.0, 2.0], [3.0, 0.0]]), torch.tensor([1, 0, 0])
+    first, second = metrics_of(f"{register(zeroed)},auroc")
+    assert (first.whole(outputs, targets), second.whole(outputs, targets)) == (2 / 3, 0.5)
+    assert (outputs.tolist(), targets.tolist()) == ([[0, 1], [0, 2], [3, 0]], [1, 0, 0])
+
+
 def test_two_that_are_called_alike_are_refused():
     def worst_recall(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return 0.5
