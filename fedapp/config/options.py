@@ -23,7 +23,7 @@ log = logging.getLogger("flwr.fedapp")
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 
 # A value that can only be meant as a text: a word, or a path. Flower's own parser wants quotes around it.
-WORD = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Za-z_~/.][\w~/.:-]*")
+WORD = re.compile(r"(?!(?:true|false|inf|nan)$)[A-Za-z_~/.][\w~/.:,-]*")
 
 VERSIONS = "versions."
 

@@ -1,7 +1,6 @@
 """``fedapp list`` and ``fedapp compare``: looking at runs that are there."""
 
 from collections.abc import Sequence
-from glob import glob
 from pathlib import Path
 from typing import Annotated
 
@@ -89,6 +88,14 @@ def compare_command(
         print(path.absolute())
 
 
+def _folders(path: Path) -> list[Path]:
+    """Return the folders that a path or pattern names; what is there is meant as it stands, with brackets, too."""
+    if path.exists():
+        return [path]
+    there = next((parent for parent in path.parents if parent.exists()), Path())
+    return sorted(there.glob(str(path.relative_to(there))))
+
+
 def recorded(texts: Sequence[str]) -> list[RecordedRun]:
     """Return the runs that folders, sweeps and patterns name, each once.
 
@@ -100,9 +107,7 @@ def recorded(texts: Sequence[str]) -> list[RecordedRun]:
     found: dict[Path, RecordedRun] = {}
     for text in texts:
         path = Path(text).expanduser()
-        # What is there is meant as it stands, with brackets in its name, too.
-        folders = [path] if path.exists() else map(Path, sorted(glob(str(path))))
-        own = [run for folder in folders for run in runs_in(folder)]
+        own = [run for folder in _folders(path) for run in runs_in(folder)]
         if not own:
             raise ConfigError(f"{text}: no run is there, a folder with a config.toml")
         found |= {path.resolve(): RecordedRun(path) for path in own}

@@ -400,6 +400,13 @@ def test_a_run_is_compared_once_by_whatever_paths_it_is_named(runs, tmp_path):
     assert len(recorded([str(path) for path in (*runs, tmp_path / "link", around)])) == len(runs)
 
 
+def test_a_pattern_in_a_folder_with_brackets_finds_its_runs(tmp_path):
+    folder = tmp_path / "swept [1]"
+    for name in ("a", "b"):
+        write_run(folder / name, [0, 1], [0.1, 0.9])
+    assert [run.path.name for run in recorded([str(folder / "*")])] == ["a", "b"]
+
+
 def test_what_can_not_be_compared_is_one_line(runs, tmp_path):
     for arguments, message in (
         ([str(runs[0])], "there must be two runs"),

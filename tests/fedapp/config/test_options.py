@@ -37,6 +37,7 @@ from fedapp.config.options import read_options
             ["strategy=custom.half_life:HalfLife data-path=~/a-b/c.npz results-dir=/tmp/x"],
             {"strategy": "custom.half_life:HalfLife", "data-path": "~/a-b/c.npz", "results-dir": "/tmp/x"},
         ),
+        (["metrics=auroc,min:a.b:far_off lr=0.1"], {"metrics": "auroc,min:a.b:far_off", "lr": 0.1}),
     ],
 )
 def test_key_value_pairs(texts, values):
