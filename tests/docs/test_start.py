@@ -1,15 +1,20 @@
-"""docs/start.md's own commands, in one process: from a table to predictions. Its sweep runs in test_blocks.py."""
+"""docs/start.md's own commands: from a table to predictions. The sweep has fewer and shorter runs here."""
 
+import re
 import runpy
 import shlex
 
+import pandas as pd
 from typer.testing import CliRunner
 
 from fedapp.cli import app
 from tests.docs.hospitals import IN_ORDER, check_hospitals
 from tests.docs.pages import ROOT, blocks_of
 
-HERE = ("look", "run", "predict")
+SHORT = """
+num-server-rounds = 1
+figures = false
+"""
 
 
 def test_the_commands_of_the_page_lead_to_predictions(tmp_path, monkeypatch):
@@ -26,11 +31,24 @@ def test_the_commands_of_the_page_lead_to_predictions(tmp_path, monkeypatch):
     runpy.run_path(str(ROOT / "examples" / "hospitals.py"), run_name="__main__")
     shown = {}
     for words in commands:
-        if words[0] in HERE:
-            done = CliRunner().invoke(app, words)
-            assert done.exit_code == 0, done.output
-            shown[words[0]] = done.output
+        if words[0] == "sweep":
+            config = tmp_path / "hospitals.toml"
+            config.write_text(SHORT + config.read_text("utf-8"), "utf-8")
+            assert {"lr=0.03,0.1,0.3", "strategy=fedavg,fedprox", "seed=0-1"} < set(words)
+            words = [
+                {"lr=0.03,0.1,0.3": "lr=0.03,0.1", "seed=0-1": "seed=0"}.get(word, word) for word in words
+            ]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        shown[words[0]] = done.output
     check_hospitals(tmp_path)
+    runs = pd.read_csv(tmp_path / "results" / "swept" / "runs.csv")
+    settings = {(strategy, lr) for strategy in ("fedavg", "fedprox") for lr in (0.03, 0.1)}
+    assert {*zip(runs["strategy"], runs["lr"], strict=True)} == settings
+    assert {f"{strategy} lr={lr}" for strategy, lr in settings} == {
+        *re.findall(r"fed\w+ lr=[\d.]+", shown["compare"])
+    }
+    assert (tmp_path / "results" / "swept-compared" / "comparison.md").is_file()
     for name in IN_ORDER:
         assert name in shown["look"]
         assert name in shown["run"]
