@@ -356,6 +356,12 @@ def _natural(dataset: Dataset, num_clients: int, division: Division) -> Partitio
     groups = np.asarray(dataset.groups)
     train, test, ids = _natural_ids(dataset, groups, division)
     spare, min_samples = 1 if division.test_on == UNSEEN else 0, division.min_samples
+    if not len(ids):
+        most = int(np.unique(groups[train], return_counts=True)[1].max())
+        raise DataError(
+            f"min-samples = {min_samples}: no natural client of '{dataset.name}' has as many rows to train on; the "
+            f"largest has {most}"
+        )
     if num_clients + spare > len(ids):
         raise DataError(
             f"num-supernodes = {num_clients}: '{dataset.name}' has {len(ids)} natural clients with at least "

@@ -532,6 +532,15 @@ def test_a_natural_client_with_too_few_rows_is_named(tmp_path: Path) -> None:
     ]
 
 
+def test_natural_clients_that_are_all_too_small_are_one_line_with_the_key_to_change() -> None:
+    dataset = replace(toy(40), groups=np.arange(40) // 10)
+    with pytest.raises(DataError) as caught:
+        partition(dataset, 20, partitioner="natural", test_on="own", min_samples=11)
+    assert str(caught.value) == (
+        f"min-samples = 11: no natural client of '{dataset.name}' has as many rows to train on; the largest has 10"
+    )
+
+
 def test_names_that_differ_in_case_or_blanks_alone_are_said(tmp_path: Path) -> None:
     spelled = ["yes", "no", "Yes", "yes ", "unsure", "no"]
     sites = ["Gen\u00e8ve", "Gene\u0300ve", "Bern", "bern", "Basel", "Bern"]
