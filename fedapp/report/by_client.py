@@ -68,7 +68,10 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
     higher = higher_is_better(metric, directions_of(list(runs.values())))
     for (name, found), color in zip(known.items(), COLORS, strict=False):
         for whose, values in found.items():
-            _draw_sorted(axes, values, color, _label(name, whose), own=bool(whose), higher=higher)
+            total = len(last_clients(runs[name].path)[f"{whose}{metric}"])
+            lacking = f"\n{total - len(values)} of {total} clients: no {metric}" * (total > len(values))
+            label = _label(name, whose) + lacking
+            _draw_sorted(axes, values, color, label, own=bool(whose), higher=higher)
     order = "from the lowest to the highest" if higher is None else "from the worst to the best"
     axes.set(xlabel=f"clients, {order}", ylabel=metric, xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))

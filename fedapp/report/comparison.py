@@ -22,7 +22,7 @@ from fedapp.report.cells import (
     why_unlike,
 )
 from fedapp.report.differences import described, differing
-from fedapp.report.files import LOSS, with_rows
+from fedapp.report.files import LOSS, data_of, with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
 from fedapp.report.table import add_values, markdown_row
 from fedapp.report.verdict.of_runs import verdict_of
@@ -62,7 +62,10 @@ class Comparison:
         configs = [run.config for run in self.runs]
         varied = differing(configs)
         shared = [key for key in ("strategy", "dataset", "model") if key not in varied]
-        return described(configs[0], shared) or "runs"
+        config = configs[0]
+        if "dataset" in config and "data-path" not in varied:
+            config = {**config, "dataset": data_of(config)}
+        return described(config, shared) or "runs"
 
     def heading(self, key: str) -> str:
         """Return a metric's name; of one over clients with the rows on which it is measured."""

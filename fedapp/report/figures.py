@@ -1,6 +1,10 @@
 """The figures of a run, without pyplot or any other global state: the ServerApp draws from a thread."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,6 +15,9 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ft2font import FT2Font
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
@@ -18,6 +25,8 @@ from PIL import Image
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, data_of, metrics_among, step_of, without_digest
+
+log = logging.getLogger("flwr.fedapp")
 
 Array = NDArray[Any]
 
@@ -211,6 +220,7 @@ def _stacked_bars(
         axes.bar(range(len(counts)), counts[:, label], 0.8, bottoms[:, label], **style)
     axes.set(xlabel="client", ylabel="samples", xlim=(-0.7, len(counts) - 0.3))
     axes.xaxis.set_major_locator(MaxNLocator(25, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(8, integer=True, steps=STEPS))
     name_ticks(axes.xaxis, clients)
     axes.legend(
         title=_STRATA[strata].replace(" of ", " of\n").replace(", ", ",\n"),
@@ -266,6 +276,22 @@ def class_counts(indices: Array, offsets: Array, labels: Array, num_classes: int
     counts = np.zeros((len(offsets) - 1, num_classes), dtype=np.int64)
     np.add.at(counts, (np.repeat(np.arange(len(counts)), np.diff(offsets)), own), 1)
     return counts
+
+
+@cache
+def _font() -> FT2Font:
+    return get_font(findfont(FontProperties()))
+
+
+def _without_glyph(signs: Iterable[str]) -> str:
+    return "".join(
+        sorted(sign for sign in signs if sign.isprintable() and not _font().get_char_index(ord(sign)))
+    )
+
+
+@cache
+def _say_boxes(signs: str) -> None:
+    log.warning("figures have boxes for %s, which their font, %s, hasn't", signs, _font().family_name)
 
 
 def _from_config(run_dir: Path, *keys: str) -> str:
@@ -342,8 +368,14 @@ def style_axes(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG; a line in the log names signs that the font hasn't, which are boxes in the figure."""
+    texts = {text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)}
+    if lacking := _without_glyph(frozenset(chain(*texts))):
+        _say_boxes(lacking)
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        canvas.draw()
     # 256 colours are enough for these figures and make the file a third as large.
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").quantize(256)
     # Not tempfile: only the owner could read its files.

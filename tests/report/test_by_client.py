@@ -55,7 +55,7 @@ def test_a_runs_clients_are_sorted_and_told_in_words(tmp_path, figures):
     }
     assert draw_by_client(run) == run / FIGURE
     assert lines_of(figures[0]) == [
-        ("global model\nmean 0.3, worst tenth 0.2", "-", [0.2, 0.4]),
+        ("global model\n1 of 3 clients: no accuracy\nmean 0.3, worst tenth 0.2", "-", [0.2, 0.4]),
         ("own models\nmean 0.667, worst tenth 0.5", "--", [0.5, 0.6, 0.9]),
     ]
     with Image.open(run / FIGURE) as image:

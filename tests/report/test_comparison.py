@@ -423,3 +423,12 @@ def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
     assert all(b - a > 0.05 for a, b in itertools.pairwise(places))
     assert places == sorted(places)
     assert _apart([0.2, 0.8]) == pytest.approx([0.2, 0.8])
+
+
+def test_the_title_names_the_table_that_all_runs_have(tmp_path):
+    table = {"dataset": "files", "data-path": "/data/hospitals.csv"}
+    runs = [
+        write_run(tmp_path / name, [0, 1], [0.1, 0.9], lr=lr, **table)
+        for name, lr in (("a", 0.1), ("b", 0.2))
+    ]
+    assert "hospitals.csv" in Comparison([RecordedRun(path) for path in runs]).title

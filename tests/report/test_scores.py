@@ -159,3 +159,12 @@ def test_the_title_of_curves_names_the_table_and_has_room(tmp_path, monkeypatch)
     assert second == "normalize standardize, key 0 123456789, key 1 123456789 and 7 more"
     extent = drawn[0]._suptitle.get_window_extent(FigureCanvasAgg(drawn[0]).get_renderer())
     assert 0 < extent.x0 < extent.x1 < drawn[0].bbox.width
+
+
+def test_signs_that_the_font_lacks_are_one_line(tmp_path, caplog):
+    figure = new_figure(2, "clinics \u4e2d\u6587 and Gen\u00e8ve")
+    figures.save(figure, tmp_path / "f.png")
+    figures.save(figure, tmp_path / "g.png")
+    assert [record.getMessage() for record in caplog.records] == [
+        "figures have boxes for \u4e2d\u6587, which their font, DejaVu Sans, hasn't"
+    ]
