@@ -45,10 +45,11 @@ def draw_overlay(
         for panel, (axis, end) in zip(row, axes.items(), strict=True):
             style_axes(panel)
             drawn = {
-                cell.name: _draw_band(panel, cell, key, axis, color)
+                cell.name: _draw_band(panel, cell, key, axis, color, opacity=min(0.15, 0.4 / len(shown)))
                 for cell, color in zip(shown, COLORS, strict=False)
             }
-            set_view(panel, drawn.values())
+            bands = [cell.band(key, axis) for cell in shown]
+            set_view(panel, [(x, y + sign * spread) for x, y, spread in bands for sign in (-1, 1)])
             right = max(float(np.nanmax(x)) for x, _ in drawn.values())
             panel.set_xlim(0, right or 1)
             if end < 0.98 * right:
@@ -74,12 +75,14 @@ def _few(cells: Sequence[Cell], metrics: Sequence[str]) -> tuple[list[Cell], str
     return best, f"\n{len(best)} of {len(cells)} settings: those with the {order} {metrics[0]}"
 
 
-def _draw_band(axes: Axes, cell: Cell, key: str, axis: str, color: str) -> tuple[Array, Array]:
+def _draw_band(
+    axes: Axes, cell: Cell, key: str, axis: str, color: str, *, opacity: float
+) -> tuple[Array, Array]:
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = cell.band(key, axis)
     axes.plot(grid, middle, color=color, lw=1.4)
     if len(cell.seeds) > 1:
-        axes.fill_between(grid, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
+        axes.fill_between(grid, middle - spread, middle + spread, color=color, alpha=opacity, lw=0)
     return grid, middle
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedapp.cli import app
+from fedapp.report import overlay
 from fedapp.report.cells import best_of
 from fedapp.report.comparison import Comparison
 from fedapp.report.differences import has_own_data
@@ -432,3 +433,15 @@ def test_the_title_names_the_table_that_all_runs_have(tmp_path):
         for name, lr in (("a", 0.1), ("b", 0.2))
     ]
     assert "hospitals.csv" in Comparison([RecordedRun(path) for path in runs]).title
+
+
+def test_the_view_of_curves_has_room_for_the_deviation_over_seeds(tmp_path, monkeypatch):
+    runs = [
+        write_run(tmp_path / f"{seed}", [0, 1, 2, 3], [0.1, level, level, level], seed=seed)
+        for seed, level in ((0, 0.6), (1, 0.8))
+    ]
+    drawn = []
+    monkeypatch.setattr(overlay, "save", lambda figure, path: drawn.append(figure) or path)
+    Comparison([RecordedRun(path) for path in runs]).write(tmp_path / "out")
+    low, high = drawn[0].axes[0].get_ylim()
+    assert low < 0.7 - 0.2 / 2**0.5 < 0.7 + 0.2 / 2**0.5 < high  # mean and deviation by hand
