@@ -38,6 +38,7 @@ from fedapp.server.trackers import make_tracker
 from fedapp.training.travelling import frozen_bytes
 from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
+from strategies.core.openings import Openings
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
 from strategies.flower.exchange import never
@@ -47,6 +48,9 @@ log = logging.getLogger("flwr.fedapp")
 
 # Engines that have all clients in this process, and the seconds that they are waited for.
 IN_PROCESS, FOREVER = ("sequential", "vectorized"), 1e9
+
+# The file of a run's folder with the secure sums that were opened.
+OPENINGS = "openings.jsonl"
 
 # What writing to a disk that is full, broken or read-only raises.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -118,6 +122,8 @@ def _run(
         log.warning("data: %s", remark)
     arrays = experiment.initial_arrays()
     _offer_frozen(strategy, experiment, engine)
+    if config.secure_sums and engine == DEPLOYMENT:
+        strategy.run_options.openings = Openings(directory.path / OPENINGS)
     best = strategy.session.run.best
     by_client = when_by_client(
         experiment,

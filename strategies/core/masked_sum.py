@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message
@@ -55,6 +55,8 @@ class SumOptions:
         The clients, by index, that go away before they send their masked updates.
     least : int
         The fewest masked updates whose sum is opened.
+    versions : mapping of int to int
+        By client the version of the model that it was sent, where that isn't ``number``.
     """
 
     unit: str
@@ -62,6 +64,7 @@ class SumOptions:
     divides_by_path: bool = False
     lost: frozenset[int] = frozenset()
     least: int = 2
+    versions: Mapping[int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.unit} {self.number}"
@@ -219,8 +222,18 @@ class MaskedSum:
             each: {name: those for name, those in (("here", here), ("gone", gone)) if those}
             for each, (here, gone) in server.unmask_requests().items()
         }
+        self._check_repeated()
         self.opened = True
         self._ask(UNMASK, unmask_requests, revealed)
+
+    def _check_repeated(self) -> None:
+        """Raise SecureSumError if this sum and one that was opened before tell the updates of few clients."""
+        if (openings := self._run.options.openings) is None:
+            return
+        versions, number = self._options.versions, self._options.number
+        updates = [(each, versions.get(each, number)) for each in self.summed]
+        if reason := openings.refusal(updates, self._threshold):
+            raise SecureSumError(reason)
 
     def result(self, weights: Mapping[int, float] | None) -> Decoded:
         """Return the sum, after ``work``; ``weights``: f_i in [0, 1] by client, None if they alone know.

@@ -18,6 +18,7 @@ from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousConfig
+from strategies.core.openings import Openings
 from strategies.flower.arrays import (
     NOT_FINITE,
     OVERFLOWS,
@@ -118,6 +119,8 @@ class RunOptions:
         Whether noise that protects data comes from the seed, as in a simulation, where there is nothing to protect.
     before_release : callable
         Called before each round, and, without rounds, with the indices of clients before they are sent tasks.
+    openings : Openings, optional
+        The secure sums that this run has opened, also before it was resumed; None: a repeated sum is opened.
     client_names : mapping of int to str
         Names of clients by index, where a simulation knows them, such as the natural ids in the data; for display.
     higher_is_better : mapping of str to bool
@@ -135,6 +138,7 @@ class RunOptions:
     stateful_components: list[Any] = field(default_factory=list)
     deterministic_noise: bool = False
     before_release: Callable[[Sequence[int]], None] = _not_noted
+    openings: Openings | None = None
     client_names: Mapping[int, str] = field(default_factory=dict)
     higher_is_better: Mapping[str, bool | None] = field(default_factory=dict)
 

@@ -176,7 +176,8 @@ class ByMaskedSums:
         """
         session, run, task_table = self._session, self._session.run, self._session.task_table
         members = [task_table.members[contribution.client.index] for contribution in contributions]
-        group = self.groups.sum(session.grid, run.aggregations + 1, members, weights)
+        versions = {contribution.client.index: contribution.version for contribution in contributions}
+        group = self.groups.sum(session.grid, run.aggregations + 1, members, weights, versions)
         if run.should_stop():
             return None
         since, now = task_table.interval_stats, run.scheduler.now()

@@ -5,7 +5,7 @@ group: they mask their updates with each other, so that the server can unmask th
 known by then, with its staleness, and it is sent its weight before it masks. Stages take no virtual time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -114,8 +114,17 @@ class SecureGroups:
             raise ArraysMismatchError(f"it {UNKNOWN}")
         return LocalModel(member.client, np.empty(0), np.empty(0))
 
-    def sum(self, grid: Grid, number: int, members: Sequence[ClientState], weights: Sequence[float]) -> Group:
+    def sum(
+        self,
+        grid: Grid,
+        number: int,
+        members: Sequence[ClientState],
+        weights: Sequence[float],
+        versions: Mapping[int, int],
+    ) -> Group:
         """Return the sum of a group's updates by their weights d_i, for the aggregation of this number.
+
+        ``versions`` are those of the models that the clients were sent, by client index.
 
         A client that isn't there, or goes away in a stage, isn't in the sum if its masked update hadn't come. If too
         many go, there is no sum.
@@ -133,7 +142,12 @@ class SecureGroups:
                 config.secure_clipping, max(len(clients), 1), 0.0 if clip is None else clip.norm
             )
             masked = MaskedSum(
-                run, self._pending, grid, clients, quantizer, SumOptions("aggregation", number)
+                run,
+                self._pending,
+                grid,
+                clients,
+                quantizer,
+                SumOptions("aggregation", number, versions=versions),
             )
             shares = {client.index: float(d[client.index] / largest) for client in clients}
             fields = {

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from strategies import (
 )
 from strategies.clock import WallClock
 from strategies.core.conflicts import ConflictError
+from strategies.core.openings import Openings
 from strategies.secure import masks_updates
 from strategies.secure.masking import Quantizer
 from strategies.secure.mod import ONLY_MASKED
@@ -311,6 +313,35 @@ def test_a_run_that_goes_on_has_the_same_model(run: Make) -> None:
     options = {"server_optimizer": "adam", **SECURE}
     whole = run(rounds=4, states=states, **options)[0]
     assert run(rounds=4, state=states[2], **options)[0] == whole
+
+
+def test_a_repeated_round_without_one_client_is_not_opened(
+    run: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server of a resumed run subtracts a sum without client 4 from the one with it, which was opened before."""
+    file, states = tmp_path / "openings.jsonl", dict[int, Any]()
+    whole = run(rounds=3, states=states, openings=Openings(file), **SECURE)[0]
+    assert len(file.read_text("ascii").splitlines()) == 3
+    before = run(rounds=1, **SECURE)[0]
+    # Without the record the attack has its second sum.
+    assert run(rounds=2, state=states[1], goes={4: "masked"}, **SECURE)[0] != before
+    for _ in range(2):  # the record outlives the process
+        attacked, _, _ = run(rounds=3, state=states[1], goes={4: "masked"}, openings=Openings(file), **SECURE)
+        assert attacked == before
+    assert "it differs by 1 updates from a sum that was opened before the run was resumed" in caplog.text
+    assert run(rounds=3, state=states[1], openings=Openings(file), **SECURE)[0] == whole  # the same clients
+
+
+def test_sums_that_share_updates_are_opened_if_they_are_equal_or_differ_by_many() -> None:
+    openings = Openings()
+    assert not openings.refusal([(0, 5), (1, 5), (2, 4)], 3)
+    assert not openings.refusal([(2, 4), (1, 5), (0, 5)], 3)  # the same
+    assert openings.refusal(
+        [(0, 5), (1, 5), (3, 5)], 3
+    )  # another client in the buffer of a repeated aggregation
+    assert openings.refusal([(0, 5), (1, 5)], 3)
+    assert not openings.refusal([(0, 5), (3, 5), (4, 5)], 3)
+    assert not openings.refusal([(0, 6), (1, 6), (2, 6)], 3)  # other updates of the same clients
 
 
 def test_on_devices_a_line_says_that_no_length_is_bounded(run, caplog) -> None:

@@ -7,6 +7,7 @@ import pytest
 from flwr.app import Context, Message
 
 from strategies import FedAvg, FederatedStrategy, RunError, messages
+from strategies.core.openings import Openings
 from strategies.secure import masks_updates
 
 Make = Callable[..., Any]
@@ -47,6 +48,7 @@ class Runs:
         seed_of_grid: int = 0,
         state: dict[str, Any] | None = None,
         states: dict[int, Any] | None = None,
+        openings: Openings | None = None,
         **options: Any,
     ) -> tuple[list[float], Any, Any]:
         """Return the model's values, the metrics and the grid; go on from ``state``, fill ``states``."""
@@ -57,6 +59,7 @@ class Runs:
             grid.node(partition).context.node_config["local-steps"] = number
         strategy = kind(**options)
         strategy.run_options.deterministic_noise = True  # central noise by the seed
+        strategy.run_options.openings = openings
         if states is not None:
             strategy.run_options.observer = lambda progress: states.update(
                 {progress.aggregation: strategy.state()}
