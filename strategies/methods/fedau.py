@@ -22,6 +22,7 @@ Sent: the messages of FedAvg. Kept: three numbers for each client; the updates o
 bytes for each participant.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -38,6 +39,8 @@ from strategies.updates.pipeline import Contribution
 INTERVALS = (
     "intervals"  # in the memory: by client index the rows below; the first is NaN before a client joins
 )
+
+INTERVAL_BOUND = 4.0  # with safeguards, ω_i over the clients' median
 
 
 @dataclass(frozen=True)
@@ -97,14 +100,26 @@ class FedAU(SynchronousStrategy):
             self.session.objective_weights(),
             self.session.aggregations + 1,
         )
-        weights = []
+        weights, most = [], self._longest(rows)
         for contribution in contributions:
             index = contribution.client.index
             began, number, total = after_absence(rows[index], server_round, self.config.participation_cutoff)
-            weights.append(p.get(index, 0.0) * (total / number if number else 1.0))
+            weights.append(p.get(index, 0.0) * min(total / number if number else 1.0, most))
             rows[index] = server_round, number + 1, total + server_round - began
             self.session.client_stats[index].weight += weights[-1]
         return weights
+
+    def _longest(self, rows: Weights) -> float:
+        """Return the largest ω_i that counts: with safeguards a multiple of the median of all clients' ω_i.
+
+        A client makes its own absences; without a bound one that stays away for K rounds counts K p_i once.
+        """
+        if not self.session.safeguards.active:
+            return math.inf
+        known = rows[~np.isnan(rows[:, 0])]
+        return INTERVAL_BOUND * float(
+            np.median(np.where(known[:, 1] > 0, known[:, 2] / np.maximum(known[:, 1], 1), 1.0))
+        )
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) over the clients that ever take part; None if it can't be known who does."""

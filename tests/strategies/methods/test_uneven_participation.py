@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from strategies import FedAU, FedAvg, FedStale, SynchronousStrategy
-from strategies.methods.fedau import after_absence
+from strategies.methods.fedau import INTERVALS, after_absence
 
 CENTRES, SIZES, A = (3.0, 2.0, -1.0, 0.5, 7.0), (1, 2, 5, 3, 4), (1.0, 2.0, 0.5, 1.5, 0.7)
 STEPS, GAMMA, C = (1, 2, 5, 3, 4), 0.1, 5
@@ -234,3 +234,11 @@ def test_the_first_interval_of_a_client_that_joins_late_begins_there(
     for found, centre in zip(seen[1:], (2.5, 2.5, 2.5, 4 / 3, 4 / 3), strict=True):
         W = (W + centre) / 2
         assert found == pytest.approx(W, rel=1e-12)
+
+
+def test_with_safeguards_an_absence_counts_at_most_four_times_the_usual():
+    """Client 4 was away for 40 rounds before its second participation; the others took part in every second one."""
+    for mode, longest in (("on", 4 * 2.0), ("off", 40.0)):
+        strategy = FedAU(safeguards=mode, fraction_evaluate=0.0)
+        strategy.session.memory[INTERVALS] = np.array([[40.0, 20, 40]] * 4 + [[40.0, 1, 40]])
+        assert min(strategy._longest(strategy.session.memory[INTERVALS]), 40.0) == longest
