@@ -348,8 +348,12 @@ class ContributionWeights:
         return {index: given.get(index, 0.0) for index in self.current.weight}
 
     def observed_periods(self) -> Times:
-        """Return P_i (n,) of the clients that count, observed since each joined."""
-        return observed_periods.contribution_periods(self._task_table.active_clients, self._run.aggregations)
+        """Return P_i (n,) of the clients that count, observed since each joined.
+
+        The aggregation under way counts where d_i = p_i P_i, and not where d_i is of a client's own time.
+        """
+        done = self._run.aggregations - self.by_own_time
+        return observed_periods.contribution_periods(self._task_table.active_clients, done)
 
     def _with_bounded_rates(self, times: Times) -> Times:
         """Return the task times (n,), of clients whose rate is bounded those with which their contributions count."""
