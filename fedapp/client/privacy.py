@@ -83,5 +83,9 @@ def privately(
 
 
 def noise_from_seed(record: ConfigRecord, context: Context) -> bool:
-    """Tell whether a client's noise comes from the run's seed: in a simulation, unless ``dp-noise`` is system."""
-    return record.get("dp-noise") != SYSTEM and is_simulated(context)
+    """Tell whether a client's noise comes from the run's seed: in a simulation, unless ``dp-noise`` is system.
+
+    A client with data of its own never takes it from there.
+    """
+    own = "data-path" in context.node_config
+    return record.get("dp-noise") != SYSTEM and is_simulated(context) and not own
