@@ -154,8 +154,8 @@ class Comparison:
             table.add_row(*map(Text, row), style="bold" if cell is best else None)
         return table
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write the tables and the overlaid curves into a folder; return the paths."""
+    def write(self, folder: Path, formats: Sequence[str] = ()) -> list[Path]:
+        """Write the tables and the overlaid curves into a folder, also in further formats; return the paths."""
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.verdict_lines)]
         lines += [""] * bool(self.verdict_lines)
@@ -173,7 +173,8 @@ class Comparison:
         if self.axes and self.metrics:
             from fedapp.report.overlay import draw_overlay  # matplotlib is slow to import
 
-            paths.append(draw_overlay(folder / FIGURE, self.cells, self.metrics[:2], self.axes, self.title))
+            curves = folder / FIGURE
+            paths += draw_overlay(curves, self.cells, self.metrics[:2], self.axes, self.title, formats)
             lines += [f"![curves]({FIGURE})", ""]
             if (figure := self._draw_clients(folder)) is not None:
                 paths.append(figure)

@@ -367,6 +367,17 @@ def style_axes(axes: Axes) -> None:
     axes.tick_params(labelsize=9, colors=INK, length=3)
 
 
+def save_vectors(figure: Figure, path: Path, formats: Sequence[str]) -> list[Path]:
+    """Write a figure beside its PNG as PDF or SVG, with text as text; return the paths."""
+    from matplotlib import rc_context
+
+    paths = [path.with_suffix(f".{form}") for form in formats if form != "png"]
+    with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
+        for each in paths:
+            figure.savefig(each)
+    return paths
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG; a line in the log names signs that the font hasn't, which are boxes in the figure."""
     texts = {text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)}

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.cells import Cell, axis_label, best_of, direction_of
-from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, style_axes
+from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, save_vectors, style_axes
 from fedapp.report.series import Array, mean_and_spread
 
 COLORS = [TEST, TRAIN, "#117733", "#AA4499", "#999933", "#332288", "#88CCEE", "#882255"]
@@ -24,9 +24,14 @@ _APART = 0.055  # least distance of two names, of the height of a panel
 
 
 def draw_overlay(
-    path: Path, cells: Sequence[Cell], metrics: Sequence[str], axes: Mapping[str, float], title: str
-) -> Path:
-    """Draw a panel for each metric (rows) and axis (columns), 1200 pixels wide.
+    path: Path,
+    cells: Sequence[Cell],
+    metrics: Sequence[str],
+    axes: Mapping[str, float],
+    title: str,
+    formats: Sequence[str] = (),
+) -> list[Path]:
+    """Draw a panel for each metric (rows) and axis (columns), 1200 pixels wide; return the paths.
 
     Beyond eight settings, those with the best first metric at the end, or the first ones where it isn't known which
     values are better; the title says so.
@@ -37,9 +42,11 @@ def draw_overlay(
         Settings; those without runs are left out.
     axes
         Axes of `fedapp.report.recorded.AXES`, each with the place that all runs reached, marked if some went further.
+    formats
+        Formats beside the PNG: ``pdf``, ``svg``.
     """
     shown, note = _few([cell for cell in cells if cell.runs], metrics)
-    figure = new_figure(0.7 + 2.7 * len(metrics), title + note)
+    figure = new_figure(0.7 + 2.7 * len(metrics), title + note + _bands_text(shown))
     grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharey="row")
     for row, key in zip(grid, metrics, strict=True):
         for panel, (axis, end) in zip(row, axes.items(), strict=True):
@@ -59,7 +66,7 @@ def draw_overlay(
             panel.set_xlabel(axis_label(axis, shown), fontsize=9)
         row[0].set_ylabel(key, fontsize=9)
         _name_lines(row[-1], drawn)
-    return save(figure, path)
+    return [save(figure, path), *save_vectors(figure, path, formats)]
 
 
 def _few(cells: Sequence[Cell], metrics: Sequence[str]) -> tuple[list[Cell], str]:
@@ -73,6 +80,15 @@ def _few(cells: Sequence[Cell], metrics: Sequence[str]) -> tuple[list[Cell], str
         return list(cells[:MOST]), f"\n{MOST} of {len(cells)} settings: the first" * (len(cells) > MOST)
     order = "highest" if direction_of(cells, metrics[0]) else "lowest"
     return best, f"\n{len(best)} of {len(cells)} settings: those with the {order} {metrics[0]}"
+
+
+def _bands_text(cells: Sequence[Cell]) -> str:
+    """Return what lines and bands are, for the title; "" where no setting has two seeds."""
+    numbers = sorted({len(cell.seeds) for cell in cells if len(cell.seeds) > 1})
+    if not numbers:
+        return ""
+    seeds = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    return f"\nlines and bands: mean ± 1 s.d. of {seeds} seeds"
 
 
 def _draw_band(

@@ -15,6 +15,7 @@ from fedapp.config.options import SimulationConfig, read_options, read_run_optio
 from fedapp.names import AUTO, ENGINES
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.axes import completed_axis, read_axes
+from fedapp.sweeps.formats import read_formats
 from fedapp.sweeps.plan import TAKEN, SweepPlan, checked, keys_of, read_file
 from fedapp.sweeps.point import NUM_CLIENTS
 from fedapp.sweeps.results import remarks, table, write_results
@@ -66,6 +67,9 @@ def sweep(
         int,
         typer.Option(min=0, help="number of seeds to tune on; 0: as many as are reported, and 3 at most"),
     ] = 0,
+    formats: Annotated[
+        str, typer.Option("--format", help="formats of the figure beside PNG, with commas: pdf, svg")
+    ] = "",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -81,11 +85,12 @@ def sweep(
     """
     try:
         options = {"tune": tune, "by": by, "tuning-seeds": tuning_seeds}
+        forms = read_formats(formats)
         plan = plan_of(axes, run_config, federation_config, options)
         folder = out.expanduser() if out else default_folder(plan)
         console = Console()
         outcome = make_sweep(plan, folder, engine=engine, jobs=jobs, console=console)
-        paths = write_results(outcome)
+        paths = write_results(outcome, forms)
     except (*USER_ERRORS, OSError) as error:  # such as a folder that can't be written
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from fedapp.report.comparison import Comparison
 from fedapp.report.exports import csv_of, json_of, latex_of, markdown_of
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.runs import client_tables_of, differences_table, reasons, runs_in, runs_table, sweeps_in
+from fedapp.sweeps.formats import read_formats
 
 # Columns of a terminal in which a run and what tells it from others have room beside each other.
 WIDE = 120
@@ -55,6 +56,9 @@ def compare_command(
         Path | None,
         typer.Option("--out", "-o", help="folder for a figure and the table; default: only printed"),
     ] = None,
+    formats: Annotated[
+        str, typer.Option("--format", help="formats of the figure beside PNG, with commas: pdf, svg")
+    ] = "",
     csv: Annotated[bool, typer.Option("--csv", help="print the table as CSV")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="print a table of LaTeX for each metric")] = False,
@@ -72,6 +76,9 @@ def compare_command(
     try:
         if len(forms) > 1 or (forms and out):
             raise ConfigError("--csv, --json, --latex, --markdown and --out: one at a time")
+        if formats and not out:
+            raise ConfigError(f"--format {formats}: goes with --out, which has the figure")
+        forms_of_figures = read_formats(formats)
         comparison = Comparison(recorded(runs))
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
@@ -84,7 +91,7 @@ def compare_command(
         console.print(note, style="yellow", markup=False, highlight=False)
     for line in comparison.verdict_lines:
         console.print(line, markup=False, highlight=False)
-    for path in comparison.write(out.expanduser()) if out else ():
+    for path in comparison.write(out.expanduser(), forms_of_figures) if out else ():
         print(path.absolute())
 
 

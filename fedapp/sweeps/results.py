@@ -22,8 +22,8 @@ from fedapp.sweeps.tuning import HOW_STATED
 from strategies.flower.higher_is_better import unknown_direction
 
 
-def write_results(outcome: Outcome) -> list[Path]:
-    """Write what a sweep leaves behind beside its runs; return the paths."""
+def write_results(outcome: Outcome, formats: Sequence[str] = ()) -> list[Path]:
+    """Write what a sweep leaves behind beside its runs, the figure also in further formats; return the paths."""
     folder = outcome.path
     frame = runs_frame(outcome)
     frame.to_csv(folder / CSV, index=False)
@@ -38,7 +38,8 @@ def write_results(outcome: Outcome) -> list[Path]:
 
         axes = {axis: end for axis, end in axes_of(cells).items() if axis in ("time", "aggregation")}
         if axes:
-            paths.append(draw_overlay(folder / FIGURE, cells, outcome.metrics[:2], axes, _title(outcome)))
+            figure = folder / FIGURE
+            paths += draw_overlay(figure, cells, outcome.metrics[:2], axes, _title(outcome), formats)
     (folder / REPORT).write_text(report(outcome, (folder / FIGURE) in paths), "utf-8")
     return [*paths, folder / REPORT]
 

@@ -186,6 +186,33 @@ def test_the_command_prints_and_draws(runs, tmp_path):
     )
 
 
+def test_a_figure_for_a_paper_has_text_and_says_what_its_bands_are(runs, tmp_path):
+    arguments = ["compare", *map(str, runs), "-o", str(tmp_path / "out"), "--format", "pdf,svg,png"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "comparison.pdf").read_bytes().startswith(b"%PDF")
+    drawn = (tmp_path / "out" / "comparison.svg").read_text()
+    assert ">lines and bands: mean ± 1 s.d. of 2 seeds</" in drawn
+    assert ">fedfix lr=0.25</" in drawn
+    assert "comparison.svg" in done.output
+    assert (tmp_path / "out" / "comparison.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["-o", "out", "--format", "pdf,eps"],
+            "--format pdf,eps: 'eps' is no format of figures; allowed are pdf, svg, png",
+        ),
+        (["--format", "pdf"], "--format pdf: goes with --out, which has the figure"),
+    ],
+)
+def test_a_format_that_is_none_is_one_line(runs, options, message):
+    done = CliRunner().invoke(app, ["compare", *map(str, runs), *options])
+    assert (done.exit_code, done.output.strip()) == (1, f"error: {message}")
+
+
 def test_brackets_in_values_are_shown(tmp_path):
     for number, options in enumerate(("betas=[0.9,0.95]", "[/x]")):
         write_run(
