@@ -158,7 +158,7 @@ def _from_object(preparation: Preparation, data: Any) -> tuple[Prepared, "pd.Dat
     """Return the rows of arrays, or of what else a run takes as its data in Python."""
     import pandas as pd
 
-    from fedapp.data.function import is_of_rows, named_arrays, pixels_or_array
+    from fedapp.data.given.returned import is_of_rows, named_arrays, pixels_or_array
     from fedapp.data.hugging_face import inputs_alone, is_hugging_face
 
     def problem(reason: str) -> DataError:

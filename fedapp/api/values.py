@@ -19,7 +19,7 @@ from fedapp.data.arrays import check_unmasked
 from fedapp.data.dataset import DataColumns
 from fedapp.data.errors import handed_over_dir
 from fedapp.data.facts.maker import MADE_BY, maker_of
-from fedapp.data.function import is_hugging_face_form, is_of_rows, named_arrays, stream_reason
+from fedapp.data.given.returned import is_hugging_face_form, is_of_rows, named_arrays, stream_reason
 from fedapp.data.hugging_face import returning
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.data.pictures import AS_IT_IS, ImageForm

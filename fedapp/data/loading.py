@@ -121,7 +121,7 @@ def load_dataset(
         - npz: a file (see `fedapp.data.npz`).
         - files: a file or folder in a common format (see `fedapp.data.own_files`).
         - hf:NAME: a local copy of it, read in its place (see `fedapp.data.hugging_face`).
-        - module:function: given to the function (see `fedapp.data.function`).
+        - module:function: given to the function (see `fedapp.data.given.function`).
     num_clients : int
         Natural clients of a generated synthetic problem, 0 for as many as in its paper (20, of synthetic:A,B 30);
         given to a function that takes it.
@@ -303,7 +303,7 @@ def _hugging_face(name: str, data_path: str, columns: DataColumns, targets: Targ
 def _function(
     name: str, data_path: str, num_clients: int, seed: int, columns: DataColumns, targets: Targets | None
 ) -> _Source:
-    from fedapp.data.function import arguments_of, digest_of, function_data, load_function
+    from fedapp.data.given.function import arguments_of, digest_of, function_data, load_function
 
     if not is_function(name):
         raise DataError(f"dataset = {name!r}: unknown; allowed: {', '.join(DATASETS)}, {FORMS}")

@@ -19,7 +19,7 @@ from fedapp.config import RunConfig
 from fedapp.data import DataError, Dataset, Division, Normalize, Partition, load_dataset, make_partition
 from fedapp.data.dataset import DataColumns, Targets
 from fedapp.data.errors import PREFIX, expanded
-from fedapp.data.function import load_function
+from fedapp.data.given.function import load_function
 from fedapp.data.loading import folder_of, is_function, is_generated, state_of
 from fedapp.data.moments import Moments
 from fedapp.data.partition import number_of_natural_clients

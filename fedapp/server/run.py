@@ -12,7 +12,7 @@ from flwr.serverapp import Grid
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig, in_keys
 from fedapp.data.facts.preparation import Preparation
-from fedapp.data.function import load_function
+from fedapp.data.given.function import load_function
 from fedapp.data.loading import is_function
 from fedapp.logs import copied_to, logging_as, plain_where_piped
 from fedapp.own import OwnPartError, raised_by

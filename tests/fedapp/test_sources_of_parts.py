@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedapp.data.function import digest_of
+from fedapp.data.given.function import digest_of
 from fedapp.own import changed_since, imported, register, source_digest, source_files
 
 Write = Callable[..., None]
