@@ -13,6 +13,7 @@ from scipy.stats import t as student
 from fedapp.report.figures import STEPS, new_figure, save, style_axes
 from fedapp.report.overlay import COLORS, MOST, set_view
 from fedapp.report.series import Array
+from fedapp.report.verdict.judging import judge
 from strategies import REGISTRY
 from studies.reproduce.experiment import Results
 from studies.reproduce.plan import Plan
@@ -49,12 +50,13 @@ def comparison(results: Results, plan: Plan, folder: Path) -> Report:
         of = f"{len(drawn)} of {len(best)} methods, " * (len(drawn) < len(best))
         title = f"{of}{problem or runs[0].config.dataset}"
         report.figures.append(_draw(file, title, drawn, plan.setting("confidence-from")))
-        _tell(report, problem, best, plan.setting("share"))
+        tuned = len({run.config.lr for run in runs}) > 1
+        _tell(report, problem, best, plan.setting("share"), tuned=tuned)
     return report
 
 
-def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: float) -> None:
-    """Add a problem's numbers as rows, and as a table with the best method first."""
+def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: float, *, tuned: bool) -> None:
+    """Add a problem's numbers as rows, and as a table with the best method first; without tuning also a verdict."""
     ends = [mean(each.runs.tails("accuracy")) for each in best.values()]
     target = share * max((end for end in ends if math.isfinite(end)), default=math.nan)
     columns: dict[str, Callable[[Run], float]] = {
@@ -74,7 +76,19 @@ def _tell(report: Report, problem: object, best: Mapping[str, _Method], share: f
         ]
         report.rows += rows
         lines.append(f"| {name} | {best[name].rate} | {' | '.join(row.text(3) for row in rows)} |")
+    if not tuned:  # a step size that was chosen on the seeds that are judged would flatter its method
+        lines += ["", *_verdict(best)]
     report.extra.append("\n".join([f"## {problem or METHODS}", "", *lines]))
+
+
+def _verdict(best: Mapping[str, _Method]) -> tuple[str, ...]:
+    """Return the verdict on the methods by their accuracy over the last 5 % of the runs, seed by seed."""
+    rows = [
+        (_as_written(name), run["seed"], float(run.tail("accuracy").mean()))
+        for name, method in best.items()
+        for run in method.runs
+    ]
+    return judge(rows, "accuracy", higher=True).sentences
 
 
 def _name(run: Run) -> str:
