@@ -32,14 +32,12 @@ REAL = "fiub"  # allowed kinds of dtypes: floats, signed and unsigned integers, 
 HALF = np.dtype(np.float16)
 
 BLOCK = 8192  # values of a vector that are worked on at once: 64 KiB in float64, which a core's cache holds
-CHUNK = (
-    4 * BLOCK
-)  # values of an update that are worked on at once: the L2 cache holds them with w̄ and the sum
+# Values of an update that are worked on at once: the L2 cache holds them with w̄ and the sum.
+CHUNK = 4 * BLOCK
 HEADER = 4096  # upper bound of the bytes of an array's header
 LARGEST_SQUARE = float(np.finfo(np.float32).max)  # upper bound of the square of a model's norm
-SURELY_VALID = (
-    LARGEST_SQUARE / 2
-)  # a square that was summed in lower precision, and is at most this, is valid
+# A square that was summed in lower precision, and is at most this, is valid.
+SURELY_VALID = LARGEST_SQUARE / 2
 OWN_PRECISION = (np.dtype(np.float32), np.dtype(np.float64))  # squares of whole numbers would wrap around
 LARGEST_WHOLE = 2**53  # whole numbers up to this are the same in float64
 
@@ -291,9 +289,9 @@ def wrong_with(square: float, *, finite: bool) -> str:
     """Return the fault of a model with this squared norm, "" if it has none; ``finite``: all values are finite."""
     if not finite:
         return f"its arrays hold values that {NOT_FINITE} (NaN or infinity)"
-    return (
-        "" if square <= LARGEST_SQUARE else f"its arrays' norm is {square**0.5:.1e}, whose square {OVERFLOWS}"
-    )
+    if not square <= LARGEST_SQUARE:
+        return f"its arrays' norm is {square**0.5:.1e}, whose square {OVERFLOWS}"
+    return ""
 
 
 def clip_update(model: Vector, base: NDArray[Any], bound: float) -> bool:

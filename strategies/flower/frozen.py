@@ -77,19 +77,18 @@ def sent_names(names: Iterable[str], trained: Trained, untrained: Sequence[str])
         if not found:
             raise ValueError(f"trained: the function returns True for no array; the model's are {listed}")
     else:
-        matching = {pattern: _matching(names, pattern) for pattern in trained}
-        for pattern, matched in matching.items():
-            if not matched:
+        found = _matching(names, trained)
+        for pattern in trained:
+            if not _matching(names, [pattern]):
                 raise ValueError(
                     f"trained = {pattern!r}: no array of the model is called so; its arrays are {listed}"
                 )
-        found = set[str]().union(*matching.values())
-    found.update(*(_matching(names, pattern) for pattern in untrained))
+    found |= _matching(names, untrained)
     return tuple(name for name in names if name in found)
 
 
-def _matching(names: Sequence[str], pattern: str) -> set[str]:
-    return {name for name in names if fnmatchcase(name, pattern)}
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 @dataclass(frozen=True)
@@ -290,9 +289,8 @@ class FrozenParameterCache(FrozenParameters):
         self.split, self._warn_once, self._nodes = split, warn_once, set(nodes)
         if self._key != messages.ARRAYS:
             self._fields[messages.MODEL] = self._key
-        self._last: tuple[ArrayRecord, ArrayRecord] | None = (
-            None  # arrays that are sent, and their full model
-        )
+        # Arrays that are sent, and their full model.
+        self._last: tuple[ArrayRecord, ArrayRecord] | None = None
 
     @property
     def max_reply_bytes(self) -> int:
@@ -311,9 +309,7 @@ class FrozenParameterCache(FrozenParameters):
         if message.metadata.dst_node_id in self._nodes:
             return message
         made = with_content(message, self.again(message))
-        if (
-            message.metadata.message_type == messages.TRAIN
-        ):  # as with models, those of evaluations aren't counted
+        if message.metadata.message_type == messages.TRAIN:  # as with models, not those of evaluations
             self.bytes_sent += messages.total_bytes(made) - messages.total_bytes(message)
         return made
 
@@ -492,13 +488,9 @@ def cache_frozen_parameters(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Keep the arrays of a model that aren't trained, which then aren't sent any more; a mod for Flower."""
-    records = message.content.items() if message.has_content() else ()
-    named = {
-        name: each for name, each in records if isinstance(each, ConfigRecord) and messages.FROZEN in each
-    }
-    if not named:
+    name, fields = _asked(message)
+    if fields is None:
         return call_next(message, context)
-    name, fields = next(iter(named.items()))
     digest, key = str(fields[messages.FROZEN]), str(fields.get(messages.MODEL, messages.ARRAYS))
     model = messages.arrays_of(message, key)
     if model is not None and messages.TRAVELS in fields:
@@ -519,6 +511,14 @@ def cache_frozen_parameters(
     return reply
 
 
+def _asked(message: Message) -> tuple[str, ConfigRecord | None]:
+    """Return name and record of the fields of a request that names frozen arrays; ("", None) if it names none."""
+    for name, record in message.content.items() if message.has_content() else ():
+        if isinstance(record, ConfigRecord) and messages.FROZEN in record:
+            return name, record
+    return "", None
+
+
 def split_as_asked(request_fields: ConfigRecord, sent: ArrayRecord, reply: Message, key: str) -> None:
     """Take the frozen arrays out of a reply to a request with a full model, for a mod before the cache's."""
     split = SplitModel.of(sent, request_fields[messages.TRAVELS])  # type: ignore[arg-type]
@@ -529,10 +529,6 @@ def split_as_asked(request_fields: ConfigRecord, sent: ArrayRecord, reply: Messa
 def _note(changed: str, reply: Message, digest: str = "") -> ConfigRecord:
     """Return the record of a reply: the digest of the frozen arrays that a client keeps, and one that it changed."""
     before = reply.content.get(messages.FROZEN)
-    added = {_CHANGED: changed, messages.FROZEN: digest}
-    return ConfigRecord(
-        {
-            **(before if isinstance(before, ConfigRecord) else {}),
-            **{key: value for key, value in added.items() if value},
-        }
-    )
+    note = ConfigRecord(dict(before) if isinstance(before, ConfigRecord) else {})
+    note.update({key: value for key, value in ((_CHANGED, changed), (messages.FROZEN, digest)) if value})
+    return note

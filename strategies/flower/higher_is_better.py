@@ -102,10 +102,15 @@ def _by_words(name: str) -> bool | None:
     if _MODIFIERS & set(words):
         return None
     pairs = [first + second for first, second in pairwise(words)]
-    for word in [*reversed(words), *pairs]:
-        for form in (word, word.removesuffix("s"), word.rstrip("0123456789")):
-            if form in _COSTS or form.endswith(_COST_ENDINGS):
-                return False
-            if form in _SCORES or form.endswith(_SCORE_ENDINGS):
-                return True
+    directions = map(_of_word, [*reversed(words), *pairs])
+    return next((direction for direction in directions if direction is not None), None)
+
+
+def _of_word(word: str) -> bool | None:
+    """Return the direction that a word gives, also in the plural or with a number; None if it gives none."""
+    for form in (word, word.removesuffix("s"), word.rstrip("0123456789")):
+        if form in _COSTS or form.endswith(_COST_ENDINGS):
+            return False
+        if form in _SCORES or form.endswith(_SCORE_ENDINGS):
+            return True
     return None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -58,51 +58,12 @@ with needed_for("the bound on the bytes of a reply"):
     from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 
 with needed_for("a Grid in one process: strategies.simulate and MemoryGrid"):
-    from flwr.supercore.run import Run
+    from flwr.supercore.run import Run as Run  # exported
     from flwr.supercore.task_identity import TaskIdentity
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
-
-__all__ = [
-    "APP_RAISED",
-    "CRASHED",
-    "FINDS_NO_ARRAYS",
-    "MESSAGE_UNAVAILABLE",
-    "MOD_FAILED",
-    "NOBODY_ANSWERED",
-    "OLDER_API",
-    "SECURE_AGGREGATION",
-    "SERVER",
-    "UNKNOWN",
-    "BoundedPulls",
-    "Run",
-    "as_reply_to",
-    "be_the_server",
-    "bounded_pulls",
-    "check_and_log_replies",
-    "client_apps",
-    "construct_messages",
-    "context_from_bytes",
-    "context_to_bytes",
-    "empty_run",
-    "flatten_dict",
-    "give_id",
-    "is_simulation",
-    "lacks_handler",
-    "message_from_bytes",
-    "message_to_bytes",
-    "mod_for_secure_aggregation",
-    "mod_that_wants_arrays",
-    "read_pairs",
-    "simulate",
-    "simulated_contexts",
-    "simulation_backend",
-    "unavailable_reply",
-    "with_content",
-    "with_error",
-]
 
 with needed_for("the reasons for which a reply is missing"):
     #: Error codes of replies, which have no public names: the message's time to live is over; all codes that the
@@ -237,19 +198,10 @@ class BoundedPulls:
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802
         """Look which replies have arrived, and which objects they consist of."""
-        response = self._client.PullMessages(request)
-        most, replies = (
-            self._most_bytes(),
-            zip(response.messages_list, response.message_object_trees, strict=True),
-        )
+        response, most = self._client.PullMessages(request), self._most_bytes()
+        replies = zip(response.messages_list, response.message_object_trees, strict=True)
         self._waiting = [
-            _PulledReply(
-                message.metadata.message_id,
-                message.metadata.reply_to_message_id,
-                set(_object_ids(tree)),
-                most,
-            )
-            for message, tree in replies
+            _PulledReply(message.metadata, set(_object_ids(tree)), most) for message, tree in replies
         ]
         return response
 
@@ -259,33 +211,35 @@ class BoundedPulls:
         with self._lock:
             owners = [each for each in self._waiting if request.object_id in each.objects]
             for each in owners:
-                if request.object_id not in each.read:
-                    each.read.add(request.object_id)
-                    each.left -= len(response.object_content)
-            if not owners or any(each.left >= 0 for each in owners):
+                each.read[request.object_id] = len(response.object_content)
+            if not owners or not all(each.is_too_large for each in owners):
                 return response
-            first = [each for each in owners if each.request_id not in self.refused]
-            self.refused |= {each.request_id: int(each.most) for each in first}
+            first = [each for each in owners if each.metadata.reply_to_message_id not in self.refused]
+            self.refused |= {each.metadata.reply_to_message_id: int(each.most) for each in first}
         for each in first:
-            self._client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(
-                    node=request.node, run_id=request.run_id, message_object_id=each.message_id
-                )
-            )
+            self._drop(each.metadata.message_id, request)
         return type(response)(object_found=False)
+
+    def _drop(self, message_id: str, request: Any) -> None:
+        """Tell the SuperLink to drop a reply, which a request for one of its objects is about."""
+        node, run_id = request.node, request.run_id
+        confirmed = ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id)
+        self._client.ConfirmMessageReceived(confirmed)
 
 
 @dataclass
 class _PulledReply:
     """A reply whose objects are being read."""
 
-    message_id: str
-    request_id: str
+    metadata: Any  # as protobuf
     objects: set[str]
     most: float
+    read: dict[str, int] = field(default_factory=dict)  # the bytes of its objects, by id
 
-    def __post_init__(self) -> None:
-        self.left, self.read = self.most, set[str]()
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the objects that were read have more bytes than a reply may have."""
+        return sum(self.read.values()) > self.most
 
 
 def _object_ids(tree: Any) -> Iterator[str]:

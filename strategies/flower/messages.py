@@ -72,9 +72,8 @@ RECORDS: Final = "records"
 # Secure sums (strategies/secure): the stage's record of requests and replies, and the masked update of a reply.
 SECURE: Final = "strategies.secure"
 MASKED: Final = "strategies.masked"
-SECURE_STAGES: Final = tuple(
-    f"{SECURE}.{stage}" for stage in ("keys", "shares", "masked", "unmask")
-)  # beside training
+# The stages of a secure sum beside training.
+SECURE_STAGES: Final = tuple(f"{SECURE}.{stage}" for stage in ("keys", "shares", "masked", "unmask"))
 KEEP: Final = "keep"  # without rounds: the client keeps its update, and masks it when the buffer is full
 
 # Fields of `metrics`, from the client.

@@ -238,11 +238,14 @@ def unpack_arrays(
     if packed:
         for name, record in messages.array_records(reply).items():
             reply.content[name] = pack_record(record)
-    elif _asks_for_description(message) and any(
-        config.get(READS_PACKED) for config in message.content.config_records.values()
-    ):
+    elif _offers_packing(message):
         messages.metrics_of(reply)[READS_PACKED] = 1
     return reply
+
+
+def _offers_packing(message: Message) -> bool:
+    configs = message.content.config_records.values() if _asks_for_description(message) else ()
+    return any(config.get(READS_PACKED) for config in configs)
 
 
 def _asks_for_description(message: Message) -> bool:
