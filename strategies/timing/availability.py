@@ -39,6 +39,7 @@ SPREAD = 1 / 8
 RAREST = 1e-5  # least probability under ``bernoulli`` of being available, and of being unavailable
 BLOCK = 512  # number of slots of ``bernoulli`` that are drawn and cached together, for each client
 Stretch = tuple[float, float]
+_COLUMNS = ("client", "start", "end")  # of a trace
 
 
 def _past(time: float) -> float:
@@ -108,6 +109,19 @@ class Always(Availability):
         return 0.0
 
 
+def _merged(stretches: Iterable[Stretch], period: float) -> list[Stretch]:
+    """Return intervals in order, those that overlap or touch as one; ValueError if one is none, or ends too late."""
+    found: list[Stretch] = []
+    for start, end in sorted(stretches):
+        if not (0 <= start < end < NEVER and end <= period):
+            raise ValueError("0 <= start < end, and end <= period")
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
 class Stretches:
     """The intervals of availability of one client, sorted and disjoint.
 
@@ -125,14 +139,7 @@ class Stretches:
     """
 
     def __init__(self, stretches: Iterable[Stretch], period: float | None = None) -> None:
-        found: list[Stretch] = []
-        for start, end in sorted(stretches):
-            if not (0 <= start < end < NEVER and (period is None or end <= period)):
-                raise ValueError("0 <= start < end, and end <= period")
-            if found and start <= found[-1][1]:
-                found[-1] = found[-1][0], max(found[-1][1], end)
-            else:
-                found.append((start, end))
+        found = _merged(stretches, NEVER if period is None else period)
         self.period = period
         self.whole = found == [(0.0, period)]
         # Times of changes: the client becomes available at even positions, unavailable at odd ones.
@@ -307,19 +314,25 @@ def make_availability(text: str, num_clients: int, seed: int) -> Availability:
         return Always()
     if kind == "trace":
         return ByStretches(_read(argument, num_clients))
-    values = list(numbers(argument.split(",")))
-    if not 0 < values[0] <= 1:
-        raise ValueError(f"availability = {text!r}: the first number must be above 0, at most 1")
-    if len(values) > 1 and not values[1] >= LEAST:
-        raise ValueError(f"availability = {text!r}: the second number, seconds, must be {LEAST} or more")
+    values = _checked(text, list(numbers(argument.split(","))))
     if kind == "bernoulli":
         if not RAREST <= values[0] <= 1 - RAREST and values[0] != 1:
             raise ValueError(
                 f"availability = {text!r}: the first number must be 1, or {RAREST:g} to {1 - RAREST:g}"
             )
-        return Bernoulli(values[0], values[1] if len(values) > 1 else 1.0, seed)
+        probability, seconds = [*values, *(0.0, 1.0)[len(values) :]]
+        return Bernoulli(probability, seconds, seed)
     share, period, spread = [*values, *(0.0, DAY, SPREAD)[len(values) :]]
     return Diurnal(share, period, spread, seed)
+
+
+def _checked(text: str, values: list[float]) -> list[float]:
+    """Return the numbers of an availability; ValueError if the share or the seconds can't be."""
+    if not 0 < values[0] <= 1:
+        raise ValueError(f"availability = {text!r}: the first number must be above 0, at most 1")
+    if len(values) > 1 and not values[1] >= LEAST:
+        raise ValueError(f"availability = {text!r}: the second number, seconds, must be {LEAST} or more")
+    return values
 
 
 def check_presence(availability: str, task_failure: float) -> None:
@@ -337,20 +350,21 @@ def _read(name: str, num_clients: int) -> list[Stretches]:
         return [_fedscale(file, entry, number + 1) for number, entry in enumerate(entries[:num_clients])]
     found: dict[int, list[Stretch]] = defaultdict(list)
     periods: dict[int, float | None] = {}
-    for number, row in file.rows(("client", "start", "end"), ("client", "start", "end", "period")):
-        try:
-            client, (start, end, *others) = int(row[0]), numbers(row[1:])
-            period = others[0] if others else None
-            Stretches([(start, end)], period)
-            right = client >= 0 and len(others) < 2 and periods.setdefault(client, period) == period
-        except (ValueError, IndexError):
-            right = False
-        if not right:
-            raise file.wrong(
-                f"row {number} must be client,start,end in seconds, 0 <= start < end, and perhaps the client's "
-                "period, the same in all its rows and at least end"
-            )
-        found[client].append((start, end))
+
+    def read(row: Sequence[str]) -> tuple[int, Stretch]:
+        client, (start, end, *others) = int(row[0]), numbers(row[1:])
+        period = others[0] if others else None
+        Stretches([(start, end)], period)
+        if client < 0 or len(others) > 1 or periods.setdefault(client, period) != period:
+            raise ValueError
+        return client, (start, end)
+
+    must = (
+        "client,start,end in seconds, 0 <= start < end, and perhaps the client's period, the same in all its rows "
+        "and at least end"
+    )
+    for _, (client, stretch) in file.read_rows((_COLUMNS, (*_COLUMNS, "period")), read, must):
+        found[client].append(stretch)
     complete = file.by_client(found, num_clients)
     return [Stretches(stretches, periods[client]) for client, stretches in enumerate(complete)]
 

@@ -102,9 +102,8 @@ class Cycle:
         stays = self._ends(now)
         span = self.presence.horizon if stays else self._span(PLAYED)
         end, done, task = now + span, 0, 0
-        more = (
-            self.presence.repeats and not self.presence.always
-        )  # the client may be unavailable most of the time
+        # The client may be unavailable most of the time.
+        more = self.presence.repeats and not self.presence.always
         while task < MOST:
             if now >= end:
                 if not more or done >= PLAYED or not (done or stays):

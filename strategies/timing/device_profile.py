@@ -158,25 +158,20 @@ def _read(name: str, num_clients: int) -> list[Capacity]:
         read = _appfl if is_appfl else _fedscale
         return [read(file, entries, client) for client in range(num_clients)]
     found: dict[int, Capacity] = {}
-    for number, row in file.rows(COLUMNS, WITH_WATTS):
-        client, device = _row(row)
-        if device is None:
-            raise file.wrong(
-                f"row {number} must be client,speed,down,up,latency and perhaps watts, with speed, down and up > 0"
-            )
+    must = "client,speed,down,up,latency and perhaps watts, with speed, down and up > 0"
+    for number, (client, device) in file.read_rows((COLUMNS, WITH_WATTS), _row, must):
         if client in found:
             raise file.wrong(f"row {number} is a second one for client {client}")
         found[client] = device
     return file.by_client(found, num_clients)
 
 
-def _row(row: Sequence[str]) -> tuple[int, Capacity | None]:
-    try:
-        client, values = int(row[0]), list(numbers(row[1:]))
-    except (ValueError, IndexError):
-        return -1, None
+def _row(row: Sequence[str]) -> tuple[int, Capacity]:
+    client, values = int(row[0]), list(numbers(row[1:]))
     right = client >= 0 and len(values) in (4, 5) and all(math.isfinite(v) and v >= 0 for v in values)
-    return client, Capacity(*values) if right and all(value > 0 for value in values[:3]) else None
+    if not right or not all(value > 0 for value in values[:3]):
+        raise ValueError
+    return client, Capacity(*values)
 
 
 def _fedscale(file: NamedFile, entries: Sequence[Any], client: int) -> Capacity:

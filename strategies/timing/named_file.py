@@ -6,7 +6,7 @@ No error message quotes the contents of a file: a wrong name may lead to a confi
 import csv
 import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -56,6 +56,23 @@ class NamedFile:
         if rows and [cell.strip() for cell in rows[0][1]] in [list(header) for header in headers]:
             del rows[0]
         return rows
+
+    def read_rows(
+        self, headers: Sequence[Sequence[str]], read: Callable[[list[str]], Row], must: str
+    ) -> Iterator[tuple[int, Row]]:
+        """Yield the line numbers of a CSV's rows and what ``read`` makes of them.
+
+        Raises
+        ------
+        ValueError
+            If ``read`` raises one, or an IndexError: that the row ``must`` be otherwise.
+        """
+        for number, row in self.rows(*headers):
+            try:
+                found = read(row)
+            except (ValueError, IndexError):
+                raise self.wrong(f"row {number} must be {must}") from None
+            yield number, found
 
     def entries(self) -> list[Any] | None:
         """Return the values of a dict in a JSON or ``pickle`` file, in its order; None for a CSV.

@@ -145,16 +145,18 @@ def _spaced(fixed: str, num_clients: int, name: str) -> NDArray[np.float64]:
     return np.linspace(1 - int(match[1]) / 100, 1.0, num_clients) if num_clients > 1 else np.ones(1)
 
 
+def _row(row: Sequence[str]) -> tuple[int, float]:
+    client, seconds = int(row[0]), float(row[1])
+    if len(row) != 2 or client < 0 or not 0 < seconds < float("inf"):
+        raise ValueError
+    return client, seconds
+
+
 def _read_trace(name: str, num_clients: int) -> list[list[float]]:
     file = NamedFile("time_scenario", "trace", name)
     times: dict[int, list[float]] = defaultdict(list)
-    for number, row in file.rows(("client", "seconds")):
-        try:
-            client, seconds = int(row[0]), float(row[1])
-            sensible = len(row) == 2 and client >= 0 and 0 < seconds < float("inf")
-        except (ValueError, IndexError):
-            sensible = False
-        if not sensible:
-            raise file.wrong(f"row {number} must be client,seconds with seconds > 0")
+    for _, (client, seconds) in file.read_rows(
+        [("client", "seconds")], _row, "client,seconds with seconds > 0"
+    ):
         times[client].append(seconds)
     return file.by_client(times, num_clients)

@@ -108,12 +108,9 @@ class VirtualScheduler(Scheduler):
 
     def timing(self, client: Client) -> TaskTiming | None:
         """Return the parts of a task's time from the device profile; None without a profile."""
-        devices = self._scenario().devices
-        return (
-            None
-            if devices is None
-            else devices.device(self._place(client)).timing(self.task_costs.of_last(client))
-        )
+        if (devices := self._scenario().devices) is None:
+            return None
+        return devices.device(self._place(client)).timing(self.task_costs.of_last(client))
 
     @property
     def comes_and_goes(self) -> bool:
@@ -221,12 +218,10 @@ class VirtualScheduler(Scheduler):
         if key not in self._cycles:
             place, law = self._place(client), self._scenario()
             cycle = Cycle(self._presences(), place, interval, mean)
-            fixed = len(law.distribution(place, load)) == 1 and not self.task_failure
-            self._cycles[key] = (
-                cycle.of_fixed()
-                if fixed
-                else cycle.of_drawn(lambda task, when: self.predict(client, task, when, load))
-            )
+            if len(law.distribution(place, load)) == 1 and not self.task_failure:
+                self._cycles[key] = cycle.of_fixed()
+            else:
+                self._cycles[key] = cycle.of_drawn(lambda k, when: self.predict(client, k, when, load))
         return self._cycles[key]
 
     def _leaves(self, client: Client, when: float) -> float:
