@@ -230,11 +230,7 @@ class _Asked:
 
         A model that isn't finite, or has another layout, is not compressed: the server refuses it with the reason.
         """
-        name, sent = str(self.fields[messages.COMPRESSION]), self.sent
-        if messages.TRAVELS in self.fields and reply.has_content():  # the request has the whole model
-            split_as_asked(self.fields, sent, reply, self.key)
-            travels: list[str] = self.fields[messages.TRAVELS]  # type: ignore[assignment]
-            sent = ArrayRecord({each: sent[each] for each in travels})
+        name, sent = str(self.fields[messages.COMPRESSION]), self._without_frozen(reply)
         layout = Layout.of(sent)
         try:
             compression = compressing(name, layout, self.fields[messages.UNTRAINED])  # type: ignore[arg-type]
@@ -247,11 +243,9 @@ class _Asked:
             base, model = layout.to_vector(sent), layout.to_vector(trained)
         except ArraysMismatchError:
             return reply
-        places = compression.trained
-        seed, run, client, task = (
-            self._number(key) for key in (messages.SEED, messages.RUN, messages.CLIENT, messages.TASK)
-        )
-        before, update = residual_before(context, run, task), (model - base)[places]
+        keys = (messages.SEED, messages.RUN, messages.CLIENT, messages.TASK)
+        seed, run, client, task = map(self._number, keys)
+        before, update = residual_before(context, run, task), (model - base)[compression.trained]
         if before is not None:
             update += unpack(before)
         rng = streams.generator(seed, "compression", client, task)
@@ -263,6 +257,14 @@ class _Asked:
             if value is trained:
                 reply.content[key] = record
         return reply
+
+    def _without_frozen(self, reply: Message) -> ArrayRecord:
+        """Return the model that was sent, and split it and the reply's where the request has the whole model."""
+        if messages.TRAVELS not in self.fields or not reply.has_content():
+            return self.sent
+        split_as_asked(self.fields, self.sent, reply, self.key)
+        travels: list[str] = self.fields[messages.TRAVELS]  # type: ignore[assignment]
+        return ArrayRecord({each: self.sent[each] for each in travels})
 
     def _number(self, key: str) -> int:
         return int(self.fields[key])  # type: ignore[arg-type]

@@ -136,11 +136,15 @@ class UsualNorm:
 
     def state(self) -> dict[str, Any]:
         """Return what a run goes on from."""
-        sizes = (
-            {"sizes-of": list(self.sizes), "sizes-to-median": list(self.sizes.values())} if self.sizes else {}
-        )
         left = [[index, *each] for index, each in self.shrinkage.items()]
-        return {"norms-of": list(self.norms), "norms": list(self.norms.values()), "norms-left": left, **sizes}
+        state: dict[str, Any] = {
+            "norms-of": list(self.norms),
+            "norms": list(self.norms.values()),
+            "norms-left": left,
+        }
+        if self.sizes:
+            state |= {"sizes-of": list(self.sizes), "sizes-to-median": list(self.sizes.values())}
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``."""

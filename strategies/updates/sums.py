@@ -134,6 +134,17 @@ class BlockSum:
     bounded: Collection[int] = ()
     furthest: float = 0.0
 
+    @property
+    def counting(self) -> list[int]:
+        """The positions of the tasks that are in the sum."""
+        return [place for place in range(self.number) if place not in self.not_counted]
+
+    @property
+    def counting_metrics(self) -> dict[str, list[float]]:
+        """The metrics of the clients whose tasks are in the sum."""
+        counting = self.counting
+        return {name: [values[place] for place in counting] for name, values in self.metrics.items()}
+
 
 @runtime_checkable
 class SummingGrid(Protocol):
