@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 
-from strategies.clients.client_statistics import ACCEPTED, OUTCOMES, ClientRecord, ClientStatistics
+from strategies.clients.client_statistics import OUTCOMES, ClientRecord, ClientStatistics
 from strategies.clients.roster import Client, Roster
 from strategies.flower import messages
 
@@ -24,12 +24,7 @@ def in_vain(roster: Roster, client_stats: ClientStatistics) -> Iterator[tuple[st
     for client in _clients(roster):
         account = account_of.get(client.index, ClientRecord())
         if account.tasks and not account.accepted:
-            numbers = {outcome: int(getattr(account, outcome)) for outcome in OUTCOMES if outcome != ACCEPTED}
-            known = [
-                f"{number} {_WORDS.get(outcome, outcome)}" for outcome, number in numbers.items() if number
-            ]
-            asked = f"{account.tasks} task{'s' * (account.tasks > 1)}"
-            yield f"client {client.display_name}", f"{asked}, {', '.join(known) or 'none done'}"
+            yield f"client {client.display_name}", _outcomes(account)
     for node_id, reason in sorted(roster.refused.items()):
         if account_of.get(roster.former.get(node_id, -1), ClientRecord()).accepted:
             continue  # it counted until it was refused, which the log says where it happened
@@ -49,6 +44,13 @@ def log_never_counted(roster: Roster, client_stats: ClientStatistics) -> None:
     asked = {index for index, account in client_stats.items() if account.tasks}
     if idle := [client.node_id for client in _clients(roster) if client.index not in asked]:
         log.info("%d devices were never asked to train in this run: %s", len(idle), roster.named(idle))
+
+
+def _outcomes(account: ClientRecord) -> str:
+    """Return the number of a client's tasks, and how many had each outcome, in words."""
+    numbers = {_WORDS.get(outcome, outcome): getattr(account, outcome) for outcome in OUTCOMES}
+    known = [f"{number} {word}" for word, number in numbers.items() if number]
+    return f"{account.tasks} task{'s' * (account.tasks > 1)}, {', '.join(known) or 'none done'}"
 
 
 def _clients(roster: Roster) -> list[Client]:

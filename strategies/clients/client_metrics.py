@@ -289,10 +289,14 @@ def from_replies(
     return dict(list(metrics.items())[:MOST_BY_CLIENT])
 
 
-def columns(metrics: Mapping[str, ByClient], least: int = 0) -> dict[str, list[float]]:
-    """Return metrics as lists by client index, with ``least`` entries or more; NaN for a client without a value."""
+def columns(
+    metrics: Mapping[str, Mapping[int, float]], least: int = 0, missing: float = math.nan
+) -> dict[str, list[float]]:
+    """Return metrics as lists by client index, with ``least`` entries or more; ``missing`` where there is none."""
     size = max([least, *(max(each) + 1 for each in metrics.values() if each)])
-    return {name: [each.get(index, math.nan) for index in range(size)] for name, each in metrics.items()}
+    return {
+        name: [float(each.get(index, missing)) for index in range(size)] for name, each in metrics.items()
+    }
 
 
 def shares(values: Sequence[float]) -> list[float]:

@@ -67,6 +67,16 @@ class ClientStatistics:
             return {}
         return {messages.DEVICE_SECONDS: self._seconds, messages.WASTED_SECONDS: self._wasted}
 
+    def add_weights(self, shares: Mapping[int, float]) -> None:
+        """Add to the weights of clients what each counted, by client index."""
+        for index, share in shares.items():
+            self[index].weight += share
+
+    def missed(self, index: int) -> int:
+        """Return the number of a client's tasks without a valid reply; 0 for a client without an entry."""
+        account = self._client_stats.get(index, ClientRecord())
+        return account.late + account.failed + account.refused
+
     def __getitem__(self, index: int) -> ClientRecord:
         return self._client_stats[index]
 
@@ -204,9 +214,7 @@ class Timeline:
         ``ends`` is the time when the task will end, and ``parts`` its download, training and upload seconds; both are
         None where they are unknown.
         """
-        if client in self._open:
-            self.end(client, began, LOST)
-        self._open[client] = _Open(began, ends, self.watch.now(), timing)
+        self.begin_all([client], began, [ends], [timing])
 
     def begin_all(
         self,

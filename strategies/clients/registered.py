@@ -45,6 +45,22 @@ class RegisteredNode:
     partition: int | None = None
     tags: tuple[str, ...] = ()
 
+    @classmethod
+    def read(cls, entry: str) -> "RegisteredNode":
+        """Read a node as the record names it; raise ValueError if its id is none."""
+        name, _, rest = entry.partition(":")
+        numbers, *tags = rest.split("+")
+        number, *place = numbers.split(":")
+        if not 0 < int(number) <= _LARGEST_NODE:
+            raise ValueError(f"registered_nodes = {entry!r}: a node id must be 1 to {_LARGEST_NODE}")
+        return cls(name, int(number), int(place[0]) if place else None, tuple(tags))
+
+    @property
+    def claims(self) -> list[tuple[str, str | int]]:
+        """What no other node may have: its name, its id, and its partition if it has one."""
+        own: list[tuple[str, str | int]] = [("name", self.name), ("node", self.node_id)]
+        return own if self.partition is None else [*own, ("partition", self.partition)]
+
     def __str__(self) -> str:
         place = "" if self.partition is None else f":{self.partition}"
         return "+".join([f"{self.name}:{self.node_id}{place}", *self.tags])
@@ -74,21 +90,13 @@ class NodeRecord:
             raise ValueError(f"registered_nodes = {text!r}: must be {ALLOWED}")
         self.nodes: dict[int, RegisteredNode] = {}
         known: dict[tuple[str, str | int], str] = {}
-        for entry in filter(None, (part.strip() for part in text.split(","))):
-            name, _, rest = entry.partition(":")
-            numbers, *tags = rest.split("+")
-            number, *place = numbers.split(":")
-            node = RegisteredNode(name, int(number), int(place[0]) if place else None, tuple(tags))
-            if not 0 < node.node_id <= _LARGEST_NODE:
-                raise ValueError(f"registered_nodes = {entry!r}: a node id must be 1 to {_LARGEST_NODE}")
-            said: list[tuple[str, str | int]] = [("name", name), ("node", node.node_id)]
-            said += [] if node.partition is None else [("partition", node.partition)]
-            for each in said:
-                if each in known:
-                    raise ValueError(
-                        f"registered_nodes: {known[each]!r} and {entry!r}: names, node ids and partitions must differ"
-                    )
-            known |= dict.fromkeys(said, entry)
+        for entry in filter(None, map(str.strip, text.split(","))):
+            node = RegisteredNode.read(entry)
+            for claim in node.claims:
+                if claim in known:
+                    both = f"{known[claim]!r} and {entry!r}"
+                    raise ValueError(f"registered_nodes: {both}: names, node ids and partitions must differ")
+                known[claim] = entry
             self.nodes[node.node_id] = node
         self._owners = {node.partition: node for node in self.nodes.values() if node.partition is not None}
         self._names = {node.name: node.node_id for node in self.nodes.values()}
@@ -136,16 +144,14 @@ class NodeRecord:
         how, _, text = participation.partition(":")
         if not addresses(participation):
             return None
-        given = f"participation = {participation!r}"
-        by_tag = how == BY_TAG
-        has = {node_id: node.tags if by_tag else (node.name,) for node_id, node in self.nodes.items()}
-        known = sorted({word for words in has.values() for word in words})
-        for word in (words := text.split(",")):
+        has = {i: node.tags if how == BY_TAG else (node.name,) for i, node in self.nodes.items()}
+        words, known = text.split(","), set[str]().union(*has.values())
+        for word in words:
             if word not in known:
-                kind = "tag" if by_tag else "name"
-                allowed = ", ".join(known) or f"none, as no device has a {kind}"
+                allowed = ", ".join(sorted(known)) or f"none, as no device has a {how}"
                 raise ValueError(
-                    f"{given}: no registered device has the {kind} {word!r}; allowed are {allowed}"
+                    f"participation = {participation!r}: no registered device has the {how} {word!r}; allowed are "
+                    f"{allowed}"
                 )
         return frozenset(node_id for node_id, own in has.items() if set(own) & set(words))
 

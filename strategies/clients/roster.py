@@ -190,20 +190,12 @@ class Roster:
         """
         starting = not self._by_node
         grid = addressed(grid, self.participation, self._addressed)
-        engine = engine_of(grid)
-        self.devices = engine == DEPLOYMENT
+        self.devices = engine_of(grid) == DEPLOYMENT
         if starting:
-            self._wait_for_first(grid, engine)
+            self._wait_for_first(grid)
         self._see(grid)
         if not starting and len(self._present) < self.min_nodes:
-            log.warning(
-                "%d clients are connected, the run waits for %d (min_available_nodes) for up to %g s",
-                len(self._present),
-                self.min_nodes,
-                self.timeout,
-            )
-            wait_for_nodes(grid, self.min_nodes, self.timeout, self.should_stop)
-            self._see(grid)
+            self._wait_for_more(grid)
         while not self.should_stop() and (new := self._present - self._by_node.keys() - self._refused):
             self._describe(grid, sorted(new), config)
             self._refused |= new - self._by_node.keys()
@@ -212,18 +204,26 @@ class Roster:
             if starting and expected > len(self._present) and not self.devices:
                 wait_for_nodes(grid, expected, self.timeout, self.should_stop)
             self._see(grid)
-        if not starting and not self.clients and not self.should_stop():
-            log.warning("no client is connected, the run waits for one for up to %g s", self.timeout)
-            wait_while(lambda: self._nobody(grid), self.timeout, self.should_stop)
-            if self._present - self._refused:
-                return self.refresh(grid, config)
+        if not starting and not self.clients and self._waited_for_anyone(grid):
+            return self.refresh(grid, config)
         if not self.clients and not self.should_stop():
             raise RunError("no client can take part; the log names the reason for each")
         return self.clients
 
-    def _wait_for_first(self, grid: Grid, engine: str) -> None:
+    def _wait_for_more(self, grid: Grid) -> None:
+        """Wait for ``min_nodes`` nodes in a run whose clients have left."""
+        log.warning(
+            "%d clients are connected, the run waits for %d (min_available_nodes) for up to %g s",
+            len(self._present),
+            self.min_nodes,
+            self.timeout,
+        )
+        wait_for_nodes(grid, self.min_nodes, self.timeout, self.should_stop)
+        self._see(grid)
+
+    def _wait_for_first(self, grid: Grid) -> None:
         """Wait for ``min_clients`` nodes, unless the Grid has all its nodes from the start, and these are fewer."""
-        may_come = engine in (DEPLOYMENT, RAY, MEMORY)
+        may_come = engine_of(grid) in (DEPLOYMENT, RAY, MEMORY)
         if not may_come and (number := len(list(grid.get_node_ids()))) < self.min_clients:
             raise RunError(
                 f"{self.min_clients} clients are needed (min_available_nodes, min_train_nodes, min_evaluate_nodes), "
@@ -231,10 +231,17 @@ class Roster:
             )
         wait_for_nodes(grid, self.min_clients, self.timeout, self.should_stop)
 
-    def _nobody(self, grid: Grid) -> bool:
-        """Look up the connected nodes; return True if none of them may take part."""
-        self._see(grid)
-        return not self._present - self._refused
+    def _waited_for_anyone(self, grid: Grid) -> bool:
+        """Wait until any node is connected that may take part; return False if none comes."""
+
+        def nobody() -> bool:
+            self._see(grid)
+            return not self._present - self._refused
+
+        if not self.should_stop():
+            log.warning("no client is connected, the run waits for one for up to %g s", self.timeout)
+            wait_while(nobody, self.timeout, self.should_stop)
+        return bool(self._present - self._refused) and not self.should_stop()
 
     def poll(self, grid: Grid, config: ConfigRecord) -> list[Client]:
         """Do as ``refresh``, but don't wait: a new node becomes a client at the first call after its reply."""
@@ -247,13 +254,16 @@ class Roster:
         if new:
             self._ask(grid, new, config, now + self.timeout)
         replies = self._pull_asked(grid)
-        late = {message_id: node_id for message_id, (node_id, due) in self._asked.items() if due <= now}
-        for message_id in late:
-            del self._asked[message_id]
-        if done := sorted([*replies, *late.values()]):
+        if done := sorted([*replies, *self._pop_late(now)]):
             self._take(done, replies)
             self._refused |= set(done) - self._by_node.keys()
         return self.clients
+
+    def _pop_late(self, now: float) -> list[int]:
+        """Return the nodes whose description isn't awaited any more, and forget the requests."""
+        late = {message_id: node_id for message_id, (node_id, due) in self._asked.items() if due <= now}
+        self._asked = {name: asked for name, asked in self._asked.items() if name not in late}
+        return list(late.values())
 
     def _ask(self, grid: Grid, node_ids: Sequence[int], config: ConfigRecord, due: float) -> None:
         """Ask nodes to describe themselves, without waiting for replies; a simulation's app may have no handler."""
@@ -293,11 +303,13 @@ class Roster:
             reported = grid.descriptions(node_ids, config)
             self._place([self._described(node_id, metrics, "") for node_id, metrics in reported.items()])
             node_ids = [node_id for node_id in node_ids if node_id not in reported]
-        if not node_ids:
-            return
-        if not self.devices and nobody_handles(grid, messages.DESCRIBE):
+        if node_ids and not self.devices and nobody_handles(grid, messages.DESCRIBE):
             self._place_unasked(grid, node_ids)
-            return
+        elif node_ids:
+            self._ask_and_take(grid, node_ids, config)
+
+    def _ask_and_take(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
+        """Ask nodes to describe themselves, and make clients of them."""
         # In a simulation all nodes run the same app: if the first has no handler, the others aren't asked, because
         # each of them would log a traceback.
         asked = node_ids if self.devices or self._by_node else node_ids[:1]
@@ -396,18 +408,12 @@ class Roster:
         taken = {client.index: client.node_id for client in self.clients}
         # Nodes without a partition id come last, so that they don't take the index of a partition.
         order = sorted(
-            described, key=lambda entry: (entry.partition is None, entry.partition or 0, entry.node_id)
+            described, key=lambda each: (each.partition is None, each.partition or 0, each.node_id)
         )
         for partition, node_id, num_examples, metrics, name in order:
             index = self._place_of(node_id, partition)
             if index in taken:
-                hint = (
-                    ": start the run with registered_nodes, which keeps a place for it"
-                    if self.devices
-                    else ""
-                )
-                self._refuse(node_id, f"client {index} is node {taken[index]} already{hint}")
-                self._conflicting_nodes.setdefault(index, {taken[index]}).add(node_id)
+                self._refuse_taken(node_id, index, taken[index])
                 continue
             taken[index] = node_id
             size = self._told.get(node_id) if num_examples is None else num_examples
@@ -417,16 +423,18 @@ class Roster:
             if client.name and self.devices:
                 log.info("client %s takes part", client.display_name, extra=client.fields)
 
+    def _refuse_taken(self, node_id: int, index: int, other: int) -> None:
+        """Refuse a node whose index another node has."""
+        hint = ": start the run with registered_nodes, which keeps a place for it" if self.devices else ""
+        self._refuse(node_id, f"client {index} is node {other} already{hint}")
+        self._conflicting_nodes.setdefault(index, {other}).add(node_id)
+
     def _refuse_conflicting_nodes(self, described: Sequence[_Described]) -> set[int]:
         """Refuse connected nodes that claim the same partition, of which the record says nothing; return the nodes.
 
         ``described``: nodes that aren't clients yet.
         """
-        conflicts = {
-            partition: nodes
-            for partition, nodes in self._claims(described).items()
-            if len(nodes) > 1 and not any(self.record.settles(node_id, partition) for node_id in nodes)
-        }
+        conflicts = self._conflicts(described)
         self._conflicting_nodes |= conflicts
         refused = {node_id for nodes in conflicts.values() for node_id in nodes} - self._refused
         for partition, nodes in conflicts.items():
@@ -442,6 +450,14 @@ class Roster:
             self._clients = None
         self._refused |= refused
         return refused
+
+    def _conflicts(self, described: Sequence[_Described]) -> dict[int, set[int]]:
+        """Return the partitions that several connected nodes claim and the record gives to none of them."""
+        return {
+            partition: nodes
+            for partition, nodes in self._claims(described).items()
+            if len(nodes) > 1 and not any(self.record.settles(node_id, partition) for node_id in nodes)
+        }
 
     def _claims(self, described: Sequence[_Described]) -> dict[int, set[int]]:
         """Return the connected nodes that claim each partition: clients, nodes in conflict, and described ones."""
@@ -573,13 +589,29 @@ def sized_by(client: Client, metrics: MetricRecord, key: str) -> Client:
 
 def sized_by_replies(clients: Sequence[Client], replies: Mapping[int, Message], key: str) -> list[Client]:
     """Apply ``sized_by`` to several clients; ``replies`` are by node id."""
-    sized = []
-    for client in clients:
-        reply = replies.get(client.node_id)
-        sized.append(
-            sized_by(client, messages.metrics_of(reply), key) if reply and reply.has_content() else client
-        )
-    return sized
+    metrics = {
+        node_id: messages.metrics_of(reply) for node_id, reply in replies.items() if reply.has_content()
+    }
+    return [sized_by(client, metrics.get(client.node_id, MetricRecord()), key) for client in clients]
+
+
+def by_reason(clients: Iterable[Client], reasons: Mapping[int, str]) -> dict[str, list[Client]]:
+    """Return clients by the reason why their work doesn't count; ``reasons``: by client index."""
+    found: dict[str, list[Client]] = {reason: [] for reason in reasons.values()}
+    for client in clients if reasons else ():
+        if client.index in reasons:
+            found[reasons[client.index]].append(client)
+    return found
+
+
+def index_by_node(clients: Iterable[Client]) -> dict[int, int]:
+    """Return the indices of clients, by node id."""
+    return {client.node_id: client.index for client in clients}
+
+
+def display_names(clients: Iterable[Client]) -> str:
+    """Return the display names of clients for the log."""
+    return ", ".join(client.display_name for client in clients)
 
 
 def clients_of_replies(replies: Sequence[Message]) -> list[Client]:
