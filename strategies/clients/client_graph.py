@@ -13,7 +13,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -28,27 +28,6 @@ from strategies.flower.exchange import exchange, never
 from strategies.flower.internals import MOD_FAILED
 
 log = logging.getLogger("flwr.strategies")
-
-
-class Updates(Protocol):
-    """The directions of the clients' last updates (strategies/core/last_updates.py)."""
-
-    @property
-    def version(self) -> int:
-        """A number that is another one whenever a direction has changed."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the directions in bytes."""
-
-    def misalignment(self, clients: Sequence[int]) -> graph.Matrix:
-        """Return mis(i, j) (C, C) of clients, given by index; NaN where the update of one isn't known yet."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the directions for a checkpoint."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the directions of an earlier run."""
 
 
 class ClientGraph(ABC):
@@ -157,83 +136,6 @@ class ClientGraph(ABC):
         }
 
 
-class UpdateGraph(ClientGraph):
-    """The graph of the clients' last updates: no client is asked for anything, and none is excluded.
-
-    Parameters
-    ----------
-    updates : Updates
-        The directions of last updates.
-    """
-
-    by_data = False
-
-    def __init__(self, updates: Updates, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
-        super().__init__(floor, neighbours)
-        self._updates = updates
-        self._made_of: tuple[tuple[int, ...], int] = ((), 0)  # clients and version of the updates
-
-    @property
-    def version(self) -> tuple[tuple[int, ...], int]:
-        """The graph's version: its clients, and how often their directions have changed."""
-        return self.clients, self._updates.version
-
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the directions of last updates."""
-        return self._updates.num_bytes
-
-    @property
-    def misalignment(self) -> graph.Matrix:
-        """mis(i, j) (C, C) of the clients."""
-        self._update()
-        return self._misalignment
-
-    @property
-    def adjacency(self) -> graph.Matrix:
-        """A_ij (C, C) of the clients; another array whenever the graph has changed."""
-        self._update()
-        return self._adjacency
-
-    def refresh(
-        self,
-        grid: Grid,
-        clients: Sequence[Client],
-        config: ConfigRecord,
-        timeout: float,
-        should_stop: Callable[[], bool] = never,
-    ) -> list[Client]:
-        """Return the connected clients: all are in the graph."""
-        self.clients = tuple(client.index for client in clients)
-        return list(clients)
-
-    def _update(self) -> None:
-        """Make the graph anew if clients or updates have changed."""
-        if self._made_of == self.version:
-            return
-        self._made_of = self.version
-        mis = self._updates.misalignment(self.clients)
-        known = np.flatnonzero(~np.isnan(np.diagonal(mis)))
-        among = np.ix_(known, known)
-        mean, A = 1.0, np.empty((0, 0))
-        if len(known):
-            A = self._of(mis[among])
-        if len(known) > 1:
-            mean = float(A.sum() / (len(known) * (len(known) - 1)))
-        self._adjacency, self._misalignment = np.full(mis.shape, mean), np.full(mis.shape, np.exp(-mean))
-        for whole, part in ((self._adjacency, A), (self._misalignment, mis[among])):
-            whole[among] = part
-            np.fill_diagonal(whole, 0.0)
-
-    def state(self) -> dict[str, Any]:
-        """Return the directions of last updates."""
-        return self._updates.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the directions of an earlier run's updates."""
-        self._updates.restore(state)
-
-
 class DirectionGraph(ClientGraph):
     """The graph of the clients' data; a client that sends no valid direction is excluded from the run.
 
@@ -280,17 +182,22 @@ class DirectionGraph(ClientGraph):
         members = [client for client in clients if client.node_id in self._known]
         if not members:
             raise RunError(f"no client sent a direction to place it in the graph; {self._why(clients)}")
-        nodes = tuple(client.node_id for client in members)
-        if nodes != self._nodes:
-            self._nodes = nodes
-            self.build([client.index for client in members], np.stack([self._known[node] for node in nodes]))
-            log.info(
-                "graph of %d clients, homogeneity %.4f%s",
-                len(members),
-                graph.homogeneity(self.adjacency),
-                "; no two count as more alike than the median pair (safeguards)" if self.guarded else "",
-            )
+        self._build_anew(members)
         return members
+
+    def _build_anew(self, members: Sequence[Client]) -> None:
+        """Compute the graph of clients, unless it is the present one."""
+        nodes = tuple(client.node_id for client in members)
+        if nodes == self._nodes:
+            return
+        self._nodes = nodes
+        self.build([client.index for client in members], np.stack([self._known[node] for node in nodes]))
+        log.info(
+            "graph of %d clients, homogeneity %.4f%s",
+            len(members),
+            graph.homogeneity(self.adjacency),
+            "; no two count as more alike than the median pair (safeguards)" if self.guarded else "",
+        )
 
     def build(self, clients: Sequence[int], directions: graph.Matrix) -> None:
         """Compute the graph of clients, given by index, from their directions (C, d), unit vectors."""
@@ -322,27 +229,25 @@ class DirectionGraph(ClientGraph):
 
     def _take(self, replies: Sequence[tuple[Client, Message | None]]) -> None:
         """Keep the valid directions of the most frequent length, or of the graph's length once there is a graph."""
-        read: dict[int, Vector | ValueError] = {}
+        read, faults = dict[int, Vector](), dict[int, str]()
         for client, reply in replies:
             if reply is not None and reply.has_error() and reply.error.code == MOD_FAILED:
                 self._mods[client.node_id] = messages.reason_of(reply)
             try:
                 read[client.node_id] = _read(reply)
             except ValueError as error:
-                read[client.node_id] = error
-        sizes = Counter(len(m) for m in (self._known or read).values() if isinstance(m, np.ndarray))
-        size = sizes.most_common(1)[0][0] if sizes else 0
-        for client, _ in replies:
-            m = read[client.node_id]
-            if isinstance(m, np.ndarray) and len(m) != size:
-                m = ValueError(
-                    f"its direction must be a finite vector of shape ({size},), not zero; it has shape {m.shape}"
-                )
-            if isinstance(m, np.ndarray):
-                self._known[client.node_id] = m
+                faults[client.node_id] = str(error)
+        sizes = Counter(map(len, (self._known or read).values())).most_common(1)
+        for node_id, m in read.items():
+            if len(m) == sizes[0][0]:
+                self._known[node_id] = m
             else:
-                self._silent.add(client.node_id)
-                log.warning("client %s takes no part: %s", client.display_name, m, extra=client.fields)
+                shape = f"of shape ({sizes[0][0]},), not zero; it has shape {m.shape}"
+                faults[node_id] = f"its direction must be a finite vector {shape}"
+        self._silent |= faults.keys()
+        for client in [client for client, _ in replies if client.node_id in faults]:
+            why = faults[client.node_id]
+            log.warning("client %s takes no part: %s", client.display_name, why, extra=client.fields)
 
     def _why(self, clients: Sequence[Client]) -> str:
         """Return the reason why no client sent a direction."""

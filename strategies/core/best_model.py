@@ -98,7 +98,7 @@ class BestModel:
         self._sign = 1.0 if is_score else -1.0
         self._target = Target.read(config.stop_at) if config.stop_at else None
         named = (self.by, self._target.metric if self._target else None)
-        self.watched = tuple(dict.fromkeys(metric for metric in named if metric is not None))
+        self.watched = tuple(dict.fromkeys(filter(None, named)))
         self.aggregation: int | None = None
         self.arrays: ArrayRecord | None = None
         self.value, self.over = math.nan, ""

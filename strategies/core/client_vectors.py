@@ -131,8 +131,7 @@ class ClientVectors:
         shape = (num_rows, len(self.initial))
         if 4 * shape[0] * shape[1] <= self.limit * 2**30:
             return np.empty(shape, dtype=np.float32)
-        with tempfile.TemporaryFile(
-            prefix="client-vectors-"
-        ) as file:  # the map keeps it open, nothing stays behind
+        # The map keeps the file open, and nothing stays behind.
+        with tempfile.TemporaryFile(prefix="client-vectors-") as file:
             os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])  # a full disk fails here
             return np.memmap(file, dtype=np.float32, mode="r+", shape=shape)

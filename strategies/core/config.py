@@ -136,10 +136,16 @@ class StrategyConfig:
     def check_values(self) -> None:
         """Raise ValueError if a value isn't what its field allows."""
         check_parameters(self)
-        if self.compression != compressors.NONE:
-            compressors.code_of(
-                self.compression
-            )  # raises if the pattern allows a number that the code doesn't
+        compressors.code_of(self.compression)  # raises if the pattern allows a number that the code doesn't
+
+    @property
+    def uses_secure_sums(self) -> bool:
+        """Whether clients mask their updates, so that the server learns sums alone."""
+        return False
+
+    def rule(self) -> Rule | None:
+        """Return the robust rule; None: the weighted mean."""
+        return None
 
     def new_optimizer(self) -> ServerOptimizer:
         """Return a new server optimizer; a method with one of its own replaces this."""
@@ -245,6 +251,11 @@ class SecureConfig(StrategyConfig):
         words="METRIC,METRIC,… or nothing",
         topic="protection",
     )
+
+    @property
+    def uses_secure_sums(self) -> bool:
+        """Whether ``secure_sums`` is set."""
+        return self.secure_sums
 
     @property
     def summed_metrics(self) -> tuple[str, ...]:
@@ -447,14 +458,21 @@ def configured(
     config = options.pop("config", None)
     if config is not None and not isinstance(config, kind):
         raise TypeError(f"{name}(config = {config!r}): must be a {kind.__name__}")
-    if len(arguments) > len(kind.positional):
-        allowed = ", ".join(kind.positional) or "keywords, and a config"
-        raise TypeError(f"{name}() was given {len(arguments)} positional arguments: allowed are {allowed}")
-    for key, value in zip(kind.positional, arguments, strict=False):
-        if key in options:
-            raise TypeError(f"{name}() was given {key} twice")
-        options[key] = value
+    options |= _by_name(name, kind.positional, arguments, options)
     return _changed(name, kind, config or kind(), FlowerOptions(), options, draws=config is None)
+
+
+def _by_name(
+    name: str, positional: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return positional arguments by name; TypeError if they are too many, or one is among the options, too."""
+    if len(arguments) > len(positional):
+        allowed = ", ".join(positional) or "keywords, and a config"
+        raise TypeError(f"{name}() was given {len(arguments)} positional arguments: allowed are {allowed}")
+    given = dict(zip(positional, arguments, strict=False))
+    if twice := [key for key in given if key in options]:
+        raise TypeError(f"{name}() was given {twice[0]} twice")
+    return given
 
 
 def changed(

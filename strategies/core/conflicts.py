@@ -207,6 +207,13 @@ PUTTING_TOGETHER = methods(
     "strategies that put updates together by themselves (weigh, aggregate)",
     lambda able: able.needs_all_updates,
 )
+SENDING_MODELS = methods("strategies that send clients models of others", lambda able: able.leaks_models)
+CENTRAL, TREE, DISTRIBUTED = one_of("central"), one_of("tree"), one_of("distributed")
+
+
+def _reads_single_updates(able: Capabilities) -> bool:
+    return able.reads_updates or able.own_start or (not able.has_rounds and able.trains_while_waiting)
+
 
 _OTHER_OPTIMIZERS = f"server_optimizer = {', '.join(name for name in OPTIMIZERS if name != FEDEXP)}"
 _SUMS_ALONE = "a method that needs sums alone, such as fedavg, fedprox, fednova, or fedbuff"
@@ -265,15 +272,13 @@ CONFLICTS: tuple[Conflict, ...] = (
         "no work would ever count",
         "stragglers < 1, or drop_stragglers = false",
     ),
-    Conflict(
-        {"stragglers": ABOVE_0, "round_deadline": ABOVE_0},
-        "each says whose work isn't done when a round closes",
-        "stragglers = 0, or round_deadline = 0",
-    ),
-    Conflict(
-        {"stragglers": ABOVE_0, "over_select": ABOVE_0},
-        "each says whose work isn't done when a round closes",
-        "stragglers = 0, or over_select = 0",
+    *(
+        Conflict(
+            {"stragglers": ABOVE_0, closing: ABOVE_0},
+            "each says whose work isn't done when a round closes",
+            f"stragglers = 0, or {closing} = 0",
+        )
+        for closing in ("round_deadline", "over_select")
     ),
     Conflict(
         {"round_deadline": ABOVE_0, "participation": scheme("turns", "paired")},
@@ -307,12 +312,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         "faulty_clients = 0",
     ),
     Conflict(
-        {
-            "aggregation_rule": A_RULE,
-            STRATEGY: methods(
-                "strategies that send clients models of others", lambda able: able.leaks_models
-            ),
-        },
+        {"aggregation_rule": A_RULE, STRATEGY: SENDING_MODELS},
         "clients receive unprotected models of other clients",
         "aggregation_rule = mean",
     ),
@@ -332,7 +332,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         "aggregation_rule = mean",
     ),
     Conflict(
-        {"aggregation_rule": A_RULE, "dp": one_of("central")},
+        {"aggregation_rule": A_RULE, "dp": CENTRAL},
         "the noise of dp = central is that of a mean",
         "aggregation_rule = mean, or dp = none, local",
     ),
@@ -382,18 +382,13 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     # ---- Differential privacy with noise of the server ----
     Conflict(
-        {
-            "dp": one_of("central"),
-            STRATEGY: methods(
-                "strategies that send clients models of others", lambda able: able.leaks_models
-            ),
-        },
+        {"dp": CENTRAL, STRATEGY: SENDING_MODELS},
         "clients receive unprotected models of other clients",
         "dp = none, local",
     ),
     Conflict(
         {
-            "dp": one_of("central"),
+            "dp": CENTRAL,
             STRATEGY: methods(
                 "strategies with rounds that put updates together by themselves (weigh, aggregate)",
                 lambda able: able.has_rounds and able.needs_all_updates,
@@ -404,85 +399,81 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     Conflict(
         {
-            "dp": one_of("central"),
+            "dp": CENTRAL,
             STRATEGY: methods(
                 "strategies without rounds that put updates together by themselves, or let clients work on while "
                 "theirs wait (aggregate, trains_while_waiting)",
                 lambda able: not able.has_rounds and (able.aggregates or able.trains_while_waiting),
             ),
         },
-        "the method puts updates together by itself, or lets clients work on while "
-        "theirs wait (aggregate, trains_while_waiting)",
+        "the method puts updates together by itself, or lets clients work on while theirs wait (aggregate, "
+        "trains_while_waiting)",
         "dp = none, local",
     ),
     Conflict(
-        {"dp": one_of("central"), "client_weights": other_than("uniform")},
+        {"dp": CENTRAL, "client_weights": other_than("uniform")},
         "the noise takes clients as equals",
         "client_weights = uniform, or dp = none, local",
     ),
     Conflict(
-        {"dp": one_of("central"), "participation": scheme("md", "paired")},
+        {"dp": CENTRAL, "participation": scheme("md", "paired")},
         "the noise takes clients as equals",
         "participation = full, uniform, poisson, turns, fixed:…",
     ),
     Conflict(
-        {"dp": one_of("central"), "dp_clipping_norm": ZERO, STRATEGY: WITHOUT_ROUNDS},
+        {"dp": CENTRAL, "dp_clipping_norm": ZERO, STRATEGY: WITHOUT_ROUNDS},
         "a norm adapts from round to round alone",
         "dp_clipping_norm > 0",
     ),
     Conflict(
-        {"dp": one_of("central"), "participation": scheme("poisson"), STRATEGY: CHOOSING},
+        {"dp": CENTRAL, "participation": scheme("poisson"), STRATEGY: CHOOSING},
         "the account is of a coin for each client, and the method chooses or asks clients by itself",
         "participation = full, uniform, fixed:…",
     ),
     Conflict(
-        {"dp": one_of("central"), "participation": scheme("poisson"), "round_deadline": ABOVE_0},
+        {"dp": CENTRAL, "participation": scheme("poisson"), "round_deadline": ABOVE_0},
         "each client counts by its own coin alone, whoever is late",
         "round_deadline = 0",
     ),
     # Which participants are stragglers, and how much the others do, depends on who else is drawn.
     Conflict(
-        {"dp": one_of("central"), "participation": scheme("poisson"), "stragglers": ABOVE_0},
+        {"dp": CENTRAL, "participation": scheme("poisson"), "stragglers": ABOVE_0},
         "each client counts by its own coin alone, whoever is late",
         "stragglers = 0",
     ),
     Conflict(
-        {
-            "dp": one_of("central"),
-            "dp_mechanism": one_of("tree"),
-            "participation": other_scheme(*IN_ORDER),
-        },
+        {"dp": CENTRAL, "dp_mechanism": TREE, "participation": other_scheme(*IN_ORDER)},
         "the account of tree noise is of rounds in an order that is known, without a draw",
         "participation = full, turns, fixed:…, or dp_mechanism = gaussian",
     ),
     Conflict(
-        {"dp": one_of("central"), "dp_mechanism": one_of("tree"), STRATEGY: CHOOSING},
+        {"dp": CENTRAL, "dp_mechanism": TREE, STRATEGY: CHOOSING},
         "the account of tree noise is of rounds in an order that is known, and the method chooses or asks clients by "
         "itself",
         "dp_mechanism = gaussian",
     ),
     Conflict(
-        {"dp": one_of("central"), "dp_mechanism": one_of("tree"), "dp_clipping_norm": ZERO},
+        {"dp": CENTRAL, "dp_mechanism": TREE, "dp_clipping_norm": ZERO},
         "tree noise is of sums over many rounds, which have one norm",
         "dp_clipping_norm > 0",
     ),
     Conflict(
-        {"dp": one_of("central"), "dp_mechanism": one_of("tree"), "round_deadline": ABOVE_0},
+        {"dp": CENTRAL, "dp_mechanism": TREE, "round_deadline": ABOVE_0},
         "tree noise counts each client in the round that asks it",
         "round_deadline = 0",
     ),
     Conflict(
-        {"dp": one_of("central"), "dp_mechanism": one_of("distributed"), "secure_sums": UNSET},
+        {"dp": CENTRAL, "dp_mechanism": DISTRIBUTED, "secure_sums": UNSET},
         "the noise of one client is a part of a sum's, and hides no update alone",
         "secure_sums = true",
     ),
     Conflict(
-        {"dp": one_of("central"), "dp_mechanism": one_of("distributed"), "dp_clipping_norm": ZERO},
+        {"dp": CENTRAL, "dp_mechanism": DISTRIBUTED, "dp_clipping_norm": ZERO},
         "the count by which a norm adapts would have no noise",
         "dp_clipping_norm > 0",
     ),
     Conflict(
-        {"dp": one_of("central"), "dp_mechanism": one_of("distributed"), "dp_noise_multiplier": ZERO},
+        {"dp": CENTRAL, "dp_mechanism": DISTRIBUTED, "dp_noise_multiplier": ZERO},
         "clients would add no noise",
         "dp_noise_multiplier > 0",
     ),
@@ -506,7 +497,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         f"{_OTHER_OPTIMIZERS}, or aggregation_rule = mean",
     ),
     Conflict(
-        {"server_optimizer": BY_LENGTHS, "dp": one_of("central")},
+        {"server_optimizer": BY_LENGTHS, "dp": CENTRAL},
         "the step size is by the lengths of the updates, which would tell of the data",
         _OTHER_OPTIMIZERS,
     ),
@@ -536,14 +527,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         {
             "secure_sums": SET,
-            STRATEGY: methods(
-                "strategies that read single updates",
-                lambda able: (
-                    able.reads_updates
-                    or able.own_start
-                    or (not able.has_rounds and able.trains_while_waiting)
-                ),
-            ),
+            STRATEGY: methods("strategies that read single updates", _reads_single_updates),
         },
         "the method reads single updates",
         _SUMS_ALONE,
@@ -553,15 +537,13 @@ CONFLICTS: tuple[Conflict, ...] = (
         "a robust rule compares single updates",
         "aggregation_rule = mean, or secure_sums = false",
     ),
-    Conflict(
-        {"secure_sums": SET, "round_deadline": ABOVE_0},
-        "replies that are late are left out one by one",
-        "round_deadline = 0",
-    ),
-    Conflict(
-        {"secure_sums": SET, "over_select": ABOVE_0},
-        "replies that are late are left out one by one",
-        "over_select = 0",
+    *(
+        Conflict(
+            {"secure_sums": SET, closing: ABOVE_0},
+            "replies that are late are left out one by one",
+            f"{closing} = 0",
+        )
+        for closing in ("round_deadline", "over_select")
     ),
     Conflict(
         {"secure_sums": SET, "server_optimizer": BY_LENGTHS},
@@ -631,18 +613,17 @@ def check_conflicts(
         Writes a value in the error.
     """
     method = Method(name, capabilities, keys_of(type(config)))
-    unread = ("availability", "task_failure") if real_time else ()
+    judged: dict[str, Any] = {STRATEGY: method}
+    judged["server_optimizer"] = Chosen(config.server_optimizer, config.new_optimizer())
+    if isinstance(config, RobustConfig):
+        judged["aggregation_rule"] = Chosen(config.aggregation_rule, config.rule())
+    if "aggregation_weights" not in method.keys:
+        judged["aggregation_weights"] = capabilities.default_aggregation_weights
+    if real_time:
+        judged |= dict.fromkeys(("availability", "task_failure"))
 
     def value_of(key: str) -> Any:
-        if key == STRATEGY:
-            return method
-        if key == "aggregation_rule" and isinstance(config, RobustConfig):
-            return Chosen(config.aggregation_rule, config.rule())
-        if key == "server_optimizer":
-            return Chosen(config.server_optimizer, config.new_optimizer())
-        if key == "aggregation_weights" and key not in method.keys:
-            return capabilities.default_aggregation_weights
-        return None if key in unread else getattr(config, key, getattr(flower, key, None))
+        return judged[key] if key in judged else getattr(config, key, getattr(flower, key, None))
 
     def shown(key: str) -> str:
         if key == STRATEGY:

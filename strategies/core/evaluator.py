@@ -1,6 +1,7 @@
 """The evaluation of the global model on clients."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,14 @@ from flwr.serverapp.strategy import Result
 from strategies import streams
 from strategies.clients import client_metrics
 from strategies.clients.client_metrics import MetricsMean
-from strategies.clients.roster import Client, clients_of_replies, sized_by_replies
+from strategies.clients.roster import (
+    Client,
+    by_reason,
+    clients_of_replies,
+    display_names,
+    index_by_node,
+    sized_by_replies,
+)
 from strategies.core.population import Population
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -85,18 +93,17 @@ class Evaluator:
         self, client: Client, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> Message:
         own = self._personal_model(client)
+        fields = {
+            **config,
+            messages.SERVER_ROUND: server_round,
+            messages.CLIENT: client.index,
+            **self._evaluation_rule(),
+            **self._run.options.evaluation_fields(client),
+        }
         return messages.request(
             messages.EVALUATE,
             client.node_id,
-            ConfigRecord(
-                {
-                    **config,
-                    messages.SERVER_ROUND: server_round,
-                    messages.CLIENT: client.index,
-                    **self._evaluation_rule(),
-                    **self._run.options.evaluation_fields(client),
-                }
-            ),
+            ConfigRecord(fields),
             ttl=self._run.timeout,
             arrays=arrays,
             extra_records={} if own is None else {messages.PERSONAL_MODEL: self._run.layout.to_record(own)},
@@ -110,7 +117,7 @@ class Evaluator:
         """
         replies = list(replies)
         by_node = {r.metadata.src_node_id: r for r in replies if not r.has_error()}
-        self._name_failed(server_round, [r for r in replies if r.has_error()], everybody=not by_node)
+        self._name_failed(server_round, replies)
         clients = [client for client in self._run.clients if client.node_id in by_node]
         if not self._run.clients:  # the hook is called alone
             valid = [reply for reply in replies if not reply.has_error()]
@@ -152,11 +159,10 @@ class Evaluator:
         replies = list(self._pending.awaited(grid, requests))
         if not self._run.should_stop():
             answered = {reply.metadata.reply_to_message_id for reply in replies}
-            unanswered = [
-                request.metadata for request in requests if request.metadata.message_id not in answered
-            ]
-            self.name_missing(aggregation, {each.dst_node_id for each in unanswered}, len(requests))
-            if len(unanswered) == len(requests):
+            asked = [request.metadata for request in requests]
+            late = {each.dst_node_id for each in asked if each.message_id not in answered}
+            self.name_missing(aggregation, late, len(requests))
+            if not answered:
                 self._run.warn_once("nobody has answered the evaluation%s", _LOST)
         averages = aggregate(aggregation, replies)
         if averages is None:
@@ -167,22 +173,24 @@ class Evaluator:
 
     def by_client(self, replies: Iterable[Message]) -> dict[str, client_metrics.ByClient]:
         """Return the metrics in the replies, by client."""
-        indices = {client.node_id: client.index for client in self._run.clients}
-        return client_metrics.from_replies(replies, indices.get, self._run.flower.weighted_by_key)
+        return client_metrics.from_replies(
+            replies, index_by_node(self._run.clients).get, self._run.flower.weighted_by_key
+        )
 
     def name_missing(self, aggregation: int, late: Collection[int], asked: int) -> None:
         """Log the nodes whose answer to an evaluation hasn't come in time."""
         if late:
             log.warning(_LATE, aggregation, len(late), asked, self._population.roster.named(late))
 
-    def _name_failed(self, server_round: int, replies: Sequence[Message], *, everybody: bool) -> None:
+    def _name_failed(self, server_round: int, replies: Sequence[Message]) -> None:
         """Log the clients that couldn't evaluate the model; only once if no client can (an app without a handler)."""
         located = {client.node_id: client.display_name for client in self._run.clients}
-        failed: dict[str, list[str]] = {}
-        for reply in replies:  # the SuperLink's own, where a node is gone, don't say which
+        failed: defaultdict[str, list[str]] = defaultdict(list)
+        errors = [reply for reply in replies if reply.has_error()]
+        for reply in errors:  # the SuperLink's own, where a node is gone, don't say which
             client = located.get(reply.metadata.src_node_id, "that is gone")
-            failed.setdefault(messages.reason_of(reply), []).append(client)
-        if failed and everybody:
+            failed[messages.reason_of(reply)].append(client)
+        if errors and len(errors) == len(replies):
             reason = next(iter(failed))
             self._run.warn_once(
                 "no client evaluates the model: %s%s (fraction_evaluate = 0 asks none)",
@@ -201,15 +209,12 @@ class Evaluator:
         # Not as many as it trains on, which its replies to training have told.
         unsized = [c if c.described else replace(c, num_examples=None) for c in clients]
         sized = sized_by_replies(unsized, by_node, key)
-        left_out = {
-            c.display_name: _unweighed(by_node[c.node_id], key) for c in sized if c.num_examples is None
-        }
-        if len(left_out) == len(sized):
+        reasons = {c.index: _unweighed(by_node[c.node_id], key) for c in sized if c.num_examples is None}
+        if len(reasons) == len(sized):
             return sized  # all count the same
-        for reason in dict.fromkeys(left_out.values()):
-            named = ", ".join(located for located, why in left_out.items() if why == reason)
-            log.warning(_LEFT_OUT, server_round, named, reason)
-        return [client for client in sized if client.num_examples is not None]
+        for reason, left_out in by_reason(sized, reasons).items():
+            log.warning(_LEFT_OUT, server_round, display_names(left_out), reason)
+        return [client for client in sized if client.index not in reasons]
 
 
 def _unweighed(reply: Message, key: str) -> str:

@@ -6,12 +6,10 @@ round. Devices are never asked: what they keep stays where it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies.clients.roster import Client
@@ -22,62 +20,6 @@ from strategies.flower.exchange import exchange
 from strategies.flower.grids import DEPLOYMENT, engine_of
 
 _STATE, _CLIENTS = "personal", "personal-clients"  # under which a strategy's state holds it
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """Models (M, D) that clients keep, in the narrowest dtype that holds them exactly, and the clients' indices."""
-
-    models: NDArray[Any]
-    clients: Sequence[int]
-
-    @classmethod
-    def asked(
-        cls, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float, number: int
-    ) -> tuple["Kept", str]:
-        """Return the models that clients keep for run ``number``, and why a client's couldn't be got; "" if all were.
-
-        The replies are waited for even if the run is told to stop, as a part of the models is no state.
-        """
-        replies = exchange(grid, [_request(client, timeout, number) for client in clients], timeout)
-        found: dict[int, NDArray[Any]] = {}
-        silent = ""
-        for client in clients:
-            reply = replies.get(client.node_id)
-            if reason := _reason_against(reply):
-                silent = reason
-            elif reply is not None and (arrays := messages.arrays_of(reply)) is not None:
-                found[client.index] = _flat(arrays, layout)
-        empty = np.empty((0, layout.size), layout.narrow)
-        return cls(np.stack(list(found.values())) if found else empty, list(found)), silent
-
-    def hand_back(
-        self, grid: Grid, clients: Sequence[Client], layout: Layout, timeout: float, number: int
-    ) -> str:
-        """Send clients their models; return why a client refused its model, "" if none did."""
-        rows = {index: row for row, index in enumerate(self.clients)}
-        requests = [
-            _request(
-                client,
-                timeout,
-                number,
-                layout.to_record(np.asarray(self.models[rows[client.index]], np.float64)),
-            )
-            for client in clients
-            if client.index in rows
-        ]
-        replies = exchange(grid, requests, timeout)
-        reasons = [_reason_against(replies.get(request.metadata.dst_node_id)) for request in requests]
-        return next(filter(None, reasons), "")
-
-    def state(self) -> dict[str, Any]:
-        """Return what a strategy adds to its ``state``."""
-        return {_STATE: self.models, _CLIENTS: list(self.clients)}
-
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Kept | None":
-        """Return the models in a strategy's state; None if it has none."""
-        return cls(state[_STATE], state[_CLIENTS]) if state.get(_CLIENTS) else None
 
 
 class KeptByClients:
@@ -93,7 +35,8 @@ class KeptByClients:
 
     def __init__(self, run: RunState, layout: Callable[[], Layout], number: Callable[[], int]) -> None:
         self._run, self._layout, self._number = run, layout, number
-        self._kept: Kept | None = None
+        # Models (D,) of a state by client index, until clients are connected.
+        self._kept: dict[int, NDArray[Any]] = {}
 
     @property
     def on_devices(self) -> bool:
@@ -101,34 +44,53 @@ class KeptByClients:
         return self._run.grid is not None and engine_of(self._run.grid) == DEPLOYMENT
 
     def state(self) -> dict[str, Any]:
-        """Return what the clients of a simulation keep; {} on devices."""
+        """Return what the clients of a simulation keep, in the narrowest dtype that holds it exactly; {} on devices.
+
+        The replies are waited for even if the run is told to stop, as a part of the models is no state.
+        """
         run = self._run
         if run.grid is None or self.on_devices:
             return {}
-        kept, silent = Kept.asked(run.grid, run.clients, self._layout(), run.timeout, self._number())
+        requests, layout = [self._request(client) for client in run.clients], self._layout()
+        replies = exchange(run.grid, requests, run.timeout)
+        found: dict[int, NDArray[Any]] = {}
+        silent = ""
+        for client in run.clients:
+            reply = replies.get(client.node_id)
+            if reason := _reason_against(reply):
+                silent = reason
+            elif reply is not None and (arrays := messages.arrays_of(reply)) is not None:
+                found[client.index] = _flat(arrays, layout)
         if silent:
             run.warn_once(
                 "clients don't say what they keep (%s): a run that goes on begins their own models anew",
                 silent,
             )
-        return kept.state()
+        empty = np.empty((0, layout.size), layout.narrow)
+        return {_STATE: np.stack(list(found.values())) if found else empty, _CLIENTS: list(found)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take what clients kept from a state, until they are connected."""
-        self._kept = Kept.restored(state)
+        self._kept = dict(zip(state.get(_CLIENTS, ()), state.get(_STATE, ()), strict=True))
 
     def hand_back(self, clients: Sequence[Client]) -> None:
         """Return to the clients of a resumed run what they kept, once they are connected."""
-        kept, self._kept, run = self._kept, None, self._run
-        if kept is None or run.grid is None:
+        kept, self._kept, run = self._kept, {}, self._run
+        if not kept or run.grid is None:
             return
-        if silent := kept.hand_back(run.grid, clients, self._layout(), run.timeout, self._number()):
+        records = {
+            index: self._layout().to_record(np.asarray(model, np.float64)) for index, model in kept.items()
+        }
+        asked = [client for client in clients if client.index in records]
+        replies = exchange(run.grid, [self._request(c, records[c.index]) for c in asked], run.timeout)
+        reasons = [_reason_against(replies.get(client.node_id)) for client in asked]
+        if silent := next(filter(None, reasons), ""):
             run.warn_once("clients don't take back what they kept (%s): it begins anew", silent)
 
-
-def _request(client: Client, timeout: float, number: int, arrays: ArrayRecord | None = None) -> Message:
-    config = ConfigRecord({messages.CLIENT: client.index, messages.KEPT_FOR: number})
-    return messages.request(messages.ASK_KEPT, client.node_id, config, ttl=timeout, arrays=arrays)
+    def _request(self, client: Client, arrays: ArrayRecord | None = None) -> Message:
+        config = ConfigRecord({messages.CLIENT: client.index, messages.KEPT_FOR: self._number()})
+        ttl = self._run.timeout
+        return messages.request(messages.ASK_KEPT, client.node_id, config, ttl=ttl, arrays=arrays)
 
 
 def _reason_against(reply: Message | None) -> str:

@@ -1,4 +1,4 @@
-"""The directions of the clients' last updates, of which a graph of clients can be made without asking any client.
+"""The graph of the clients' last updates: the directions that it is made of, without asking any client.
 
 Δ_i is what the server gets in any case: the graph costs no message and no privacy beside training itself. The graph
 of aggregation n is made of updates that aggregations before n have taken in: the weights of an aggregation don't
@@ -9,14 +9,20 @@ with those of the other clients in C D steps. The misalignment of each pair is c
 that it is the same number in whatever order updates came, and in a run that goes on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from strategies.clients import graph
+from strategies.clients.client_graph import ClientGraph
+from strategies.clients.roster import Client
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.run_state import RunState
+from strategies.flower.exchange import never
 from strategies.updates.pipeline import LocalModel
 
 # Columns are compared in blocks of this many: a fixed number, because the order of a sum decides its last bits.
@@ -115,3 +121,80 @@ class LastUpdates:
         self._directions = ClientVectors.restored(state, NAME, self._limit)
         if self._directions is not None:
             self._compare(self._directions.clients)
+
+
+class UpdateGraph(ClientGraph):
+    """The graph of the clients' last updates: no client is asked for anything, and none is excluded.
+
+    Parameters
+    ----------
+    updates : LastUpdates
+        The directions of last updates.
+    """
+
+    by_data = False
+
+    def __init__(self, updates: LastUpdates, floor: float = graph.FLOOR, neighbours: int = 0) -> None:
+        super().__init__(floor, neighbours)
+        self._updates = updates
+        self._made_of: tuple[tuple[int, ...], int] = ((), 0)  # clients and version of the updates
+
+    @property
+    def version(self) -> tuple[tuple[int, ...], int]:
+        """The graph's version: its clients, and how often their directions have changed."""
+        return self.clients, self._updates.version
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the directions of last updates."""
+        return self._updates.num_bytes
+
+    @property
+    def misalignment(self) -> graph.Matrix:
+        """mis(i, j) (C, C) of the clients."""
+        self._update()
+        return self._misalignment
+
+    @property
+    def adjacency(self) -> graph.Matrix:
+        """A_ij (C, C) of the clients; another array whenever the graph has changed."""
+        self._update()
+        return self._adjacency
+
+    def refresh(
+        self,
+        grid: Grid,
+        clients: Sequence[Client],
+        config: ConfigRecord,
+        timeout: float,
+        should_stop: Callable[[], bool] = never,
+    ) -> list[Client]:
+        """Return the connected clients: all are in the graph."""
+        self.clients = tuple(client.index for client in clients)
+        return list(clients)
+
+    def _update(self) -> None:
+        """Make the graph anew if clients or updates have changed."""
+        if self._made_of == self.version:
+            return
+        self._made_of = self.version
+        mis = self._updates.misalignment(self.clients)
+        known = np.flatnonzero(~np.isnan(np.diagonal(mis)))
+        among = np.ix_(known, known)
+        mean, A = 1.0, np.empty((0, 0))
+        if len(known):
+            A = self._of(mis[among])
+        if len(known) > 1:
+            mean = float(A.sum() / (len(known) * (len(known) - 1)))
+        self._adjacency, self._misalignment = np.full(mis.shape, mean), np.full(mis.shape, np.exp(-mean))
+        for whole, part in ((self._adjacency, A), (self._misalignment, mis[among])):
+            whole[among] = part
+            np.fill_diagonal(whole, 0.0)
+
+    def state(self) -> dict[str, Any]:
+        """Return the directions of last updates."""
+        return self._updates.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the directions of an earlier run's updates."""
+        self._updates.restore(state)

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies import streams
-from strategies.clients.roster import Client
+from strategies.clients.roster import Client, display_names
 from strategies.core.config import SecureConfig
 from strategies.core.receiver import Receiver
 from strategies.core.requests import PendingReplies
@@ -243,28 +243,19 @@ class MaskedSum:
         SecureSumError
             If a mask can't be taken off, or masks don't cancel out.
         """
-        server, quantizer, number = self._server, self._quantizer, len(self.summed)
+        quantizer, number = self._quantizer, len(self.summed)
         try:
-            total = server.total()
+            total = self._server.total()
         except SecureSumError:
             if self._silent:
                 log.warning(
                     "%s: secure sum: clients that masked their update and then sent no share: %s",
                     self._options,
-                    ", ".join(
-                        each.display_name for each in sorted(self._silent, key=lambda each: each.index)
-                    ),
+                    display_names(sorted(self._silent, key=lambda client: client.index)),
                 )
             raise
         found = quantizer.decode(total, number, self._numbers)
-        located = {client.index: client.display_name for client in self._clients}
-        for liar, owners in sorted(server.liars.items()):
-            log.warning(
-                "%s: secure sum: client %s gave wrong shares of client %s: the sum is right without them",
-                self._options,
-                located[liar],
-                ", ".join(map(str, owners)),
-            )
+        self._name_liars()
         if weights is None:
             wrong = found.weight > number * quantizer.levels
         else:
@@ -282,6 +273,17 @@ class MaskedSum:
             )
         self._run.any_nonzero_update = self._run.any_nonzero_update or bool(found.update.any())
         return found
+
+    def _name_liars(self) -> None:
+        """Log the clients whose shares of others don't fit the shares of the rest."""
+        located = {client.index: client.display_name for client in self._clients}
+        for liar, owners in sorted(self._server.liars.items()):
+            log.warning(
+                "%s: secure sum: client %s gave wrong shares of client %s: the sum is right without them",
+                self._options,
+                located[liar],
+                ", ".join(map(str, owners)),
+            )
 
     def metrics(self, found: Decoded) -> dict[str, tuple[float, float]]:
         """Return by name the mean of each metric in a sum, and Σ of the weights of the clients that have it."""
@@ -303,15 +305,9 @@ class MaskedSum:
         requests: Mapping[int, Message] | None = None,
     ) -> None:
         """Send a stage's messages, and take the replies; note why a client's doesn't count."""
-        waiting, overdue = list[tuple[Client, Message]](), dict[int, str]()
-        for client in self._clients:
-            if client.index not in fields:
-                continue
-            if stage == MASKED and client.index in self._options.lost:
-                self.missed[client.index] = Missed(messages.NO_REPLY)
-                continue
-            waiting.append((client, self._message(client, stage, fields[client.index], requests)))
-        self.bytes_down += sum(_size_of(message) for _, message in waiting)
+        overdue, lost = dict[int, str](), self._options.lost if stage == MASKED else frozenset[int]()
+        self.missed |= {index: Missed(messages.NO_REPLY) for index in sorted(fields.keys() & lost)}
+        waiting = self._waiting(stage, {i: fields[i] for i in fields.keys() - lost}, requests)
         left = {client.index: client for client, _ in waiting}
         kind = messages.TRAIN if requests is not None else f"{messages.SECURE}.{stage}"
         for client, reply in self._replies(kind, waiting, overdue):
@@ -327,6 +323,15 @@ class MaskedSum:
             raise SecureSumError(f"{self._options} was cut off")
         for client in left.values():
             self._miss(stage, client, overdue.get(client.index, messages.NO_REPLY), None)
+
+    def _waiting(
+        self, stage: str, fields: Mapping[int, Mapping[str, Any]], requests: Mapping[int, Message] | None
+    ) -> list[tuple[Client, Message]]:
+        """Return the clients that are asked, with their messages, whose bytes are counted."""
+        asked = [client for client in self._clients if client.index in fields]
+        waiting = [(client, self._message(client, stage, fields[client.index], requests)) for client in asked]
+        self.bytes_down += sum(_size_of(message) for _, message in waiting)
+        return waiting
 
     def _message(
         self,
@@ -411,15 +416,13 @@ def _bytes(record: ConfigRecord, name: str) -> bytes:
 def _by_client(record: ConfigRecord, name: str) -> dict[int, bytes]:
     """Return the bytes by client of a client's answer, which may have anything."""
     clients, values = record.get("clients", []), record.get(name, [])
+    wrong = SecureSumError(f"its answer has no {name!r} by client")
     if not isinstance(clients, list) or not isinstance(values, list) or len(clients) != len(values):
-        raise SecureSumError(f"its answer has no {name!r} by client")
-    known = {
-        each: value
-        for each, value in zip(clients, values, strict=True)
-        if isinstance(each, int) and isinstance(value, bytes)
-    }
+        raise wrong
+    pairs = zip(clients, values, strict=True)
+    known = {each: value for each, value in pairs if isinstance(each, int) and isinstance(value, bytes)}
     if len(known) != len(clients):
-        raise SecureSumError(f"its answer has no {name!r} by client")
+        raise wrong
     return known
 
 

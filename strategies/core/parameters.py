@@ -246,14 +246,9 @@ def _read(config: type) -> dict[str, Parameter]:
         kind, choices = _kind_of(hint)
         if kind is None:
             continue
-        if choices:
-            declared = replace(declared, range=Range(choices=choices))
-        if text:
-            declared = replace(declared, range=replace(declared.range, or_text=text))
+        allowed = replace(Range(choices=choices) if choices else declared.range, or_text=text)
         meaning = declared.meaning or meanings.get(item.name, "")
-        made = Parameter(
-            item.name, kind, item.default, declared.range, meaning, declared.unit, declared.topic
-        )
+        made = Parameter(item.name, kind, item.default, allowed, meaning, declared.unit, declared.topic)
         if item.default is not MISSING and (said is not None or choices):
             made.check(item.default)
         found[item.name] = made

@@ -91,15 +91,9 @@ class AbsentClients:
     def state(self) -> dict[str, Any]:
         """Return rows of the clients that have counted: index, size (NaN: unknown), first round away or 0."""
         since, counted = {index: first for index, (_, first) in self._absent.items()}, self._have_counted()
-        rows = [
-            (
-                client.index,
-                np.nan if client.num_examples is None else client.num_examples,
-                since.get(client.index, 0),
-            )
-            for client in self.active_clients(self._run.clients)
-            if client.index in counted
-        ]
+        clients = [client for client in self.active_clients(self._run.clients) if client.index in counted]
+        # A size that isn't known, None, is NaN in float64.
+        rows = [(client.index, client.num_examples, since.get(client.index, 0)) for client in clients]
         return {_COUNTING: np.array(rows, dtype=np.float64).reshape(-1, 3)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -107,11 +101,8 @@ class AbsentClients:
         first = state["aggregations"] + 1
         self._absent = {}
         for index, size, since in np.asarray(state.get(_COUNTING, np.empty((0, 3)))).tolist():
-            size_or_none = None if np.isnan(size) else size
-            self._absent[int(index)] = (
-                Client(ABSENT, int(index), size_or_none, MetricRecord()),
-                int(since) or first,
-            )
+            client = Client(ABSENT, int(index), None if np.isnan(size) else size, MetricRecord())
+            self._absent[client.index] = client, int(since) or first
 
 
 class Population:

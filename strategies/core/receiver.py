@@ -9,7 +9,7 @@ from strategies.clients import client_metrics
 from strategies.clients.roster import Client
 from strategies.core.capabilities import Capabilities
 from strategies.core.compressed_updates import CompressedUpdates
-from strategies.core.config import PrivateConfig, SecureConfig, StrategyConfig, SynchronousConfig
+from strategies.core.config import PrivateConfig, StrategyConfig, SynchronousConfig
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
@@ -70,7 +70,7 @@ class Receiver:
         config, able = run.config, hooks.capabilities
         self._requires_num_examples = config.client_weights == "samples"
         self._bound = config.update_norm_bound  # S: a longer update is shortened to it; 0: no bound
-        self._masked = isinstance(config, SecureConfig) and config.secure_sums
+        self._masked = config.uses_secure_sums
         self._extra_reply_bytes = able.extra_reply_bytes
         self._on_local_model = hooks.on_local_model if able.sees_single_updates else None
 

@@ -33,9 +33,8 @@ class Wait(NamedTuple):
     least: float
 
 
-USUAL = Wait(
-    2.5, 5.0
-)  # three times M with what a round does beside; five seconds are two polls of a SuperNode
+# Three times M with what a round does beside; five seconds are two polls of a SuperNode.
+USUAL = Wait(2.5, 5.0)
 FIRST = Wait(10.0, SHORTEST_DEADLINE)
 # Of a client's budget: its begin; the times M that each reply is awaited without it, and that a round adds to it.
 BUDGET, FREE, REFILL = Wait(60.0, SHORTEST_DEADLINE), 2.0, 0.25
@@ -157,7 +156,6 @@ class ReplyTimeouts:
         """Return the usual times of a state."""
         reply_timeouts = cls()
         for client, seconds, answers, latest, misses, rests, spent in np.array(state.get(name, ())).tolist():
-            reply_timeouts._known[int(client)] = _Known(
-                seconds, int(answers), latest, int(misses), int(rests), spent
-            )
+            known = _Known(seconds, int(answers), latest, int(misses), int(rests), spent)
+            reply_timeouts._known[int(client)] = known
         return reply_timeouts

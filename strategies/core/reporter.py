@@ -182,24 +182,7 @@ class Reporter:
     ) -> Mapping[str, list[float]]:
         """Return the per-client statistics, and collect the spread of the clients' metrics."""
         by_client, self.by_client = self.by_client, {}
-        stated = {**self._run.options.higher_is_better, **(self._run.best.stated if self._run.best else {})}
-        for name, values in by_client.items():
-            collected.update(client_metrics.spread(name, values.values(), stated))
-        most = max(map(len, by_client.values()), default=0)
-        for name, values in by_client.items():
-            if len(values) < most:
-                collected[f"{client_metrics.of_clients(name)}-clients"] = len(values)
-        unknown = [
-            name
-            for name in by_client
-            if measured_name(name) not in stated and higher_is_better(name, stated) is None
-        ]
-        if unknown:
-            self._run.warn_once(
-                "clients' %s: the worst tenth and the best aren't reported, as it isn't known whether a lower or a "
-                "higher value is better; run_options.higher_is_better states it",
-                ", ".join(unknown),
-            )
+        self._collect_spread(by_client, collected)
         size = max(map(len, clients.values()), default=0)
         if self._roster.devices:
             clients = {**self._client_stats.columns(size), **clients}
@@ -212,6 +195,26 @@ class Reporter:
             **client_metrics.renamed(columns, clients.__contains__, client_metrics.OF_EVALUATION),
             **clients,
         }
+
+    def _collect_spread(
+        self, by_client: Mapping[str, client_metrics.ByClient], collected: dict[str, Any]
+    ) -> None:
+        """Collect the spread of the clients' metrics, and how many clients have a metric if not all do."""
+        stated = {**self._run.options.higher_is_better, **(self._run.best.stated if self._run.best else {})}
+        most, unknown = max(map(len, by_client.values()), default=0), []
+        for name, values in by_client.items():
+            collected.update(client_metrics.spread(name, values.values(), stated))
+            if measured_name(name) not in stated and higher_is_better(name, stated) is None:
+                unknown.append(name)
+        for name, values in by_client.items():
+            if len(values) < most:
+                collected[f"{client_metrics.of_clients(name)}-clients"] = len(values)
+        if unknown:
+            self._run.warn_once(
+                "clients' %s: the worst tenth and the best aren't reported, as it isn't known whether a lower or a "
+                "higher value is better; run_options.higher_is_better states it",
+                ", ".join(unknown),
+            )
 
     def costs_of_clients(self, size: int) -> dict[str, list[float]]:
         """Return the bytes, the seconds and, where watts are known, the joules of each client's tasks, by index."""

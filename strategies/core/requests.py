@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from strategies.clients.roster import Client
+from strategies.clients.roster import Client, index_by_node
 from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import PrivateConfig, StrategyConfig
 from strategies.core.reply_timeouts import Limit, ReplyTimeouts
@@ -21,11 +21,8 @@ from strategies.flower.exchange import never, poll_replies, pushed
 from strategies.timing.task_costs import TaskCosts
 
 _USUAL = "usual-times-"  # before the kind of a request, in a checkpoint
-_AWAITED = (
-    messages.TRAIN,
-    messages.EVALUATE,
-    *messages.SECURE_STAGES,
-)  # message types with an adaptive reply timeout
+# Message types with an adaptive reply timeout.
+_AWAITED = (messages.TRAIN, messages.EVALUATE, *messages.SECURE_STAGES)
 
 
 class RequestHooks(Protocol):
@@ -87,12 +84,9 @@ class TrainingRequests:
     def fields(self, client: Client, server_round: int, task: int, config: ConfigRecord) -> ConfigRecord:
         """Return the fields of a client's request: a copy of the loop's ``config`` and the strategy's own fields."""
         own = config.copy()
-        own[messages.SERVER_ROUND] = server_round
-        own[messages.CLIENT] = client.index
-        own[messages.TASK] = task
+        own.update({messages.SERVER_ROUND: server_round, messages.CLIENT: client.index, messages.TASK: task})
         asked = {} if self._compressed is None else self._compressed.fields(self._run.run_id)
-        for key, value in {**self._hooks.local_rule(), **asked, **self._hooks.task_fields()}.items():
-            own[key] = value
+        own.update({**self._hooks.local_rule(), **asked, **self._hooks.task_fields()})
         return own
 
     def request(
@@ -149,9 +143,8 @@ class PendingReplies:
     def __init__(self, run: RunState, gives_up: Callable[[], bool] = never) -> None:
         self._run, self._gives_up = run, gives_up
         self._asked: dict[int, int] = {}  # indices of the clients that haven't answered, by node id
-        self._reply_timeouts: defaultdict[str, ReplyTimeouts] = defaultdict(
-            ReplyTimeouts
-        )  # by the kind of request
+        # By the kind of request.
+        self._reply_timeouts: defaultdict[str, ReplyTimeouts] = defaultdict(ReplyTimeouts)
         self._overdue: dict[str, _Overdue] = {}  # by message id
         self._late_bytes = 0
 
@@ -188,19 +181,15 @@ class PendingReplies:
         run, now = self._run, self._run.scheduler.now()
         for _, reply in next(poll_replies(grid, dict.fromkeys(self._overdue, 0), 0.0, run.should_stop), []):
             self._came_late(reply)
-        nodes = {client.index: client.node_id for client in run.clients}
+        nodes, overdue = {client.index: client.node_id for client in run.clients}, self._overdue
         self._overdue = {
             name: each
-            for name, each in self._overdue.items()
+            for name, each in overdue.items()
             if now < each.sent + run.timeout and nodes.get(each.client, each.node_id) == each.node_id
         }
         busy = {each.client for each in self._overdue.values()}
-        reply_timeouts, number = self._reply_timeouts[kind], run.aggregations
-        return [
-            c
-            for c in run.clients
-            if c.index not in busy and not reply_timeouts.is_backing_off(c.index, number)
-        ]
+        rests, number = self._reply_timeouts[kind].is_backing_off, run.aggregations
+        return [c for c in run.clients if c.index not in busy and not rests(c.index, number)]
 
     def take_late_bytes(self) -> int:
         """Return the bytes of the overdue replies that have come since the last call."""
@@ -222,7 +211,8 @@ class PendingReplies:
         """
         requests = list(requests)
         nodes = {request.metadata.dst_node_id for request in requests}
-        self.expect({client.node_id: client.index for client in self._run.clients if client.node_id in nodes})
+        indices = index_by_node(self._run.clients)
+        self.expect({node_id: index for node_id, index in indices.items() if node_id in nodes})
         kind = kind or (requests[0].metadata.message_type if requests else "")
         if kind in _AWAITED and self._gives_up():
             overdue = {} if overdue is None else overdue

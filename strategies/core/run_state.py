@@ -362,16 +362,7 @@ class RunState:
         self._said.clear()
         self.take_layout(arrays)
         if state is not None:
-            if len(state["model"]) != self.layout.size:
-                raise ValueError(
-                    f"the state is that of a model of {len(state['model'])} values, this one has {self.layout.size}"
-                )
-            ours = _named_shapes(self.layout)
-            for before, now in zip_longest(state.get("layout", ours), ours):  # older states don't have it
-                if before != now:
-                    raise ValueError(
-                        f"the state is that of a model with {_in_words(before)} where this one has {_in_words(now)}"
-                    )
+            _check_model(state, self.layout)
             self.result.arrays = self.layout.to_record(np.array(state["model"], dtype=np.float64))
             self.aggregations, self.evaluated = state["aggregations"], state["evaluated"]
             self.scheduler.restore(state)
@@ -454,9 +445,8 @@ class RunState:
         if self.model_unchanged:  # said already
             return
         if not self.aggregations:
-            if self.scheduler.budget and isinstance(
-                self.config, SynchronousConfig
-            ):  # without rounds it is said already
+            # Without rounds it is said already.
+            if self.scheduler.budget and isinstance(self.config, SynchronousConfig):
                 log.warning(
                     "time_budget = %g s is shorter than the first round: the model is the initial one",
                     self.scheduler.budget,
@@ -482,6 +472,20 @@ class RunState:
 
 def _named_shapes(layout: Layout) -> list[list[Any]]:
     return [[name, list(shape)] for name, shape in zip(layout.names, layout.shapes, strict=True)]
+
+
+def _check_model(state: Mapping[str, Any], layout: Layout) -> None:
+    """Raise ValueError if a state holds a model of another size, or of other arrays."""
+    if len(state["model"]) != layout.size:
+        raise ValueError(
+            f"the state is that of a model of {len(state['model'])} values, this one has {layout.size}"
+        )
+    ours = _named_shapes(layout)
+    for before, now in zip_longest(state.get("layout", ours), ours):  # older states don't have it
+        if before != now:
+            raise ValueError(
+                f"the state is that of a model with {_in_words(before)} where this one has {_in_words(now)}"
+            )
 
 
 def _in_words(named: list[Any] | None) -> str:

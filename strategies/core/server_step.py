@@ -45,13 +45,8 @@ class ServerStep:
         *,
         stale: bool,
     ) -> None:
-        self._run, self.optimizer, self._lr, self._default_server_lr, self._stale = (
-            run,
-            optimizer,
-            lr,
-            default_server_lr,
-            stale,
-        )
+        self._run, self.optimizer = run, optimizer
+        self._lr, self._default_server_lr, self._stale = lr, default_server_lr, stale
         self.add_noise: Callable[[Vector, Sequence[float]], None] | None = None
 
     def state(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from strategies.clients.attendance import log_never_counted
-from strategies.clients.client_graph import ClientGraph, DirectionGraph, UpdateGraph
+from strategies.clients.client_graph import ClientGraph, DirectionGraph
 from strategies.clients.client_statistics import ClientStatistics, Timeline
 from strategies.clients.registered import NodeRecord, Registry
 from strategies.clients.roster import Client, Roster
@@ -25,7 +25,7 @@ from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import AsynchronousConfig, SecureConfig, StrategyConfig
 from strategies.core.evaluator import Evaluator
-from strategies.core.last_updates import LastUpdates
+from strategies.core.last_updates import LastUpdates, UpdateGraph
 from strategies.core.population import AbsentClients, Population
 from strategies.core.receiver import Receiver, clipping
 from strategies.core.reporter import EvaluateFn, Reporter, StopFn
@@ -215,11 +215,12 @@ class Session:
         """The graph of clients, where importances follow from it."""
         return self.population.graph
 
-    def client_vectors(self, name: str) -> ClientVectors:
-        """Return the method's vectors (D,) of the clients under a name; a new vector is 0."""
+    def client_vectors(self, name: str, initial: Vector | None = None) -> ClientVectors:
+        """Return the method's vectors (D,) of the clients under a name; a new vector is 0, or ``initial``."""
         known = self.memory.client_vectors
         if name not in known:
-            known[name] = ClientVectors(np.zeros(len(self.model)), max(len(self.clients), 1))
+            first = np.zeros(len(self.model)) if initial is None else initial
+            known[name] = ClientVectors(first, max(len(self.clients), 1))
         return known[name]
 
     def client_weights(self) -> dict[int, float]:

@@ -11,9 +11,8 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from strategies import REGISTRY, Spectral
 from strategies.client.direction import direction_of
 from strategies.clients import graph
-from strategies.clients.client_graph import UpdateGraph
 from strategies.clients.roster import Client
-from strategies.core.last_updates import LastUpdates
+from strategies.core.last_updates import LastUpdates, UpdateGraph
 from strategies.flower import messages
 from strategies.flower.errors import RunError
 from strategies.testing import MemoryGrid
