@@ -9,9 +9,8 @@ import numpy as np
 GONE = 1 / 3  # share of a round's clients that may go away, in whatever stage
 CURIOUS = 1 / 5  # share of a round's clients that may conspire with the server
 FAILS = 2.0**-10  # probability that a round of so many dropouts can't be unmasked, at most
-OPENS = (
-    2.0**-40
-)  # probability that a client has as many conspirators as the threshold among its neighbours, at most
+# Probability that a client has as many conspirators as the threshold among its neighbours, at most.
+OPENS = 2.0**-40
 FEWEST = 3  # of two clients, one subtracts its own update from the sum
 
 

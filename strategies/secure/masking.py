@@ -28,9 +28,8 @@ CURVE = ec.SECP256R1()
 KEY_BYTES = 32  # of a private key
 SEED_BYTES = 31  # of a client's own mask: Flower's padding makes this 32
 MODULUS = 1 << 32
-HEADER = (
-    3  # ring values before the update: the weight, whether values were out of range, whether it was shortened
-)
+# Ring values before the update: the weight, whether values were out of range, whether it was shortened.
+HEADER = 3
 # A number beside the update is a whole number of steps, as LIMBS ring values of LIMB_BITS bits each: their sums don't
 # wrap for up to 2¹⁶ clients.
 LIMBS, LIMB_BITS = 4, 16
@@ -193,9 +192,8 @@ class Quantizer:
         SecureSumError
             If a number is NaN or above 2²².
         """
-        norm = (
-            float(np.einsum("i,i->", update, update)) ** 0.5 if self.norm else 0.0
-        )  # not BLAS: the same bits anywhere
+        # Not by BLAS: the same bits anywhere.
+        norm = float(np.einsum("i,i->", update, update)) ** 0.5 if self.norm else 0.0
         values = update * weight
         if self.norm and norm > (shortened := self.shortened(len(values))):
             values *= shortened / norm

@@ -162,22 +162,14 @@ class ServerSession:
                 f"{len(revealed)} shares of client {owner}'s secret came, and {self.threshold} are needed: too many "
                 "clients have gone, or it dealt none"
             )
-        # A dealer numbers its shares by its neighbours in ascending order.
-        places = {each: place for place, each in enumerate(self._near(owner, self._keys), start=1)}
-        numbered = {
-            each: share
-            for each, share in sorted(revealed.items())
-            if share[:_INDEX] == places[each].to_bytes(_INDEX, "little")
-        }
+        numbered = self._numbered(owner, revealed)
         for tries, chosen in enumerate(islice(self._draws(list(numbered)), MOST_TRIES)):
             shares = [numbered[each] for each in chosen]
             secret = _combined(shares)
             if secret is None or not _is_image(known, image, secret):
                 continue
             wrong = revealed.keys() - numbered.keys()
-            if (
-                tries
-            ):  # one of the first shares is wrong, and others may be: each is tried with shares that fit
+            if tries:  # one of the first shares is wrong, others may be: each is tried with shares that fit
                 rest = numbered.keys() - set(chosen)
                 wrong |= {each for each in rest if _combined([*shares[1:], numbered[each]]) != secret}
             for each in sorted(wrong):
@@ -187,6 +179,15 @@ class ServerSession:
             f"no {self.threshold} of {len(revealed)} shares of client {owner}'s secret fit together: it dealt them "
             "wrong, or too many neighbours give wrong ones"
         )
+
+    def _numbered(self, owner: int, revealed: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Return the shares with the right number: a dealer numbers them by its neighbours in ascending order."""
+        places = {each: place for place, each in enumerate(self._near(owner, self._keys), start=1)}
+        return {
+            each: share
+            for each, share in sorted(revealed.items())
+            if share[:_INDEX] == places[each].to_bytes(_INDEX, "little")
+        }
 
     def _draws(self, holders: list[int]) -> Iterator[list[int]]:
         """Yield draws of t clients: the first ones, and then others at random."""
