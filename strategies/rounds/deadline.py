@@ -58,12 +58,12 @@ def closing_time(
         first = min([limit, *busy])
         return ClosingTime(began if first == inf else max(began, first), [], [])
     in_time: list[int] = []
-    got = 0
+    got, counts = 0, {**dict.fromkeys(due, 1), **(multiplicities or {}), **dict.fromkeys(failed, 0)}
     for client, earliest in _in_order(due):
         if got >= needed or earliest > limit + RESOLUTION:
             break
         in_time.append(client)
-        got += 0 if client in failed else 1 if multiplicities is None else multiplicities[client]
+        got += counts[client]
     late = sorted(due.keys() - set(in_time))
     at = max((due[client] for client in in_time), default=began) if got >= needed or not late else limit
     return ClosingTime(min(at, limit), in_time, late)

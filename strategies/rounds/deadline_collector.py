@@ -24,7 +24,7 @@ from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
-from strategies.flower.exchange import poll_replies
+from strategies.flower.exchange import poll_replies, pushed
 from strategies.rounds.deadline import ClosingTime, closing_time, rescale
 from strategies.rounds.reply_collection import Metrics, late_metrics
 from strategies.rounds.round import Round
@@ -289,9 +289,9 @@ class DeadlineCollector:
     ) -> list[Message]:
         """Send all requests, and wait until the round closes; late replies to earlier rounds may come, too."""
         run, nodes = self._run, {client.index: client.node_id for client in current.clients}
-        self._pending.expect({nodes[index]: index for index in asked})
-        pushed = set(grid.push_messages(list(asked.values())))
-        waiting = {m.metadata.message_id: i for i, m in asked.items() if m.metadata.message_id in pushed}
+        indices = {nodes[index]: index for index in asked}
+        self._pending.expect(indices)
+        waiting = {name: indices[node_id] for name, node_id in pushed(grid, asked.values()).items()}
         arrivals, earlier = _Arrivals(opened, set(waiting.values())), self._awaited()
         may_come, late = (arrivals.unanswered if asked else self._late), len(self._late)
         awaited = {**earlier, **waiting} if may_come else {}
@@ -307,16 +307,20 @@ class DeadlineCollector:
             if arrivals.complete or (not arrivals.unanswered if asked else len(self._late) < late):
                 break
         self._pending.expect({})
+        self._close_by_arrivals(current, opened, arrivals)
+        return arrivals.replies
+
+    def _close_by_arrivals(self, current: Round, opened: _Closing, arrivals: _Arrivals) -> None:
+        """Close a round in real time with the replies that are there."""
+        run, requests = self._run, current.request_of()
         # A reply that hasn't come by the timeout has failed; if the round ended earlier, the reply is late.
         failed = not arrivals.complete and not 0 < self._config.round_deadline <= run.timeout
         unanswered = set() if failed else arrivals.unanswered
-        requests = {c.index: m for c, m in zip(current.clients, current.requests, strict=True)}
         opened.late = {i: LateTask(opened.began + run.timeout, requests[i]) for i in unanswered}
         self._late_bytes += sum(map(_bytes_of, arrivals.late.values()))
         too_late = arrivals.late.keys() | unanswered
-        in_time = [index for index in nodes if index not in too_late]
+        in_time = [index for index in requests if index not in too_late]
         self._close(current, opened, ClosingTime(run.scheduler.now(), in_time, sorted(too_late)))
-        return arrivals.replies
 
     def _longest(self) -> float:
         """Return the seconds after which a round in real time closes at the latest."""
@@ -331,13 +335,12 @@ class DeadlineCollector:
 
     def _invalid(self, current: Round, clients: Iterable[int], replies: Iterable[Message]) -> set[int]:
         """Return the clients whose replies don't count, or that haven't replied."""
-        check, wrong = self._receiver.check(), set[int]()
+        check, wrong, requests = self._receiver.check(), set[int](), current.request_of()
         by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        asked = {c.index: (c, m) for c, m in zip(current.clients, current.requests, strict=True)}
         for index in clients:
-            client, metadata = asked[index]
+            client = current.client(index)
             try:
-                check(client, by_id.get(metadata.message_id), current.base_of(client))
+                check(client, by_id.get(requests[index].message_id), current.base_of(client))
             except ArraysMismatchError:
                 wrong.add(index)
         return wrong

@@ -17,8 +17,8 @@ average over B rounds (rounds without sampling: Kairouz et al. 2021).
 They say whose devices the clients of a run are, and not whom of them a round draws: these are all, as with ``full``.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -83,15 +83,11 @@ class Participation:
             return cls()
         if scheme != "fixed":
             return cls(scheme, fraction, least=least)
-        try:
-            fixed = tuple(sorted(int(name) for name in names.split(",")))
-        except ValueError:
-            fixed = ()
-        if not fixed or fixed[0] < 0 or len(set(fixed)) < len(fixed):
-            raise ValueError(
-                f"participation = {text!r}: after 'fixed:' distinct client indices, such as fixed:0,3"
-            )
-        return cls(scheme, fraction, fixed)
+        return cls(scheme, fraction, _fixed(text, names))
+
+    def at(self, places: Iterable[int]) -> "Participation":
+        """Return the scheme with the places of its clients, ``fixed``, among those that are there."""
+        return replace(self, fixed=tuple(places))
 
     def check(self, num_clients: int) -> None:
         """Raise ValueError if ``num_clients`` are too few for the scheme."""
@@ -102,9 +98,8 @@ class Participation:
             )
         if self.scheme == "turns" and num_clients < self.num_turns:
             raise ValueError(
-                f"fraction_train = {self.fraction}: with participation = 'turns' needs "
-                f"{self.num_turns} clients or more, "
-                f"there are {num_clients}"
+                f"fraction_train = {self.fraction}: with participation = 'turns' needs {self.num_turns} clients or "
+                f"more, there are {num_clients}"
             )
         if self.scheme == "paired" and num_clients < 2:
             raise ValueError(f"participation = 'paired': needs 2 clients or more, there are {num_clients}")
@@ -170,12 +165,25 @@ class Participation:
     def expected_weights(self, importances: Weights) -> Weights:
         """E[d_i], shape (C,): the importances of the objective that is really minimised."""
         num_clients = len(importances)
-        expected = np.zeros(num_clients)
+        expected, fixed = np.zeros(num_clients), list(self.fixed)
         if self.scheme == "paired":
             expected[:-1] = 0.5 / max(num_clients - 1, 1)
             expected[-1] = 0.5
         elif self.scheme == "fixed":
-            expected[list(self.fixed)] = importances[list(self.fixed)] / importances[list(self.fixed)].sum()
+            expected[fixed] = importances[fixed] / importances[fixed].sum()
         else:
             expected = np.asarray(importances, dtype=np.float64)
         return expected
+
+
+def _fixed(text: str, names: str) -> tuple[int, ...]:
+    """Return the client indices of the scheme ``fixed``, ascending; ValueError if they are none, or not distinct."""
+    try:
+        fixed = tuple(sorted(map(int, names.split(","))))
+    except ValueError:
+        fixed = ()
+    if not fixed or fixed[0] < 0 or len(set(fixed)) < len(fixed):
+        raise ValueError(
+            f"participation = {text!r}: after 'fixed:' distinct client indices, such as fixed:0,3"
+        )
+    return fixed

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from strategies.clients.client_metrics import MetricsMean
 from strategies.clients.client_statistics import ACCEPTED, ClientStatistics, Timeline
-from strategies.clients.roster import Client
+from strategies.clients.roster import Client, by_reason, display_names
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.timing.scheduler import Scheduler
@@ -152,6 +152,10 @@ class Round:
     asked: Sequence[Message] = ()
     executor: Executor | None = None
 
+    def request_of(self) -> dict[int, Metadata]:
+        """Return the metadata of the requests, by client index."""
+        return {client.index: request for client, request in zip(self.clients, self.requests, strict=True)}
+
     def base_of(self, client: Client) -> NDArray[Any]:
         """Return the model (D,) that a client was sent."""
         return self.bases.get(client.index, self.model)
@@ -258,18 +262,13 @@ class Round:
     def record_outcomes(self, client_stats: ClientStatistics, timeline: Timeline, now: float) -> None:
         """Enter the outcomes in client_stats, and log the clients whose work doesn't count, one line per reason."""
         indices = [client.index for client in self.clients if client.index in self.outcomes]
-        outcomes, sizes, bounded = self.outcomes, self.sizes, self.bounded
-        for index in indices:
+        ended = {index: self.outcomes[index] for index in indices} | dict.fromkeys(self.late, messages.LATE)
+        for index, outcome in ended.items():
             account = client_stats[index]
             account.tasks += 1
-            account.record(outcomes[index], clipped=index in bounded, num_bytes=sizes.get(index, 0))
-        timeline.end_all(indices, now, [outcomes[index] for index in indices])
-        for index in self.late:
-            client_stats[index].tasks += 1
-            client_stats[index].record(messages.LATE)
-        timeline.end_all(self.late, now, [messages.LATE] * len(self.late))
-        for reason in dict.fromkeys(self.failures.values()):
-            left_out = [client for client in self.clients if self.failures.get(client.index) == reason]
-            named = ", ".join(client.display_name for client in left_out)
-            who = {"aggregation": self.number, "clients": [client.fields for client in left_out]}
-            log.warning("round %d: left out client %s: %s", self.number, named, reason, extra=who)
+            account.record(outcome, clipped=index in self.bounded, num_bytes=self.sizes.get(index, 0))
+        timeline.end_all(ended.keys(), now, ended.values())
+        for reason, clients in by_reason(self.clients, self.failures).items():
+            who = {"aggregation": self.number, "clients": [client.fields for client in clients]}
+            left_out = display_names(clients)
+            log.warning("round %d: left out client %s: %s", self.number, left_out, reason, extra=who)

@@ -37,11 +37,8 @@ class SecureSums:
     def __init__(self, session: RoundSession) -> None:
         self._strategy = session.strategy
         self._run, self._pending, self._client_stats = session.run, session.pending, session.client_stats
-        self._timeline, self._receiver, self._selection = (
-            session.timeline,
-            session.receiver,
-            session.selection,
-        )
+        self._timeline, self._receiver = session.timeline, session.receiver
+        self._selection = session.selection
         self._divides_by_path = session.strategy.capabilities.divides_by_path
 
     @property
@@ -80,9 +77,9 @@ class SecureSums:
         None if the round is cancelled.
         """
         total, weights = self._work(cohort, grid)
-        return (
-            None if self._run.should_stop() else Aggregate(weights, total, BufferAverage(self._run.buffers))
-        )
+        if self._run.should_stop():
+            return None
+        return Aggregate(weights, total, BufferAverage(self._run.buffers))
 
     def _work(self, current: Round, grid: Grid) -> tuple[WeightedSum, Sequence[float]]:
         config = self._config
@@ -112,10 +109,8 @@ class SecureSums:
     ) -> tuple[WeightedSum, Sequence[float]]:
         """Return the sum of the clients whose masked updates came, and the weights d_i of all."""
         config, clip, number = self._config, self._receiver.clip, len(current.clients)
-        quantizer, least = (
-            Quantizer.for_sum(config.secure_clipping, number, 0.0 if clip is None else clip.norm),
-            2,
-        )
+        norm, least = 0.0 if clip is None else clip.norm, 2
+        quantizer = Quantizer.for_sum(config.secure_clipping, number, norm)
         if config.distributes_noise:
             quantizer, least = _with_noise(config, config.dp_noise_multiplier, number, len(current.model))
         masked = MaskedSum(

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from strategies import streams
 from strategies.clients.client_statistics import ClientStatistics
@@ -36,7 +37,7 @@ class Selection:
 
     Attributes
     ----------
-    stragglers : Stragglers, optional
+    stragglers : Stragglers
         Participants that get only a part of their work done.
     each : float
         1 / (q C), the weight of every participant of the round that was drawn last, where the draw ``hides``; else 0.
@@ -51,7 +52,7 @@ class Selection:
     ) -> None:
         self._config, self._run, self._population = config, run, population
         self._capabilities = capabilities
-        self.stragglers = Stragglers(config) if config.stragglers else None
+        self.stragglers = Stragglers(config)
         self.each = 0.0
         self._number = 1  # of the round that is drawn next
 
@@ -85,7 +86,7 @@ class Selection:
         drawn = len(scheme.fixed) or num_clients // scheme.num_turns
         if scheme.scheme in ("uniform", "flower"):
             drawn = scheme.sample_size(num_clients)
-        return drawn if self.stragglers is None else self.stragglers.num_active(drawn)
+        return self.stragglers.num_active(drawn)
 
     def can_draw_from(self, clients: Sequence[Client]) -> bool:
         """Return True if a round can be drawn among these of the connected clients."""
@@ -119,13 +120,7 @@ class Selection:
         """
         sized = self._config.client_weights != "samples" or all(client.described for client in clients)
         scheme = self.restrict_to(clients)
-        if not sized and scheme.scheme in ("md", "uniform", "poisson", "turns"):
-            raise RunError(
-                f"participation = {scheme.scheme!r}: its weights rest on the number of examples of all clients, and "
-                "not all answer query.describe with it; allowed are full, flower, or client_weights = uniform"
-            )
-        if scheme.scheme == "paired" and len(clients) < 2:  # the others have left
-            raise RunError("participation = 'paired': a round needs 2 clients, there is 1")
+        _check_draw(scheme.scheme, len(clients), sized=sized)
         draw = scheme.draw(self._population.client_weights_of(clients), rng, number)
         if self.hides:
             # Not those that are free in real time: who is at work there tells who was drawn before.
@@ -156,19 +151,16 @@ class Selection:
     def _number_present(self) -> int:
         """Return the number of clients that are present by their availability, at work or not; 1 at least."""
         scheduler, clients = self._run.scheduler, self._run.clients
-        return (
-            len(clients)
-            if scheduler.always
-            else max(sum(scheduler.is_available(client) for client in clients), 1)
-        )
+        if scheduler.always:
+            return len(clients)
+        return max(sum(map(scheduler.is_available, clients)), 1)
 
     def share_beside(self, busy_clients: Collection[int]) -> float:
         """Return Σ p_i of the free clients over that of all that are present, with ``busy_clients`` (indices)."""
         if not busy_clients:
             return 1.0
-        here = [
-            c for c in self._run.clients if c.index in busy_clients or self._run.scheduler.is_available(c)
-        ]
+        is_available = self._run.scheduler.is_available
+        here = [c for c in self._run.clients if c.index in busy_clients or is_available(c)]
         p = self._population.client_weights_of(here)
         return float(sum(w for client, w in zip(here, p, strict=True) if client.index not in busy_clients))
 
@@ -181,32 +173,28 @@ class Selection:
 
     def without_stragglers(self, chosen: Chosen, server_round: int) -> Chosen:
         """Return the participants and weights without the stragglers that are dropped: no request goes to them."""
-        return (
-            chosen if self.stragglers is None else self.stragglers.without_stragglers(*chosen, server_round)
-        )
+        return self.stragglers.without_stragglers(*chosen, server_round)
 
     def request_fields(self, client: Client) -> Mapping[str, float]:
         """Return the fields of a participant's request that ask for a part of its usual work."""
-        return {} if self.stragglers is None else self.stragglers.request_fields(client)
+        return self.stragglers.request_fields(client)
 
     def restrict_to(self, clients: Sequence[Client]) -> Participation:
         """Return the scheme with the client indices of ``fixed`` as places among the connected clients."""
-        if (scheme := self.scheme).scheme == "turns":
+        scheme, indices = self.scheme, [client.index for client in clients]
+        if scheme.scheme == "turns":
             due = (self._number - 1) % scheme.num_turns
-            return replace(
-                scheme,
-                fixed=tuple(i for i, client in enumerate(clients) if client.index % scheme.num_turns == due),
-            )
-        if self.scheme.scheme != "fixed":
-            return self.scheme
-        places = tuple(i for i, client in enumerate(clients) if client.index in self.scheme.fixed)
+            return scheme.at(place for place, index in enumerate(indices) if index % scheme.num_turns == due)
+        if scheme.scheme != "fixed":
+            return scheme
         # Some may be at work, and can't be drawn.
-        available = {client.index for client in [*clients, *self._run.clients]}
-        if missing := set(self.scheme.fixed) - available:
+        available = {*indices, *(client.index for client in self._run.clients)}
+        if missing := set(scheme.fixed) - available:
             log.warning("participation names clients that aren't there: %s", sorted(missing))
-        if not places:
+        here = scheme.at(place for place, index in enumerate(indices) if index in scheme.fixed)
+        if not here.fixed:
             raise RunError(f"participation = {self.text!r}: none of these clients is there")
-        return replace(self.scheme, fixed=places)
+        return here
 
     def weights_of(self, current: Round, replies: Sequence[Message | None]) -> Sequence[float]:
         """Return a round's weights d_i, from the sizes in its clients' replies if they weren't known before."""
@@ -255,7 +243,7 @@ class Selection:
         able = self._capabilities
         if (able.needs_all_updates and not able.uses_given_weights) or able.chooses_clients:
             return None
-        if self.stragglers is not None and self.stragglers.drops:
+        if self.stragglers.drops:
             return None
         if not self._shares_among(range(len(p)), p).any():
             return None
@@ -268,7 +256,11 @@ class Selection:
         drawn = self.drawn(p)
         if drawn is None or self._run.scheduler.always:
             return drawn
-        return restricted_weights(list(self.objective_weights().values()), drawn > 0)
+        return self.restricted(drawn > 0)
+
+    def restricted(self, active: NDArray[np.bool_]) -> Weights:
+        """Return the weights (n,) in the objective of those of the clients that are ``active`` (n,), with sum 1."""
+        return restricted_weights(list(self.objective_weights().values()), active)
 
     def log_observed(self, client_stats: ClientStatistics) -> None:
         """Log by which weights the clients of a run have counted, where it couldn't be known beforehand."""
@@ -294,11 +286,22 @@ class Selection:
     def _shares_among(self, places: Sequence[int], p: Weights) -> Weights:
         """Return E[d_i] (m,) of the clients at ``places`` under the scheme; zeros if it draws none of them."""
         fixed, counting = self.scheme.fixed, self._population.active_clients
-        here = tuple(at for at, place in enumerate(places) if counting[place].index in fixed)
-        if self.scheme.scheme == "fixed" and not here:
+        here = self.scheme.at(at for at, place in enumerate(places) if counting[place].index in fixed)
+        if self.scheme.scheme == "fixed" and not here.fixed:
             return np.zeros(len(places))
         some = p[list(places)] / p[list(places)].sum() if len(places) < len(p) else p
-        return replace(self.scheme, fixed=here).expected_weights(some)
+        return here.expected_weights(some)
+
+
+def _check_draw(scheme: str, num_clients: int, *, sized: bool) -> None:
+    """Raise RunError if the weights of a scheme can't be known, or too few clients are left for it."""
+    if not sized and scheme in ("md", "uniform", "poisson", "turns"):
+        raise RunError(
+            f"participation = {scheme!r}: its weights rest on the number of examples of all clients, and not all "
+            "answer query.describe with it; allowed are full, flower, or client_weights = uniform"
+        )
+    if scheme == "paired" and num_clients < 2:  # the others have left
+        raise RunError("participation = 'paired': a round needs 2 clients, there is 1")
 
 
 Select = Callable[[Sequence[Client], np.random.Generator], Chosen]
@@ -330,9 +333,8 @@ class CohortSampler:
         self._run, self._population, self._selection, self._collector = run, population, selection, collector
         self._select, self._check = select, check
         self.no_client_available = False
-        self._too_few: int | None = (
-            0  # the largest number of clients that was too small so far; None once the number is accepted
-        )
+        # The largest number of clients that was too small so far; None once the number is accepted.
+        self._too_few: int | None = 0
 
     def participants(self, server_round: int, grid: Grid, config: ConfigRecord) -> Chosen | None:
         """Return a round's participants, in the order of the clients, and their weights; None if no client comes.

@@ -274,14 +274,10 @@ class RoundSession(Session):
         unsized = config.client_weights == "samples" and any(c.num_examples is None for c in self.run.clients)
         p = {} if unsized else self.client_weights()
         size = max(self.client_stats.size, max(p, default=-1) + 1)
-        shares, weighed = dict[str, dict[int, float]](), config.rule() is None
-        if p:
-            shares["importance"] = p
-            q = self.expected_shares(p) if weighed else None
-            shares |= {} if q is None else {"expected-share": dict(zip(p, q.tolist(), strict=True))}
-        reported = {
-            name: [values.get(index, 0.0) for index in range(size)] for name, values in shares.items()
-        }
+        shares, weighed = {"importance": p} if p else {}, config.rule() is None
+        if p and weighed and (q := self.expected_shares(p)) is not None:
+            shares["expected-share"] = dict(zip(p, q.tolist(), strict=True))
+        reported = client_metrics.columns(shares, size, missing=0.0)
         if weighed and (not able.aggregates or able.uses_given_weights):
             reported["observed-share"] = client_metrics.shares(self.client_stats.column("weight", size))
         counted = self.client_stats.column(ACCEPTED, size)

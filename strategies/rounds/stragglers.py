@@ -6,6 +6,7 @@ E with equal probability. Either that partial work counts, or the round goes wit
 """
 
 from collections.abc import Sequence
+from itertools import compress
 
 from strategies import streams
 from strategies.clients.roster import Client
@@ -56,12 +57,9 @@ class Stragglers:
             indices = [participants[place].index for place in sorted(late)]
             self._fractions = {index: 1.0 - float(rng.random()) for index in indices}
             return participants, weights
-        available = [place for place in range(len(participants)) if place not in late]
-        kept = [participants[place] for place in available]
-        if weights is None:
-            return kept, None
-        own = [weights[place] for place in available]
-        return kept, [d * sum(weights) / sum(own) for d in own] if sum(own) > 0 else own
+        stays = [place not in late for place in range(len(participants))]
+        kept = list(compress(participants, stays))
+        return kept, None if weights is None else _shared(weights, list(compress(weights, stays)))
 
     def part(self, index: int) -> float:
         """Return the part of its usual work that a participant does, by its index, in (0, 1]."""
@@ -70,3 +68,9 @@ class Stragglers:
     def request_fields(self, client: Client) -> dict[str, float]:
         """Return the additional fields of a participant's request: the part of its work, if it straggles."""
         return {messages.PART: self._fractions[client.index]} if client.index in self._fractions else {}
+
+
+def _shared(weights: Sequence[float], own: list[float]) -> list[float]:
+    """Return some of the weights d_i, scaled up to the sum of all; as they are if all are 0."""
+    total, rest = sum(weights), sum(own)
+    return [d * total / rest for d in own] if rest > 0 else own

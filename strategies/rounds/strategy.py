@@ -267,12 +267,7 @@ class SynchronousStrategy(FederatedStrategy):
         """Return the next global model (D,); None if the valid replies are too few."""
         session, server_step = self.session, self.session.server_step
         if self.capabilities.needs_all_updates and session.masked_sums is None:
-            if not (taken := cohort.contributions):
-                return None
-            weights = self.weigh(taken)
-            of_each(f"{session.run.name}.weigh", weights, [contribution.client for contribution in taken])
-            cohort.weight_by_client = {c.client.index: d for c, d in zip(taken, weights, strict=True)}
-            return server_step.validated(self.aggregate(cohort.model, taken, weights))
+            return self._moved_by_method(cohort) if cohort.contributions else None
         summed = aggregate.total.result(aggregate.weights)
         if summed is None:
             return None
@@ -281,6 +276,14 @@ class SynchronousStrategy(FederatedStrategy):
             session.add_central_noise(cohort, update, aggregate.total.sensitivity(aggregate.weights))
         squares = aggregate.total.mean_square(aggregate.weights)
         return server_step.validated(server_step.apply(cohort.model, update, squares))
+
+    def _moved_by_method(self, cohort: Round) -> Vector:
+        """Return the next global model (D,) that the method makes of all contributions at once."""
+        session, taken = self.session, cohort.contributions
+        weights = self.weigh(taken)
+        of_each(f"{session.run.name}.weigh", weights, [contribution.client for contribution in taken])
+        cohort.weight_by_client = {c.client.index: d for c, d in zip(taken, weights, strict=True)}
+        return session.server_step.validated(self.aggregate(cohort.model, taken, weights))
 
 
 def _warn_of_unread(name: str, strategy: SynchronousStrategy) -> None:

@@ -50,7 +50,7 @@ class EngineSums:
             return False
         session, strategy, clients = self._session, self._session.strategy, [c.index for c in cohort.clients]
         size, stragglers = messages.num_bytes(arrays), session.selection.stragglers
-        fractions = [1.0 if stragglers is None else stragglers.part(client) for client in clients]
+        fractions = [stragglers.part(client) for client in clients]
         nodes = [client.node_id for client in cohort.clients]
         tasks = SumTasks(nodes, clients, cohort.number, cohort.weights, np.array(fractions))
         if session.scheduler.uses_device_profiles:
@@ -69,20 +69,15 @@ class EngineSums:
         assert request is not None
         assert isinstance(grid, SummingGrid)
         cohort.begin_tasks(session.timeline, session.scheduler)
-        tasks = request.tasks
+        tasks, total = request.tasks, WeightedSum(len(cohort.model), bound=request.bound)
         cohort.weight_by_client = dict(zip(tasks.clients, tasks.weights, strict=True))
-        weights = tasks.weights
         if cohort.lost:
-            tasks = tasks.at([place for place, index in enumerate(tasks.clients) if index not in cohort.lost])
-        total = WeightedSum(len(cohort.model), bound=request.bound)
-        for client in cohort.clients:
-            if client.index in cohort.lost:
-                cohort.reject(client, messages.NO_REPLY)
+            tasks = _without_lost(cohort, tasks)
         if len(tasks):
             self._add_blocks(cohort, grid, request.with_tasks(tasks), total)
         if session.run.should_stop():
             return None
-        return Aggregate(weights, total, BufferAverage(session.run.buffers))
+        return Aggregate(request.tasks.weights, total, BufferAverage(session.run.buffers))
 
     def _add_blocks(self, cohort: Round, grid: SummingGrid, request: SumRequest, total: WeightedSum) -> None:
         """Add the blocks' sums as they come, until the round is cancelled; note the tasks that don't count."""
@@ -101,11 +96,7 @@ class EngineSums:
                     cohort.reject(cohort.client(own.clients[place]), reason, outcome=outcome)
                 bounded, metrics = [own.clients[place] for place in block.bounded], block.metrics
                 if block.not_counted:
-                    counting = [place for place in range(block.number) if place not in block.not_counted]
-                    metrics = {
-                        name: [values[place] for place in counting] for name, values in metrics.items()
-                    }
-                    own = own.at(counting)
+                    own, metrics = own.at(block.counting), block.counting_metrics
                 cohort.count_all(own.clients, size, bounded)
                 cohort.metrics.add_columns(own.weights, metrics)
                 update = session.server_step.note_nonzero(block.total)
@@ -114,3 +105,10 @@ class EngineSums:
                     return
         finally:
             session.pending.expect({})
+
+
+def _without_lost(cohort: Round, tasks: SumTasks) -> SumTasks:
+    """Note the lost tasks of a round, and return the others."""
+    for index in [index for index in tasks.clients if index in cohort.lost]:
+        cohort.reject(cohort.client(index), messages.NO_REPLY)
+    return tasks.at([place for place, index in enumerate(tasks.clients) if index not in cohort.lost])
