@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.clients import client_metrics
 from strategies.clients.client_state import ClientState
 from strategies.clients.weights import mean_and_spread, of_each
 from strategies.core.config import IDENTICAL, AsyncConfigBase
@@ -425,10 +426,7 @@ class ContributionWeights:
             total = sum(given.values()) or 1.0
             columns["observed-share"] = {i: weight / total for i, weight in given.items()}
         size = max(participation) + 1
-        reported = {
-            name: [float(values.get(index, 0.0)) for index in range(size)] for name, values in columns.items()
-        }
-        return {**reported, **reporter.costs_of_clients(size)}
+        return {**client_metrics.columns(columns, size, missing=0.0), **reporter.costs_of_clients(size)}
 
     def log_objective(self) -> None:
         """Log the objective that the run minimised, if it wasn't the federated objective."""

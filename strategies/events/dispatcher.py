@@ -5,7 +5,7 @@ task table (strategies/events/tasks.py), and in virtual time a resumed run dispa
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -167,13 +167,7 @@ class Dispatcher:
 
     def dispatch(self, members: Iterable[ClientState]) -> None:
         """Dispatch the model to the clients that the method chooses among the free ones: one task each."""
-        task_table = self._task_table
-        free = [member for member in members if task_table.can_work(member)]
-        # The place of a client that went, or was dropped, is another's, where there are places.
-        if not free and not self._hooks.concurrency:
-            return
-        selected = self._hooks.select_idle(free)
-        chosen = {member.client.index: member for member in selected if task_table.can_work(member)}
+        task_table, chosen = self._task_table, self._chosen(members)
         if not chosen:
             return
         for member in chosen.values():
@@ -192,68 +186,71 @@ class Dispatcher:
         if sent:
             interval_stats.bytes_down += self._send(sent, self._run.aggregations, self._sent)
 
+    def _chosen(self, members: Iterable[ClientState]) -> dict[int, ClientState]:
+        """Return the clients that the method chooses among the free ones, by index."""
+        can_work = self._task_table.can_work
+        free = list(filter(can_work, members))
+        # The place of a client that went, or was dropped, is another's, where there are places.
+        if not free and not self._hooks.concurrency:
+            return {}
+        return {member.client.index: member for member in filter(can_work, self._hooks.select_idle(free))}
+
     def _send(self, sent: Mapping[int, Dispatch], version: int, base: NDArray[Any]) -> int:
         """Send a version of the model (D,) as the task of clients by index; return the bytes of the extra vectors."""
         run, requests = self._run, self._requests
         members = [self._task_table.members[index] for index in sent]
         run.options.before_release(list(sent))
         if self._working is not None:
-            self._hand(
-                self._working, members, {index: each.when for index, each in sent.items()}, version, base
-            )
+            self._hand(self._working, members, sent, version, base)
             return 0
         current = version == run.aggregations
         arrays = run.result.arrays if current else run.layout.to_record(base.astype(np.float64))
         written, size, reference_steps = [], 0, self._hooks.reference_steps
         for member, (_, extra_vectors, steps) in zip(members, sent.values(), strict=True):
-            fields = requests.fields(member.client, version + 1, member.tasks, self._config)
+            client = member.client
+            fields = requests.fields(client, version + 1, member.tasks, self._config)
             if steps:
                 fields[messages.STEPS] = steps
                 if reference_steps:
-                    run.scheduler.task_costs.ask(member.client.index, steps / reference_steps)
-            written.append(requests.request(member.client, fields, arrays, extra_vectors))
+                    run.scheduler.task_costs.ask(client.index, steps / reference_steps)
+            written.append(requests.request(client, fields, arrays, extra_vectors))
             size += messages.total_bytes(written[-1]) - messages.num_bytes(arrays)
-            requests.note_sent(
-                member.client, written[-1], run.scheduler.task_costs.part_of(member.client.index)
-            )
-        goes = [self._drops_out(member, sent[member.client.index].when) for member in members]
+            requests.note_sent(client, written[-1], run.scheduler.task_costs.part_of(client.index))
+        goes = self._drop_outs(members, sent)
         # A task that is lost needn't be worked on.
-        pushed = self._message_client.push(
-            [request for request, dropped_out in zip(written, goes, strict=True) if not dropped_out]
-        )
-        for member, request, dropped_out in zip(members, written, goes, strict=True):
-            when, extra_vectors, steps = sent[member.client.index]
+        pushed = self._message_client.push([m for m, lost in zip(written, goes, strict=True) if not lost])
+        for member, dispatch, request, dropped_out in zip(members, sent.values(), written, goes, strict=True):
+            when, extra_vectors, steps = dispatch
             message_id = request.metadata.message_id
-            stored = not dropped_out and message_id in pushed
-            self._open(
-                Task(member, version, base, message_id, when, not stored, dropped_out, extra_vectors, steps)
-            )
+            lost = dropped_out or message_id not in pushed
+            self._open(Task(member, version, base, message_id, when, lost, dropped_out, extra_vectors, steps))
         return size
 
     def _hand(
         self,
         grid: WorkingGrid,
         members: Sequence[ClientState],
-        sent: Mapping[int, float],
+        sent: Mapping[int, Dispatch],
         version: int,
         base: NDArray[Any],
     ) -> None:
-        """Dispatch tasks without messages; ``sent``: clock seconds by client index."""
-        task_costs = self._run.scheduler.task_costs
-        for member in members if self._run.scheduler.uses_device_profiles else ():
-            task_costs.record(member.client.index, task_costs.model)
-        goes = [self._drops_out(member, sent[member.client.index]) for member in members]
-        stay = [member for member, dropped_out in zip(members, goes, strict=True) if not dropped_out]
+        """Dispatch tasks without messages."""
+        scheduler = self._run.scheduler
+        for member in members if scheduler.uses_device_profiles else ():
+            scheduler.task_costs.record(member.client.index, scheduler.task_costs.model)
+        goes = self._drop_outs(members, sent)
+        stay = (member for member, dropped_out in zip(members, goes, strict=True) if not dropped_out)
         tasks = [HandedTask(m.client.node_id, m.client.index, m.tasks) for m in stay]
         request = self._work_request(version, base, tasks)
         ids = iter(self._message_client.hand_out(grid, request) if tasks else ())
-        for member, dropped_out in zip(members, goes, strict=True):
+        for member, dispatch, dropped_out in zip(members, sent.values(), goes, strict=True):
             message_id = "" if dropped_out else next(ids)
-            when = sent[member.client.index]
-            self._open(Task(member, version, base, message_id, when, dropped_out, dropped_out))
+            self._open(Task(member, version, base, message_id, dispatch.when, dropped_out, dropped_out))
 
-    def _drops_out(self, member: ClientState, when: float) -> bool:
-        return self._run.scheduler.will_drop(member.client, member.tasks, when)
+    def _drop_outs(self, members: Iterable[ClientState], sent: Mapping[int, Dispatch]) -> list[bool]:
+        """Return whether each client goes away before the end of its task."""
+        pairs = zip(members, sent.values(), strict=True)
+        return [self._run.scheduler.will_drop(m.client, m.tasks, each.when) for m, each in pairs]
 
     def _open(self, task: Task) -> None:
         """Enter a dispatched task in the bookkeeping."""
@@ -301,15 +298,7 @@ class Dispatcher:
         members = task_table.members
         for index in present.keys() & members.keys():
             self._watch(members[index])
-        again: dict[int, dict[int, Dispatch]] = {}
-        for task in restored_tasks(state):
-            if task.client in present:
-                dispatch = Dispatch(task.sent, task.extra_vectors, task.steps)
-                again.setdefault(task.version, {})[task.client] = dispatch
-        bases = restored_bases(state)
-        for version, tasks in again.items():
-            self._send(tasks, version, bases[version])
-        run.take_frozen_bytes()  # which were counted when the tasks were sent first
+        self._send_again(state, present)
         for due, index in state["retries"]:
             if index in present:
                 task_table.queue.push(due, index, Retry(members[index]))
@@ -320,3 +309,15 @@ class Dispatcher:
         for member in free:
             task_table.ask_again(member)
         return free
+
+    def _send_again(self, state: Mapping[str, Any], present: Collection[int]) -> None:
+        """Dispatch the tasks of a state that were under way, to the clients that are present."""
+        again: dict[int, dict[int, Dispatch]] = {}
+        for task in restored_tasks(state):
+            if task.client in present:
+                dispatch = Dispatch(task.sent, task.extra_vectors, task.steps)
+                again.setdefault(task.version, {})[task.client] = dispatch
+        bases = restored_bases(state)
+        for version, tasks in again.items():
+            self._send(tasks, version, bases[version])
+        self._run.take_frozen_bytes()  # which were counted when the tasks were sent first

@@ -6,6 +6,7 @@ from typing import Any
 from flwr.app import Message, MetricRecord
 
 from strategies.clients.client_metrics import ByClient, of_clients
+from strategies.clients.roster import index_by_node
 from strategies.core.evaluator import Evaluator
 from strategies.core.requests import PendingReplies
 from strategies.core.run_state import RunState
@@ -60,10 +61,7 @@ class EvaluationUnderWay:
         if self._waiting and now < self.due:
             return False
         self.end()
-        old = [name for name, (_, when) in self._asked.items() if when < now - self.message_client.timeout]
-        self.message_client.forget(old)
-        for name in old:
-            del self._asked[name]
+        self._forget_old(now - self.message_client.timeout)
         requests = list(requests)
         if not requests:
             return False
@@ -73,6 +71,13 @@ class EvaluationUnderWay:
         self._asked |= {name: (nodes[name], now) for name in self._waiting}
         self.message_client.listen(self._waiting, self._take)
         return True
+
+    def _forget_old(self, before: float) -> None:
+        """Forget the requests without an answer that were sent before a time."""
+        old = [name for name, (_, when) in self._asked.items() if when < before]
+        self.message_client.forget(old)
+        for name in old:
+            del self._asked[name]
 
     def wait(self, still: Callable[[Collection[int]], None]) -> None:
         """Wait for the answers; ``still`` gets the nodes whose answers are missing, at last none."""
@@ -145,18 +150,22 @@ class RealTimeEvaluation:
         if self._under_way.begin(aggregation, requests) and self._run.best is not None:
             self._run.best.asked(aggregation, self._run.result.arrays)
         if last:
-            indices = {client.node_id: client.index for client in self._run.clients}
-
-            def still(nodes: Collection[int]) -> None:
-                self._pending.expect({node: indices[node] for node in nodes if node in indices})
-
-            still({request.metadata.dst_node_id for request in requests})
-            self._under_way.wait(still)
+            self._wait({request.metadata.dst_node_id for request in requests})
         reported, self._told = self._told, {}
         by_client, self._by_client = self._by_client, {}
         if reported.get(messages.EVALUATED) == aggregation:
             del reported[messages.EVALUATED]
         return reported, by_client
+
+    def _wait(self, asked: Collection[int]) -> None:
+        """Wait for the answers of the nodes that were asked."""
+        indices = index_by_node(self._run.clients)
+
+        def still(nodes: Collection[int]) -> None:
+            self._pending.expect({node: indices[node] for node in nodes if node in indices})
+
+        still(asked)
+        self._under_way.wait(still)
 
     def _done(self, number: int, replies: list[Message], late: Sequence[int]) -> None:
         self._evaluator.name_missing(number, late, len(late) + len(replies))

@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from strategies.clients.client_state import ClientState
 from strategies.clients.client_statistics import ACCEPTED, LOST_IN_A_ROW, MAX_MISSES
-from strategies.clients.roster import sized_by
+from strategies.clients.roster import by_reason, display_names, sized_by
 from strategies.clients.weights import of_each
 from strategies.events.dispatcher import FIRST
 from strategies.events.event_stream import Arrival, Event, HoldExpired, IntervalElapsed, RefreshClients
@@ -71,9 +71,8 @@ class EventPump:
     def __init__(self, session: EventSession) -> None:
         self.session, self.strategy = session, session.strategy
         self._lost_in_a_row = self._refused_in_a_row = 0
-        self._not_in_sum: list[
-            ClientState
-        ] = []  # clients at fault in a masked sum, whose failure is handled next
+        # Clients at fault in a masked sum, whose failure is handled next.
+        self._not_in_sum: list[ClientState] = []
 
     # ---- The pump ----------------------------------------------------------------------------------------------
 
@@ -208,9 +207,7 @@ class EventPump:
         if before and not clients and run.scheduler.real_time:
             log.warning("no client is connected, the run waits for one")
         run.clients = clients
-        for member in [*task_table.members.values()]:
-            if member.client.node_id in session.population.roster.refused:
-                task_table.forget(member)
+        task_table.forget_nodes(session.population.roster.refused)
         yield Step(session.dispatcher.add_clients(clients) or None)
         # A client that was away is asked at once, not only when its next try is due.
         yield Step([task_table.members[client.index] for client in clients if client.index not in before])
@@ -237,15 +234,12 @@ class EventPump:
         if member.dropped:
             log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
             task_table.changed()
-        if (
-            session.executor.counts_on_arrival or member.dropped
-        ):  # failures in masked sums count until it is in one
+        # Failures in masked sums count until the client is in one.
+        if session.executor.counts_on_arrival or member.dropped:
             member.count_again(session.run.aggregations)
         now = scheduler.now()
         member.add_task_time(now - task.sent)
-        if not session.safeguards.needs_more_norms(len(task_table.active_clients), session.run.buffers) or (
-            now >= task_table.patient_until
-        ):
+        if not self._needs_more_norms() or now >= task_table.patient_until:
             yield from self._release()
             if session.goes_on():
                 yield self._on_update(task, local, reply)
@@ -262,19 +256,13 @@ class EventPump:
 
     def _release(self) -> Iterator[Step]:
         """Take in the replies that were held back, once the usual norm is known or the wait is over."""
-        session, task_table, held_replies = (
-            self.session,
-            self.session.task_table,
-            self.session.task_table.held_replies,
-        )
+        session, task_table = self.session, self.session.task_table
+        held_replies = task_table.held_replies
         if not held_replies:
             return
-        has_enough_norms = not session.safeguards.needs_more_norms(
-            len(task_table.active_clients), session.run.buffers
-        )
-        if not has_enough_norms and session.run.scheduler.now() < task_table.patient_until:
-            return
-        if not has_enough_norms:
+        if self._needs_more_norms():
+            if session.run.scheduler.now() < task_table.patient_until:
+                return
             log.warning(
                 "only %d clients have answered: which updates are too long isn't known yet", len(held_replies)
             )
@@ -283,14 +271,16 @@ class EventPump:
             task_table.wait(first.task.member, -1)
             yield self._on_update(*first)
 
+    def _needs_more_norms(self) -> bool:
+        """Return True if too few clients have answered to say which updates are too long."""
+        session = self.session
+        num_clients = len(session.task_table.active_clients)
+        return session.safeguards.needs_more_norms(num_clients, session.run.buffers)
+
     def _on_update(self, task: Task, local: LocalModel, reply: Message | Work) -> Step:
         """Put a valid local model through the chain, and its contribution into the buffer."""
-        session, run, member, task_table = (
-            self.session,
-            self.session.run,
-            task.member,
-            self.session.task_table,
-        )
+        session, run, task_table = self.session, self.session.run, self.session.task_table
+        member = task.member
         metrics = reply.metrics if isinstance(reply, Work) else messages.metrics_of(reply)
         sized = sized_by(member.client, metrics, run.flower.weighted_by_key)
         if sized.num_examples != member.client.num_examples:
@@ -404,7 +394,7 @@ class EventPump:
 
     def _reject(self, combined: Combined) -> list[ClientState]:
         """Note the clients that a masked sum leaves out; return those that aren't at fault."""
-        session, number, free = self.session, self.session.run.aggregations, list[ClientState]()
+        session, run, free, reasons = self.session, self.session.run, list[ClientState](), dict[int, str]()
         for index, (reason, reply, outcome) in combined.missed.items():
             if (member := session.task_table.members.get(index)) is None:
                 continue
@@ -415,12 +405,12 @@ class EventPump:
             session.task_table.interval_stats.failures += 1
             session.task_table.interval_stats.lost += outcome == messages.LOST
             session.client_stats[index].record(outcome)
-            session.timeline.end(index, session.run.scheduler.now(), outcome)
+            session.timeline.end(index, run.scheduler.now(), outcome)
             free.append(member)
-        left_out = {m.client.display_name: combined.missed[m.client.index].reason for m in free}
-        for reason in dict.fromkeys(left_out.values()):
-            named = ", ".join(who for who, why in left_out.items() if why == reason)
-            log.warning("aggregation %d: left out client %s: %s", number, named, reason)
+            reasons[index] = reason
+        for reason, clients in by_reason([member.client for member in free], reasons).items():
+            left_out = display_names(clients)
+            log.warning("aggregation %d: left out client %s: %s", run.aggregations, left_out, reason)
         return free
 
 

@@ -24,7 +24,7 @@ from strategies.flower.arrays import ArraysMismatchError, Vector
 from strategies.flower.errors import RunError
 from strategies.flower.grids import Work
 from strategies.secure.graph import FEWEST, terms_for
-from strategies.secure.masking import Quantizer, SecureSumError
+from strategies.secure.masking import Decoded, Quantizer, SecureSumError
 from strategies.secure.mod import FROM_BEFORE
 from strategies.updates.pipeline import LocalModel
 
@@ -129,42 +129,20 @@ class SecureGroups:
         A client that isn't there, or goes away in a stage, isn't in the sum if its masked update hadn't come. If too
         many go, there is no sum.
         """
-        run, config, clip = self._run, self._config, self._receiver.clip
         d = {member.client.index: weight for member, weight in zip(members, weights, strict=True)}
-        largest, tasks = max(d.values(), default=0.0) or 1.0, {m.client.index: m.tasks for m in members}
-        group = Group()
-        for member in members:
-            if not member.is_available:
-                group.missed[member.client.index] = Missed(AWAY, outcome=messages.LOST)
-        clients = [member.client for member in members if member.is_available]
+        largest = max(d.values(), default=0.0) or 1.0
+        shares = {index: float(weight / largest) for index, weight in d.items()}
+        away, group = Missed(AWAY, outcome=messages.LOST), Group()
+        group.missed = {member.client.index: away for member in members if not member.is_available}
         try:
-            quantizer = Quantizer.for_sum(
-                config.secure_clipping, max(len(clients), 1), 0.0 if clip is None else clip.norm
-            )
-            masked = MaskedSum(
-                run,
-                self._pending,
-                grid,
-                clients,
-                quantizer,
-                SumOptions("aggregation", number, versions=versions),
-            )
-            shares = {client.index: float(d[client.index] / largest) for client in clients}
-            fields = {
-                each: {"task": tasks[each], "weight": share, FROM_BEFORE: True}
-                for each, share in shares.items()
-            }
-            try:
-                masked.work(fields, lambda client, reply: None)
-            finally:
-                group.missed |= masked.missed
-                group.bytes_down, group.bytes_up = masked.bytes_down, masked.bytes_up
-            found = masked.result(shares)
+            options = SumOptions("aggregation", number, versions=versions)
+            masked, found = self._masked(grid, options, members, shares, group)
         except SecureSumError as error:
             if not group.missed:
-                run.last_failure = f"secure sum: {error}"
-            for each in d:
-                group.missed.setdefault(each, Missed(f"secure sum: {error}", outcome=messages.FAILED))
+                self._run.last_failure = f"secure sum: {error}"
+            failed = Missed(f"secure sum: {error}", outcome=messages.FAILED)
+            for index in d:
+                group.missed.setdefault(index, failed)
             return group
         kept = sum(d[each] for each in masked.summed)
         share = sum(d.values()) / kept if kept else 1.0  # exactly 1 if all are in the sum
@@ -172,3 +150,29 @@ class SecureGroups:
         group.weights = {each: d[each] * share for each in masked.summed}
         group.clipped, group.metrics = found.outside, masked.metrics(found)
         return group
+
+    def _masked(
+        self,
+        grid: Grid,
+        options: SumOptions,
+        members: Sequence[ClientState],
+        shares: Mapping[int, float],
+        group: Group,
+    ) -> tuple[MaskedSum, Decoded]:
+        """Have the clients that are there mask their updates; note who isn't in the sum, and return it."""
+        here, clip = [member for member in members if member.is_available], self._receiver.clip
+        clients = [member.client for member in here]
+        norm = 0.0 if clip is None else clip.norm
+        quantizer = Quantizer.for_sum(self._config.secure_clipping, max(len(clients), 1), norm)
+        masked = MaskedSum(self._run, self._pending, grid, clients, quantizer, options)
+        own = {member.client.index: shares[member.client.index] for member in here}
+        fields = {
+            member.client.index: {"task": member.tasks, "weight": share, FROM_BEFORE: True}
+            for member, share in zip(here, own.values(), strict=True)
+        }
+        try:
+            masked.work(fields, lambda client, reply: None)
+        finally:
+            group.missed |= masked.missed
+            group.bytes_down, group.bytes_up = masked.bytes_down, masked.bytes_up
+        return masked, masked.result(own)

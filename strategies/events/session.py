@@ -8,13 +8,13 @@ from flwr.serverapp.strategy import Result
 
 from strategies.clients.client_metrics import merged_metrics
 from strategies.clients.client_statistics import MAX_MISSES
-from strategies.core.config import IDENTICAL, PrivateAsyncConfig, RobustConfig, SecureConfig
+from strategies.core.config import IDENTICAL, PrivateAsyncConfig
 from strategies.core.session import Session
 from strategies.events.arrival_rule import ArrivalRule
 from strategies.events.contribution_weights import ContributionWeights
 from strategies.events.dispatcher import Dispatcher
 from strategies.events.evaluation import RealTimeEvaluation
-from strategies.events.event_stream import Event, checked_interval, events
+from strategies.events.event_stream import Event, EventStream, checked_interval
 from strategies.events.statistics import IntervalStatistics
 from strategies.events.tasks import TaskTable
 from strategies.flower.errors import RunError
@@ -60,12 +60,10 @@ class EventSession(Session):
         most = config.dp_max_contributions if private else 0
         self.task_table = TaskTable(self.run, trains_while_waiting=strategy.trains_while_waiting, most=most)
         aggregation_weights = getattr(config, "aggregation_weights", strategy.default_aggregation_weights)
-        rule = config.rule() if isinstance(config, RobustConfig) else None
         self.robust: ArrivalRule | None = None
-        if rule is not None:
+        if (rule := config.rule()) is not None:
             window = max(2 * config.faulty_clients + 3, rule.least) if able.aggregates_each_arrival else 0
             self.robust = ArrivalRule(rule, window, config.update_norm_bound)
-        masks = isinstance(config, SecureConfig) and config.secure_sums
         self.contribution_weights = ContributionWeights(
             self.run,
             self.task_table,
@@ -77,6 +75,7 @@ class EventSession(Session):
             windowed=self.robust is not None and self.robust.window > 0,
             favours_fast=aggregation_weights == IDENTICAL or able.sets_steps,
         )
+        needs_messages = able.writes_requests or self.compressed is not None or config.uses_secure_sums
         self.dispatcher = Dispatcher(
             self.run,
             self.task_table,
@@ -84,7 +83,7 @@ class EventSession(Session):
             self.client_stats,
             self.timeline,
             strategy,
-            without_messages=not (able.writes_requests or self.compressed is not None or masks),
+            without_messages=not needs_messages,
         )
 
     # ---- A run -------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ class EventSession(Session):
     def remaining_events(self) -> Iterator[Event]:
         """Yield the events until all aggregations are done, a stop condition is met, or nothing can happen again."""
         run, task_table = self.run, self.task_table
-        happening = events(run.scheduler, task_table, self.message_client, self.seconds_between)
+        happening = iter(EventStream(run.scheduler, task_table, self.message_client, self.seconds_between))
         while self.goes_on() and not run.should_stop():
             if task_table.all_reached_limit:
                 log.warning("every client has contributed as often as it may: the run ends")
@@ -160,13 +159,7 @@ class EventSession(Session):
         waiting = len(task_table.buffer)
         if not waiting or self.strategy.interval is not None or task_table.may_fill_buffer:
             return
-        if scheduler.real_time:
-            more_comes = self.strategy.trains_while_waiting or not task_table.active_clients
-        elif len(task_table.queue):
-            more_comes = scheduler.budget > 0 or self._may_come()
-        else:
-            more_comes = not scheduler.always
-        if more_comes:
+        if self._may_come():
             return
         values = waiting, waiting, len(task_table.active_clients), len(task_table.members), self.run.name
         if not scheduler.real_time:
@@ -178,9 +171,15 @@ class EventSession(Session):
 
         A client that was dropped is asked once more.
         """
-        members, trains_while_waiting = self.task_table.members.values(), self.strategy.trains_while_waiting
-        return any(
-            m.misses <= MAX_MISSES if m.dropped else not m.waiting or trains_while_waiting for m in members
+        task_table, scheduler = self.task_table, self.run.scheduler
+        goes_on = self.strategy.trains_while_waiting
+        if scheduler.real_time:
+            return goes_on or not task_table.active_clients
+        if not len(task_table.queue):
+            return not scheduler.always
+        members = task_table.members.values()
+        return scheduler.budget > 0 or any(
+            m.misses <= MAX_MISSES if m.dropped else not m.waiting or goes_on for m in members
         )
 
     def hopeless(self) -> bool:
@@ -212,12 +211,9 @@ class EventSession(Session):
         """Report the last aggregation; its model is evaluated if that is due, or it is the ``last``."""
         run, since = self.run, self.task_table.interval_stats
         since.count_bytes(*run.take_frozen_bytes())
-        every = self.strategy.config.eval_every
-        due = (
-            run.aggregations % every == 0
-            if every
-            else len(since.staleness) >= len(self.task_table.active_clients)
-        )
+        due = len(since.staleness) >= len(self.task_table.active_clients)
+        if every := self.strategy.config.eval_every:
+            due = run.aggregations % every == 0
         if last or due:
             self.evaluate(last=last or run.should_stop())
         else:

@@ -71,12 +71,12 @@ class IntervalStatistics:
                 messages.BYTES_UP: self.bytes_up,
             }
         )
-        if self.clipped:
-            metrics[messages.CLIPPED] = self.clipped
-        if self.discarded:
-            metrics[messages.DISCARDED] = self.discarded
-        if self.lost:
-            metrics[messages.LOST_TASKS] = self.lost
+        seldom = {
+            messages.CLIPPED: self.clipped,
+            messages.DISCARDED: self.discarded,
+            messages.LOST_TASKS: self.lost,
+        }
+        metrics.update({name: number for name, number in seldom.items() if number})
         if self.staleness:
             metrics["staleness-mean"] = float(np.mean(self.staleness))
             metrics["staleness-max"] = max(self.staleness)

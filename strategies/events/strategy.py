@@ -37,7 +37,6 @@ from strategies.core.config import (
     OBSERVED,
     AsyncConfigBase,
     AsynchronousConfig,
-    SecureConfig,
     StrategyConfig,
 )
 from strategies.core.reporter import EvaluateFn, StopFn
@@ -86,7 +85,7 @@ class AsynchronousStrategy(FederatedStrategy):
 
     def _new_session(self) -> EventSession:
         session = EventSession(self)
-        masks = isinstance(self.config, SecureConfig) and self.config.secure_sums
+        masks = self.config.uses_secure_sums
         session.executor = ByMaskedSums(session) if masks else ByUpdates(session)
         return session
 

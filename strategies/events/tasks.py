@@ -1,9 +1,9 @@
 """The bookkeeping of tasks: the clients, their tasks under way, and the buffer of the next aggregation."""
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -199,7 +199,11 @@ class TaskTable:
     def may_fill_buffer(self) -> bool:
         """Whether a reply is held back, a client that counts is at work, or the method is to be asked again."""
         at_work = any(not task.member.dropped for task in self.tasks.values())
-        return at_work or bool(self.held_replies) or any(isinstance(e, Recheck) for _, e in self.queue)
+        return at_work or bool(self.held_replies) or bool(self._queued(Recheck))
+
+    def _queued(self, kind: type) -> list[tuple[float, Any]]:
+        """Return the queued events of a kind, with their due times."""
+        return [(due, event) for due, event in self.queue if isinstance(event, kind)]
 
     def can_work(self, member: ClientState) -> bool:
         """Return True if a client can be sent a task: it is there, has none, and may contribute again."""
@@ -208,9 +212,7 @@ class TaskTable:
     @property
     def all_reached_limit(self) -> bool:
         """Whether there are clients, and all have contributed as often as they may."""
-        return bool(self.members) and all(
-            self.reached_contribution_limit(member) for member in self.members.values()
-        )
+        return bool(self.members) and all(map(self.reached_contribution_limit, self.members.values()))
 
     def ask_again(self, member: ClientState) -> None:
         """Let a client that was dropped be free again."""
@@ -222,13 +224,8 @@ class TaskTable:
         if self._free is None:
             return
         index = member.client.index
-        at = bisect_left(self._free, index)
-        known = at < len(self._free) and self._free[at] == index
-        if self._is_free(member) != known:
-            if known:
-                del self._free[at]
-            else:
-                self._free.insert(at, index)
+        begin, end = bisect_left(self._free, index), bisect_right(self._free, index)
+        self._free[begin:end] = [index] if self._is_free(member) else []
 
     def busy(self, member: ClientState) -> bool:
         """Return True if a client has a task under way."""
@@ -275,6 +272,12 @@ class TaskTable:
         self.refresh_idle(task.member)
         return task.member
 
+    def forget_nodes(self, node_ids: Collection[int]) -> None:
+        """Forget the clients at some nodes, which can't take part any more."""
+        for member in [*self.members.values()]:
+            if member.client.node_id in node_ids:
+                self.forget(member)
+
     def forget(self, member: ClientState) -> None:
         """Forget a client that can't take part any more, its task under way and its work that waits."""
         node_id, index = member.client.node_id, member.client.index
@@ -320,7 +323,7 @@ class TaskTable:
         kept = [*(each.task for each in self.held_replies), *self.kept.values()]
         tasks = [] if self._run.scheduler.real_time else [*kept, *self.tasks.values()]
         buffer = [each for each in self.buffer if each.client.index not in self.kept]
-        wakes = [due for due, event in self.queue if isinstance(event, Recheck)]
+        wakes = [due for due, _ in self._queued(Recheck)]
         bases = {task.version: task.base for task in tasks}
         bases |= {contribution.version: contribution.base for contribution in buffer}
         return {
@@ -328,7 +331,7 @@ class TaskTable:
             "parted": [(index, *numbers) for index, numbers in self.departed.items()],
             "since": self.interval_stats.state(),
             # Clock seconds, and who is asked again then.
-            "retries": [(due, e.member.client.index) for due, e in self.queue if isinstance(e, Retry)],
+            "retries": [(due, event.member.client.index) for due, event in self._queued(Retry)],
             **({"wakes": wakes} if wakes else {}),
             "patient-until": self.patient_until if self.patient_until < NEVER else None,
             **task_checkpoint.tasks_state([task.as_sent() for task in tasks]),
@@ -351,13 +354,11 @@ class TaskTable:
         self.departed = {index: (contributions, tasks) for index, contributions, tasks in state["parted"]}
         if (until := state["patient-until"]) is not None:
             self.patient_until = until
-        for member in task_checkpoint.restored_clients(state, present):
-            index = member.client.index
-            self.members[index] = member
-            if index not in present:
-                if not member.dropped:
-                    member.drop(aggregations)
-                log.warning("client %d of the run so far isn't there: the others share its weight", index)
+        self.members |= {m.client.index: m for m in task_checkpoint.restored_clients(state, present)}
+        for index in [index for index in self.members if index not in present]:
+            if not self.members[index].dropped:
+                self.members[index].drop(aggregations)
+            log.warning("client %d of the run so far isn't there: the others share its weight", index)
         clients = {index: member.client for index, member in self.members.items()}
         for contribution in task_checkpoint.restored_waiting(state, clients, self._run.buffers):
             self.add_to_buffer(contribution)
