@@ -51,17 +51,13 @@ class ACE(EveryArrival):
 
     def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
-        session = self.session
-        weights = session.contribution_weights
-        self._answers = Answers(session.run, session.task_table, weights.cycles, weights.gives_up)
+        self._answers = Answers(self.session)
         return ()
 
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_j h_j."""
-        return LatestUpdates(
-            self.session.memory, self.session.client_vectors(NAME), self.session.client_weights()
-        )
+        return LatestUpdates.of(self.session, NAME, self.session.client_weights())
 
     def default_server_lr(self) -> float:
         """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""

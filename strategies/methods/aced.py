@@ -73,17 +73,13 @@ class ACED(EveryArrival):
 
     def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
-        session = self.session
-        weights = session.contribution_weights
-        self._answers = Answers(session.run, session.task_table, weights.cycles, weights.gives_up)
+        self._answers = Answers(self.session)
         return ()
 
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of the clients in A, 0 of the others, and their weighted sum Σ_A p_j h_j."""
-        return LatestUpdates(
-            self.session.memory, self.session.client_vectors(NAME), self.session.client_weights()
-        )
+        return LatestUpdates.of(self.session, NAME, self.session.client_weights())
 
     def default_server_lr(self) -> float:
         """Return 1/Σ p_i min(P_i, τ + 1)."""

@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import StrategyConfig
 from strategies.flower.arrays import Vector
 from strategies.methods.shared.arrivals import Buffered, BufferedConfig
@@ -66,10 +65,7 @@ class AREA(Buffered):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set y_i ← w_i, and return step(W, Σ p_i y_i − W), (D,)."""
-        vectors, p = self.session.memory.client_vectors, self.session.client_weights()
-        if MODELS not in vectors:
-            vectors[MODELS] = ClientVectors(model, max(len(self.session.clients), 1))
-        models = vectors[MODELS]
+        models, p = self.session.client_vectors(MODELS, model), self.session.client_weights()
         for newcomer in sorted(p.keys() - set(models.clients)):
             models.put(newcomer, model)
         latest = LatestUpdates(self.session.memory, models, p)

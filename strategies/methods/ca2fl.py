@@ -48,9 +48,7 @@ class CA2FL(Buffered):
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
-        return LatestUpdates(
-            self.session.memory, self.session.client_vectors(NAME), self.session.client_weights()
-        )
+        return LatestUpdates.of(self.session, NAME, self.session.client_weights())
 
     def default_server_lr(self) -> float:
         """Return 1/Σ p_i P_i: each step has updates of all clients, however few are at work."""
@@ -70,7 +68,5 @@ class CA2FL(Buffered):
         """Return the next model, with weight 1/m for each contribution, and then set h_i ← Δ_i."""
         number = len(contributions)
         updated_model = super().aggregate(model, contributions, [1 / number] * number)
-        latest = self.latest
-        for contribution in contributions:
-            latest.put(contribution.client.index, contribution.update)
+        self.latest.take(contributions)
         return updated_model

@@ -102,14 +102,11 @@ class FedAMP(SynchronousStrategy):
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Set the personal model w_i of each client to the initial model (D,)."""
-        if MODELS not in self.session.memory.client_vectors:
-            self.session.memory.client_vectors[MODELS] = ClientVectors(
-                model, max(len(self.session.clients), 1)
-            )
+        self.session.client_vectors(MODELS, model)
 
     @property
     def _models(self) -> ClientVectors:
-        return self.session.memory.client_vectors[MODELS]
+        return self.session.client_vectors(MODELS)
 
     def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_i (D,) of each participant, which is sent in place of the global model."""
@@ -125,8 +122,7 @@ class FedAMP(SynchronousStrategy):
     ) -> Vector:
         """Store w_i of the participants, and return step(W, Σ p_i w_i − W), (D,)."""
         self._shares = self.session.client_weights()
-        for index, share in self._shares.items():
-            self.session.client_stats[index].weight += share
+        self.session.client_stats.add_weights(self._shares)
         for contribution in contributions:
             own = contribution.model
             if contribution.buffer_values is not None:

@@ -30,15 +30,14 @@ from typing import ClassVar
 import numpy as np
 
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights, restricted_weights
+from strategies.clients.weights import Weights
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.pipeline import Contribution
 
-INTERVALS = (
-    "intervals"  # in the memory: by client index the rows below; the first is NaN before a client joins
-)
+# In the memory: by client index the rows below; the first is NaN before a client joins.
+INTERVALS = "intervals"
 
 INTERVAL_BOUND = 4.0  # with safeguards, ω_i over the clients' median
 
@@ -95,11 +94,8 @@ class FedAU(SynchronousStrategy):
 
     def weigh(self, contributions: Sequence[Contribution]) -> Sequence[float]:
         """Return p_i ω_i of the participants, and note that they take part."""
-        rows, p, server_round = (
-            self.session.memory[INTERVALS],
-            self.session.objective_weights(),
-            self.session.aggregations + 1,
-        )
+        rows, p = self.session.memory[INTERVALS], self.session.objective_weights()
+        server_round = self.session.aggregations + 1
         weights, most = [], self._longest(rows)
         for contribution in contributions:
             index = contribution.client.index
@@ -124,6 +120,4 @@ class FedAU(SynchronousStrategy):
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return p_i (n,) over the clients that ever take part; None if it can't be known who does."""
         q = None if self.config.closes_early else self.session.selection.drawn(p)
-        return (
-            None if q is None else restricted_weights(list(self.session.objective_weights().values()), q > 0)
-        )
+        return None if q is None else self.session.selection.restricted(q > 0)

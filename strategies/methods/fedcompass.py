@@ -96,22 +96,14 @@ class FedCompass(AsynchronousStrategy):
     def select_idle(self, free: Sequence[ClientState]) -> Iterable[ClientState]:
         """Assign the clients that don't wait for their group, the fastest first, and return them."""
         free = list(super().select_idle(free)) if self.concurrency else free
-        if not (
-            free or self.session.task_table.tasks
-        ):  # all wait, too late for their groups: they found the next one
-            late = [
-                m
-                for m in self.session.task_table.active_clients
-                if m.is_available and m.client.index in self.groups.general
-            ]
-            free = late[: self.concurrency]
-        chosen = [
-            m for m in free if not (self.groups.waits(m.client.index) or self.session.task_table.busy(m))
-        ]
-        now, speeds = self.session.scheduler.now(), self.groups.speeds
-        for member in sorted(chosen, key=lambda m: (speeds.get(m.client.index, 0.0), m.client.index)):
-            if (latest := self.groups.assign(member.client.index, now)) is not None:
-                self.session.task_table.wake(latest)
+        task_table, groups, now = self.session.task_table, self.groups, self.session.scheduler.now()
+        if not free and not task_table.tasks:  # all wait, too late for their groups: they found the next one
+            late = [m for m in task_table.active_clients if m.client.index in groups.general]
+            free = [m for m in late if m.is_available][: self.concurrency]
+        chosen = [m for m in free if not groups.waits(m.client.index) and not task_table.busy(m)]
+        for member in sorted(chosen, key=lambda m: (groups.speeds.get(m.client.index, 0.0), m.client.index)):
+            if (latest := groups.assign(member.client.index, now)) is not None:
+                task_table.wake(latest)
         self._ask_if_due(now)
         return chosen
 

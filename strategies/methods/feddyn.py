@@ -106,6 +106,4 @@ class FedDyn(SynchronousStrategy):
     @property
     def _gradients(self) -> LatestUpdates:
         """The h_i of all clients, and H = Σ p_i h_i."""
-        return LatestUpdates(
-            self.session.memory, self.session.client_vectors(GRADIENTS), self.session.objective_weights()
-        )
+        return LatestUpdates.of(self.session, GRADIENTS, self.session.objective_weights())

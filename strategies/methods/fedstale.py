@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from strategies.clients.weights import Weights, restricted_weights
+from strategies.clients.weights import Weights
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.parameters import parameter
 from strategies.flower.arrays import Vector
@@ -67,9 +67,7 @@ class FedStale(SynchronousStrategy):
     @property
     def latest(self) -> LatestUpdates:
         """The last updates h_i of all clients, and their weighted sum h = Σ p_i h_i."""
-        return LatestUpdates(
-            self.session.memory, self.session.client_vectors(NAME), self.session.objective_weights()
-        )
+        return LatestUpdates.of(self.session, NAME, self.session.objective_weights())
 
     def aggregate(
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
@@ -80,24 +78,19 @@ class FedStale(SynchronousStrategy):
         for index, share in self.session.objective_weights().items():
             self.session.client_stats[index].weight += beta * share if index in known else 0.0
         for c, weight in zip(contributions, weights, strict=True):
-            self.session.client_stats[c.client.index].weight += weight * (
-                1 - beta * (c.client.index in known)
-            )
+            counted = weight * (1 - beta * (c.client.index in known))
+            self.session.client_stats[c.client.index].weight += counted
         updated_model = super().aggregate(model, contributions, weights)
         if beta:
-            latest = self.latest
-            for c in contributions:
-                latest.put(c.client.index, c.update)
+            self.latest.take(contributions)
         return updated_model
 
     def transform_update(self, contribution: Contribution) -> Vector:
         """Return Δ_i − β h_i, (D,)."""
         beta, update = self.config.stale_weight, contribution.update
-        return (
-            update - beta * self.session.client_vectors(NAME).get(contribution.client.index)
-            if beta
-            else update
-        )
+        if not beta:
+            return update
+        return update - beta * self.session.client_vectors(NAME).get(contribution.client.index)
 
     def server_update(self, total: Vector) -> Vector:
         """Return Σ d_i (Δ_i − β h_i) + β h, (D,)."""
@@ -109,6 +102,4 @@ class FedStale(SynchronousStrategy):
         beta, q = self.config.stale_weight, self.session.selection.expected(p)
         if q is None:
             return None
-        return (1 - beta) * q + beta * restricted_weights(
-            list(self.session.objective_weights().values()), q > 0
-        )
+        return (1 - beta) * q + beta * self.session.selection.restricted(q > 0)

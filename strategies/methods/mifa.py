@@ -58,26 +58,23 @@ class Mifa(SynchronousStrategy):
         self, model: Vector, contributions: Sequence[Contribution], weights: Sequence[float]
     ) -> Vector:
         """Set h_i ← Δ_i, and return step(W, Σ p_i h_i), (D,), or W unchanged until all clients have answered."""
-        updates = self.session.client_vectors(UPDATES)
+        session, updates = self.session, self.session.client_vectors(UPDATES)
         answered = set(updates.clients) | {contribution.client.index for contribution in contributions}
         p = self._waited_for(answered)
         here = {i: share for i, share in p.items() if i in answered}
-        self.session.run.model_unchanged = not self.session.memory.get(BEGUN) and len(here) < len(p)
-        if self.session.run.model_unchanged:
+        session.run.model_unchanged = not session.memory.get(BEGUN) and len(here) < len(p)
+        if session.run.model_unchanged:
             for contribution in contributions:
                 updates.put(contribution.client.index, contribution.update)
-            self.session.run.warn_once(
+            session.run.warn_once(
                 "the model stays as it is until all %d clients that count have answered once", len(p)
             )
             return model.copy()
-        self.session.memory[BEGUN] = True
+        session.memory[BEGUN] = True
         total = sum(here.values())
         self._shares = here if abs(total - 1) < 1e-9 else {i: share / total for i, share in here.items()}
-        latest = LatestUpdates(self.session.memory, updates, self._shares)
-        for contribution in contributions:
-            latest.put(contribution.client.index, contribution.update)
-        for i, share in self._shares.items():
-            self.session.client_stats[i].weight += share
+        LatestUpdates(session.memory, updates, self._shares).take(contributions)
+        session.client_stats.add_weights(self._shares)
         return super().aggregate(model, contributions, weights)
 
     def begin(self, layout: Layout, model: Vector) -> None:
@@ -86,23 +83,15 @@ class Mifa(SynchronousStrategy):
 
     def _waited_for(self, answered: Set[int]) -> dict[int, float]:
         """Return p_i of the clients that count, by index: all that have answered or still may answer."""
-        now, shares, never = (
-            self.session.scheduler.now(),
-            self.session.objective_weights(),
-            self._never_done(),
-        )
-        missed = {
-            i: a.late + a.failed + a.refused
-            for i, a in self.session.client_stats.items()
-            if i not in answered
-        }
+        scheduler, accounts = self.session.scheduler, self.session.client_stats
+        now, shares, never = scheduler.now(), self.session.objective_weights(), self._never_done()
         for client in self.session.population.active_clients:
             i = client.index
-            if i not in answered and (
-                i in never or self.session.scheduler.next_available(client, now) == NEVER
-            ):
+            if i in answered:
+                continue
+            if i in never or scheduler.next_available(client, now) == NEVER:
                 shares.pop(i, None)
-            elif missed.get(i, 0) >= MAX_MISSES and shares.pop(i, 0.0):
+            elif accounts.missed(i) >= MAX_MISSES and shares.pop(i, 0.0):
                 self.session.run.warn_once(
                     f"{client} has never answered, {MAX_MISSES} tasks of its came to nothing: nobody "
                     "waits for it, and it counts from its first answer on"
@@ -115,8 +104,9 @@ class Mifa(SynchronousStrategy):
             return set()
         indices = tuple(client.index for client in self.session.population.active_clients)
         if self._never[0] != indices:
+            population = self.session.population
             expected = self.session.selection.expected(
-                self.session.population.client_weights_of(self.session.population.active_clients)
+                population.client_weights_of(population.active_clients)
             )
             never = () if expected is None else np.flatnonzero(expected == 0).tolist()
             self._never = indices, {indices[place] for place in never}
@@ -132,4 +122,4 @@ class Mifa(SynchronousStrategy):
 
     def server_update(self, total: Vector) -> Vector:
         """Return Σ p_i h_i over all clients, (D,), in place of the round's sum."""
-        return LatestUpdates(self.session.memory, self.session.client_vectors(UPDATES), self._shares).mean
+        return LatestUpdates.of(self.session, UPDATES, self._shares).mean

@@ -43,10 +43,7 @@ from strategies.timing.scheduler import Times
 from strategies.updates.pipeline import Contribution
 
 NEXT = "next"  # the vectors G⁺_i / b⁺_i; those of G_i / b_i have the name NAME
-COUNTS, STEPPING = (
-    "counts",
-    "stepping",
-)  # in the memory: the rows below, by client index; whether it is phase 2
+COUNTS, STEPPING = "counts", "stepping"  # in the memory: the rows below by client index; if it is phase 2
 B, B_NEXT, STEPPED = range(3)  # b_i, b⁺_i, whether the client has made its step in this round
 TAKEN = np.empty(0)  # in the place of vectors that are in a table
 
@@ -73,9 +70,7 @@ class Ringleader(AsynchronousStrategy):
 
     def stateful_components(self) -> Sequence[Any]:
         """Return nothing; note who may still answer in a new run."""
-        session = self.session
-        weights = session.contribution_weights
-        self._answers = Answers(session.run, session.task_table, weights.cycles, weights.gives_up)
+        self._answers = Answers(self.session)
         return ()
 
     def begin(self, layout: Layout, model: Vector) -> None:
@@ -96,9 +91,8 @@ class Ringleader(AsynchronousStrategy):
         """Take a contribution into a table; what waits is that its client makes a step."""
         self._answers.note(contribution.client.index)
         self._steps = self._take(contribution)
-        self._again = (
-            None if self._steps else (contribution.client.index, contribution.version, contribution.base)
-        )
+        going_on = contribution.client.index, contribution.version, contribution.base
+        self._again = None if self._steps else going_on
         return replace(contribution, update=TAKEN, base=TAKEN)
 
     def ready(self, arrived: int) -> bool:
@@ -154,11 +148,8 @@ class Ringleader(AsynchronousStrategy):
         """Add an update (D,) of a client to the mean of those in a table."""
         counts = self._counts(index)
         # In phase 2 the sum over the table moves with it; before, it is not needed.
-        table = (
-            self._table
-            if name == NAME and self.session.memory.get(STEPPING)
-            else self.session.client_vectors(name)
-        )
+        stepping = name == NAME and self.session.memory.get(STEPPING)
+        table = self._table if stepping else self.session.client_vectors(name)
         before = table.get(index) if counts[index, count] else np.zeros_like(update)
         counts[index, count] += 1
         table.put(index, before + (update - before) / counts[index, count])
@@ -170,7 +161,7 @@ class Ringleader(AsynchronousStrategy):
         there = {index: share for index, share in p.items() if index < len(counts) and counts[index, B]}
         total = sum(there.values())
         shares = there if len(there) == len(p) else {i: share / total for i, share in there.items()}
-        return LatestUpdates(self.session.memory, self.session.client_vectors(NAME), shares)
+        return LatestUpdates.of(self.session, NAME, shares)
 
     def _counts(self, index: int) -> NDArray[np.int64]:
         """Return b_i, b⁺_i and whether i has made its step, by client index, of this client and all that count."""

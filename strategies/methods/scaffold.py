@@ -93,9 +93,7 @@ class Scaffold(SynchronousStrategy):
     @property
     def _variates(self) -> LatestUpdates:
         """The control variates c_i of all clients, and c = Σ p_i c_i."""
-        return LatestUpdates(
-            self.session.memory, self.session.client_vectors(VARIATES), self.session.objective_weights()
-        )
+        return LatestUpdates.of(self.session, VARIATES, self.session.objective_weights())
 
 
 def _enough(reported: int, number: int) -> bool:

@@ -1,17 +1,14 @@
 """Who may still answer, of asynchronous methods that wait for an answer of every client."""
 
 import logging
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from strategies.clients.client_state import ClientState
 from strategies.clients.client_statistics import LOST_IN_A_ROW
 from strategies.core.reply_timeouts import ReplyTimeouts
-from strategies.core.run_state import RunState
-from strategies.events.tasks import TaskTable
+from strategies.events.session import EventSession
 from strategies.timing.availability import NEVER
-from strategies.timing.scheduler import Times
 
 log = logging.getLogger("flwr.strategies")
 
@@ -26,20 +23,14 @@ class Answers:
 
     Parameters
     ----------
-    cycles : callable
-        Returns the expected cycle times (n,) of clients, infinite for one that is never done with a task.
-    gives_up : callable
-        Returns True with safeguards in real time.
+    session : EventSession
+        The run.
     """
 
-    def __init__(
-        self,
-        run: RunState,
-        task_table: TaskTable,
-        cycles: Callable[[Sequence[ClientState]], Times],
-        gives_up: Callable[[], bool],
-    ) -> None:
-        self._run, self._task_table, self._cycles, self._gives_up = run, task_table, cycles, gives_up
+    def __init__(self, session: EventSession) -> None:
+        self._run, self._task_table = session.run, session.task_table
+        self._cycles = session.contribution_weights.cycles
+        self._gives_up = session.contribution_weights.gives_up
         self._timeouts = ReplyTimeouts()
         self._given_up: set[str] = set()  # the tasks that aren't waited for any more, by message id
 

@@ -77,10 +77,8 @@ class BufferSchedule:
         """Return P_i (n,), aggregations per contribution of n clients; None if task times aren't known beforehand."""
         of = [member.client.index for member in members], buffer_size, num_aggregations
         if of != self._of or scheduler.uses_device_profiles:  # task times may follow from clients' sizes
-            self._of, self._contribution_periods = (
-                of,
-                _played(scheduler, members, buffer_size, num_aggregations),
-            )
+            self._of = of
+            self._contribution_periods = _played(scheduler, members, buffer_size, num_aggregations)
         return None if self._contribution_periods is None else self._contribution_periods.copy()
 
 

@@ -1,12 +1,14 @@
 """A vector of every client, such as its last update, and their mean: h_i, 0 at first, and h = Σ p_i h_i."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.run_state import Memory
+from strategies.core.session import Session
 from strategies.flower.arrays import Vector
+from strategies.updates.pipeline import Contribution
 
 NAME = "latest"  # of the vectors, strategies.core.run_state.Memory.vectors
 _MEAN, _OF = "latest-mean", "latest-mean-of"
@@ -35,6 +37,11 @@ class LatestUpdates:
         if not np.array_equal(memory.get(_OF, ()), of):
             memory[_OF], memory[_MEAN] = of, client_vectors.weighted_sum(client_weights)
 
+    @classmethod
+    def of(cls, session: Session, name: str, client_weights: Mapping[int, float]) -> "LatestUpdates":
+        """Return the vectors of a run under a name, and their mean by these p_i."""
+        return cls(session.memory, session.client_vectors(name), client_weights)
+
     @staticmethod
     def forget(memory: Memory) -> None:
         """Let h be summed anew, as other vectors have taken the place of the h_i."""
@@ -55,6 +62,11 @@ class LatestUpdates:
         self.client_vectors.put(client, update)
         moved = self.get(client) - before  # as it is kept, in float32
         self.memory[_MEAN] = self.mean + self.client_weights.get(client, 0.0) * moved
+
+    def take(self, contributions: Iterable[Contribution]) -> None:
+        """Let the updates of contributions be the h_i of their clients."""
+        for contribution in contributions:
+            self.put(contribution.client.index, contribution.update)
 
     def add(self, client: int, factor: float, vector: Vector) -> None:
         """Add factor × vector (D,) to h_i; h has it in float64."""
