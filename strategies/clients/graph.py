@@ -1,8 +1,8 @@
 """The graph of a federated network: clients are nodes, and the weight of an edge is the similarity of their data.
 
 From Buttaci 2024, chapter 3 and Algorithm 2 (chapter 4): direction (its *message*) → misalignment → adjacency →
-Laplacian → homogeneity, the weights p_i and p_ij / p_i with p_ij = A_ij / (1ᵀ A 1), and the lognormal model. Pure
-functions in float64; C is the number of clients. An invalid argument raises a ValueError that names the argument.
+Laplacian → homogeneity, and the weights p_i and p_ij / p_i with p_ij = A_ij / (1ᵀ A 1). Pure functions in float64; C
+is the number of clients. An invalid argument raises a ValueError that names the argument.
 
     A = sparsify(adjacency(misalignment(directions)), k=10)
     p = client_weights(A)                    # weights of the aggregation, (C,)
@@ -10,7 +10,6 @@ functions in float64; C is the number of clients. An invalid argument raises a V
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +19,7 @@ Matrix = NDArray[np.float64]
 FLOOR = 1e-12
 """Default ε: a smaller misalignment counts as ε, so that clients with equal data have A_ij = −ln ε ≈ 27.6."""
 
-_NEAR, _ROUNDS = 1e-3, 99
+_NEAR = 1e-3
 
 
 def misalignment(directions: ArrayLike) -> Matrix:
@@ -66,13 +65,20 @@ def misalignment(directions: ArrayLike) -> Matrix:
     return mis
 
 
+def floored(mis: ArrayLike, floor: float) -> Matrix:
+    """Return mis (C, C) in which a value below the floor, in (0, 1), is the floor."""
+    if not 0 < floor < 1:
+        raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
+    return np.maximum(_square("mis", mis), floor)
+
+
 def adjacency(mis: ArrayLike, floor: float = FLOOR) -> Matrix:
     """Return A_ij = −ln max(mis(i, j), floor) for i ≠ j, A_ii = 0 (definition 3.4, eq. 3.4).
 
     ``mis`` has shape (C, C) and lies in [0, 1]; the floor ε in (0, 1) bounds A_ij where mis is 0, as for
     clients with equal data.
     """
-    A: Matrix = 0.0 - np.log(_floored(mis, floor))  # not −0.0 where mis is 1
+    A: Matrix = 0.0 - np.log(floored(mis, floor))  # not −0.0 where mis is 1
     np.fill_diagonal(A, 0)
     return A
 
@@ -136,67 +142,9 @@ def neighbour_matrix(A: ArrayLike) -> Matrix:
     return A / own if own.all() else np.where(own > 0, A / np.where(own > 0, own, 1), _uniform(len(A)))
 
 
-class Lognormal(NamedTuple):
-    """mis ~ lognormal(−θ, φ²), fitted to ``pairs`` pairs, of which ``floored`` are at the floor."""
-
-    theta: float
-    phi: float
-    pairs: int
-    floored: int
-
-
-def fit_lognormal(mis: ArrayLike, floor: float = FLOOR) -> Lognormal:
-    """Fit (θ, φ) of definition 3.3 (eq. 3.3): θ = −mean and φ² = variance (over n) of ln mis, i < j.
-
-    The maximum of the likelihood if pairs are independent; θ = 2 hom. Needs 2 clients.
-    """
-    values = _pairs(_floored(mis, floor), 2)
-    mean, deviation = float(np.log(values).mean()), float(np.log(values).std())
-    return Lognormal(-mean, deviation, len(values), int((values == floor).sum()))
-
-
-class Normality(NamedTuple):
-    """Test of ln mis for normality: ``p_value``; skewness and excess kurtosis over all pairs, 0 for a normal."""
-
-    p_value: float
-    skewness: float
-    excess_kurtosis: float
-
-
-def normality(mis: ArrayLike, floor: float = FLOOR) -> Normality:
-    """Test whether ln mis is normal (the assumption in definition 3.3). Needs 6 clients.
-
-    The C(C−1)/2 pairs come from C directions only: a test that takes them as independent would reject any model. So
-    the clients are paired off, each in one pair (⌊C/2⌋ pairs that share no client), and Shapiro–Wilk tests the values
-    of these pairs; the test is repeated for up to 99 of the C−1 rounds of a round robin. Twice the median of the
-    p-values is a valid, conservative p-value under any dependence. All three fields are NaN if all pairs are equal.
-    """
-    from scipy.stats import shapiro
-
-    logs = np.log(_floored(mis, floor))
-    values = _pairs(logs, 6)
-    if np.ptp(values) == 0:
-        return Normality(math.nan, math.nan, math.nan)
-    C, z = len(logs), (values - values.mean()) / values.std()
-    even, p_values = C + C % 2, []  # for odd C, the client paired with the dummy index C sits out
-    for turn in np.linspace(0, even - 2, min(even - 1, _ROUNDS)).astype(int).tolist():
-        seats = np.concatenate([[0], np.roll(np.arange(1, even), turn)])
-        pairs = np.stack([seats, seats[::-1]])[:, : even // 2]
-        sample = logs[tuple(pairs[:, pairs.max(axis=0) < C])]
-        p_values.append(float(shapiro(sample).pvalue) if np.ptp(sample) > 0 else 0.0)
-    return Normality(min(1.0, 2 * float(np.median(p_values))), float((z**3).mean()), float((z**4).mean() - 3))
-
-
 def _uniform(C: int) -> Matrix:
     """Return the matrix (C, C) of the unweighted mean of all other clients."""
     return (np.ones((C, C)) - np.eye(C)) / (C - 1) if C > 1 else np.ones((1, 1))
-
-
-def _pairs(matrix: Matrix, least: int) -> Matrix:
-    """Return the entries i < j of a matrix (C, C); a ValueError if C < ``least``."""
-    if len(matrix) < least:
-        raise ValueError(f"mis: needs {least} clients or more, has {len(matrix)}")
-    return np.asarray(matrix[np.triu_indices(len(matrix), 1)])
 
 
 def _square(name: str, matrix: ArrayLike) -> Matrix:
@@ -209,9 +157,3 @@ def _square(name: str, matrix: ArrayLike) -> Matrix:
     if not np.array_equal(array, array.T) or (name == "A" and np.diagonal(array).any()):
         raise ValueError(f"{name}: must be symmetric" + (", with a zero diagonal" if name == "A" else ""))
     return array
-
-
-def _floored(mis: ArrayLike, floor: float) -> Matrix:
-    if not 0 < floor < 1:
-        raise ValueError(f"message_floor = {floor}: must be between 0 and 1")
-    return np.maximum(_square("mis", mis), floor)

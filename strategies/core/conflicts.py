@@ -525,10 +525,7 @@ CONFLICTS: tuple[Conflict, ...] = (
         _SUMS_ALONE,
     ),
     Conflict(
-        {
-            "secure_sums": SET,
-            STRATEGY: methods("strategies that read single updates", _reads_single_updates),
-        },
+        {"secure_sums": SET, STRATEGY: methods("strategies that read single updates", _reads_single_updates)},
         "the method reads single updates",
         _SUMS_ALONE,
     ),

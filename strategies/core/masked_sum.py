@@ -207,12 +207,7 @@ class MaskedSum:
         self._ask(
             MASKED,
             {
-                each: {
-                    "clients": list(known),
-                    "sealed": list(known.values()),
-                    **self._terms,
-                    **fields[each],
-                }
+                each: {"clients": list(known), "sealed": list(known.values()), **self._terms, **fields[each]}
                 for each, known in sealed.items()
             },
             masked,
@@ -334,11 +329,7 @@ class MaskedSum:
         return waiting
 
     def _message(
-        self,
-        client: Client,
-        stage: str,
-        fields: Mapping[str, Any],
-        requests: Mapping[int, Message] | None,
+        self, client: Client, stage: str, fields: Mapping[str, Any], requests: Mapping[int, Message] | None
     ) -> Message:
         run = self._run
         record = ConfigRecord({"stage": stage, "session": self._session, "client": client.index, **fields})

@@ -142,12 +142,7 @@ class Receiver:
         return (bool(self._bound) or self._safeguards.learns_norms) and self.clip is None
 
     def contribution(
-        self,
-        local: LocalModel,
-        reply: Message | Work,
-        version: int,
-        staleness: int,
-        sent: Iterable[str] = (),
+        self, local: LocalModel, reply: Message | Work, version: int, staleness: int, sent: Iterable[str] = ()
     ) -> Contribution:
         """Return the contribution of a local model after the chain; ``sent``: records beside the model, by name."""
         if isinstance(reply, Message):

@@ -145,12 +145,7 @@ class Session:
             keeps=None if secure is None or able.has_rounds else secure.summed_metrics,
         )
         self.receiver = Receiver(
-            run,
-            self.safeguards,
-            strategy,
-            clip=clip,
-            compressed=compressed,
-            updates=updates,
+            run, self.safeguards, strategy, clip=clip, compressed=compressed, updates=updates
         )
         self.server_step = ServerStep(
             run,

@@ -33,12 +33,7 @@ from strategies import streams
 from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
 from strategies.core.capabilities import hook
-from strategies.core.config import (
-    OBSERVED,
-    AsyncConfigBase,
-    AsynchronousConfig,
-    StrategyConfig,
-)
+from strategies.core.config import OBSERVED, AsyncConfigBase, AsynchronousConfig, StrategyConfig
 from strategies.core.reporter import EvaluateFn, StopFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.events.executors import ByMaskedSums, ByUpdates

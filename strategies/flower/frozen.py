@@ -362,10 +362,7 @@ class FrozenParameterCache(FrozenParameters):
 
 
 def split_initial(
-    initial_arrays: ArrayRecord,
-    trained: Trained,
-    untrained: Sequence[str],
-    state: Mapping[str, Any] | None,
+    initial_arrays: ArrayRecord, trained: Trained, untrained: Sequence[str], state: Mapping[str, Any] | None
 ) -> tuple[SplitModel, list[int]]:
     """Return the frozen arrays of a run and the nodes that keep them: those of the state that the run resumes.
 

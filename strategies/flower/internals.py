@@ -320,10 +320,7 @@ def mod_that_wants_arrays(app: "ClientApp") -> str:
     from flwr.clientapp import mod
 
     known = (mod.fixedclipping_mod, mod.adaptiveclipping_mod)
-    return next(
-        (_name(each) for each in _mods(app) if each in known or isinstance(each, mod.LocalDpMod)),
-        "",
-    )
+    return next((_name(each) for each in _mods(app) if each in known or isinstance(each, mod.LocalDpMod)), "")
 
 
 def mod_for_secure_aggregation(app: "ClientApp") -> str:

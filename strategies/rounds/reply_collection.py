@@ -95,8 +95,4 @@ class AllReplies:
 
 def late_metrics(number: int, wasted: int) -> dict[str, int | float]:
     """Return a round's metrics of late replies: their number, and the bytes that are wasted."""
-    return {
-        messages.LATE_UPDATES: number,
-        messages.DROPPED_UPDATES: number,
-        messages.BYTES_WASTED: wasted,
-    }
+    return {messages.LATE_UPDATES: number, messages.DROPPED_UPDATES: number, messages.BYTES_WASTED: wasted}

@@ -101,12 +101,7 @@ class SecureSums:
             current.sizes.clear()
             return empty, []
 
-    def _summed(
-        self,
-        current: Round,
-        grid: Grid,
-        total: WeightedSum,
-    ) -> tuple[WeightedSum, Sequence[float]]:
+    def _summed(self, current: Round, grid: Grid, total: WeightedSum) -> tuple[WeightedSum, Sequence[float]]:
         """Return the sum of the clients whose masked updates came, and the weights d_i of all."""
         config, clip, number = self._config, self._receiver.clip, len(current.clients)
         norm, least = 0.0 if clip is None else clip.norm, 2

@@ -44,11 +44,7 @@ class Selection:
     """
 
     def __init__(
-        self,
-        config: SynchronousConfig,
-        run: RunState,
-        population: Population,
-        capabilities: Capabilities,
+        self, config: SynchronousConfig, run: RunState, population: Population, capabilities: Capabilities
     ) -> None:
         self._config, self._run, self._population = config, run, population
         self._capabilities = capabilities

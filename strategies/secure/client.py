@@ -115,8 +115,7 @@ class ClientSession:
         dealt = zip(*(create_shares(each, self.threshold, len(neighbours)) for each in secrets), strict=True)
         sealed = {
             each: encrypt(
-                shared_key(self.seal_key, keys.seal),
-                share_keys_plaintext_concat(self.client, each, *shares),
+                shared_key(self.seal_key, keys.seal), share_keys_plaintext_concat(self.client, each, *shares)
             )
             for (each, keys), shares in zip(self.neighbours.items(), dealt, strict=True)
         }

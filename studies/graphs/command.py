@@ -19,6 +19,7 @@ from fedapp.data import DataError
 from fedapp.federation.graph import graph_arrays
 from strategies.clients import graph
 from studies.graphs.figures import MAX_COLUMNS, MAX_ROWS, GraphPanel, draw_graph
+from studies.graphs.lognormal import fit_lognormal, normality
 
 
 def graph_command(
@@ -125,7 +126,7 @@ def _write_arrays(out: Path, config: RunConfig, arrays: Mapping[str, np.ndarray]
 
 
 def _panel(config: RunConfig, arrays: Mapping[str, np.ndarray]) -> GraphPanel:
-    fit = graph.fit_lognormal(arrays["misalignment"], config.message_floor)
+    fit = fit_lognormal(arrays["misalignment"], config.message_floor)
     return GraphPanel.of(
         config.class_imbalance,
         config.data_imbalance,
@@ -152,7 +153,7 @@ def _cells(config: RunConfig, arrays: Mapping[str, np.ndarray], panel: GraphPane
 def _normality(mis: np.ndarray, floor: float) -> tuple[str, str]:
     if len(mis) < 6:
         return "-", "-"
-    test = graph.normality(mis, floor)
+    test = normality(mis, floor)
     return f"{test.p_value:.2g}", f"{test.skewness:+.2f}"
 
 

@@ -13,6 +13,7 @@ from fedapp.data import DataError
 from fedapp.federation.graph import graph_arrays
 from strategies.clients import graph
 from studies.graphs.figures import GraphPanel, draw_graph
+from studies.graphs.lognormal import fit_lognormal, normality
 from studies.reproduce.experiment import ABSENT, Numbers, Results
 from studies.reproduce.plan import STORED, Plan
 from studies.reproduce.report import Report, Row, Verdict, judge, not_run
@@ -65,7 +66,7 @@ def _cell(config: RunConfig, clients: int, *, with_heat: bool) -> Cell:
     """Return a graph's numbers; the heat map as 100 log10 mis above its diagonal, row by row."""
     arrays = graph_arrays(config, clients)
     mis = arrays["misalignment"]
-    fit = graph.fit_lognormal(mis, config.message_floor)
+    fit = fit_lognormal(mis, config.message_floor)
     homogeneity = graph.homogeneity(arrays["adjacency"])
     panel = GraphPanel.of(0, 0, mis, arrays["eigenvalues"], homogeneity, fit.theta, fit.phi, HEAT_CLIENTS)
     filled = np.flatnonzero(panel.counts)
@@ -73,7 +74,7 @@ def _cell(config: RunConfig, clients: int, *, with_heat: bool) -> Cell:
     return {
         "homogeneity": homogeneity,
         "median": float(np.median(mis[np.triu_indices(clients, 1)])),
-        "skewness": float(graph.normality(mis, graph.FLOOR).skewness),
+        "skewness": float(normality(mis, graph.FLOOR).skewness),
         "theta": fit.theta,
         "phi": fit.phi,
         "eigenvalues": [float(f"{value:.5g}") for value in arrays["eigenvalues"]],

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from strategies.clients.graph import fit_lognormal, normality
+from strategies.clients.graph import adjacency, homogeneity, misalignment
+from studies.graphs.lognormal import fit_lognormal, normality
 
 Array = np.ndarray
 
@@ -49,3 +50,33 @@ def test_normality_does_not_count_dependent_pairs_as_evidence():
         ours.append(normality(mis).p_value < 0.05)
     assert np.mean(naive) > 0.2
     assert np.mean(ours) <= 0.05
+
+
+def test_three_clients_by_hand():
+    mis = np.array([[0, 0.5, 0.2], [0.5, 0, 0.1], [0.2, 0.1, 0]])
+    logs = np.log([0.5, 0.2, 0.1])
+    fit = fit_lognormal(mis)
+    assert fit.theta == pytest.approx(-logs.mean(), rel=1e-14)
+    assert fit.phi**2 == pytest.approx(((logs - logs.mean()) ** 2).sum() / 3, rel=1e-12)
+    assert (fit.pairs, fit.floored) == (3, 0)
+
+
+def test_equal_clients_are_at_the_floor():
+    mis = misalignment(np.tile([0.6, 0.8], (6, 1)))
+    assert fit_lognormal(mis).floored == 15
+    assert all(math.isnan(value) for value in normality(mis))
+
+
+def test_theta_is_twice_the_homogeneity_in_any_order_of_clients():
+    rng = np.random.default_rng(7)
+    m = np.abs(rng.normal(size=(6, 4)))
+    mis = misalignment(m / np.linalg.norm(m, axis=1, keepdims=True))
+    order = rng.permutation(6)
+    theta = fit_lognormal(mis[np.ix_(order, order)]).theta
+    assert theta == pytest.approx(2 * homogeneity(adjacency(mis)), rel=1e-12)
+
+
+@pytest.mark.parametrize(("function", "least"), [(fit_lognormal, 2), (normality, 6)])
+def test_too_few_clients(function, least):
+    with pytest.raises(ValueError, match=f"needs {least} clients"):
+        function(np.zeros((least - 1, least - 1)))
