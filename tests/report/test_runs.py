@@ -137,8 +137,8 @@ def test_runs_on_data_of_ones_own_are_listed_by_their_files(tmp_path):
         config = f'strategy = "fedavg"\ndataset = "npz"\ndata-path = "/data/{name}.npz"\n'
         write_run(tmp_path / name, {"status": "finished", "strategy": "fedavg"}, config=config)
     rows = shown(str(tmp_path))
-    assert ["easy", "finished", "fedavg", "npz", "data-path=easy.npz", "?", "-", "-"] in rows
-    assert ["hard", "finished", "fedavg", "npz", "data-path=hard.npz", "?", "-", "-"] in rows
+    assert ["easy", "finished", "fedavg", "easy.npz", "data-path=easy.npz", "?", "-", "-"] in rows
+    assert ["hard", "finished", "fedavg", "hard.npz", "data-path=hard.npz", "?", "-", "-"] in rows
 
 
 def test_runs_of_a_sweep_are_listed_in_its_folder_and_counted_above_it(tmp_path):
