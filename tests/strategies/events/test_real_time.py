@@ -364,10 +364,18 @@ def test_all_clients_fail_in_wall_time_until_they_are_well_again(federation, sta
         return push(requests)
 
     grid.push_messages = pushed
-    run = start("async", grid, 5, lr=0.01, clock=WallClock(), limit=80)
+    run = start(
+        "async",
+        grid,
+        100_000,
+        lr=0.01,
+        clock=WallClock(),
+        limit=80,
+        should_stop=lambda: text_of(caplog).count("counts again") == 3,
+    )
     assert text_of(caplog).count("is dropped") == 3
     assert text_of(caplog).count("counts again") == 3
-    assert run.seen[-1].aggregation == 5
+    assert run.seen[-1].aggregation >= 2  # those of the clients that were back before
     check_accounts(run)
 
 
