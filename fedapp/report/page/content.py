@@ -91,7 +91,7 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
         # A method without rounds needs less time for the same number of aggregations, so time is the fair axis.
         "axis": "time" if by_time else "aggregation",
         "runs": [_run(path, name, len(shown)) for path, name in zip(shown, names, strict=True)],
-        "scores": (scores := list(dict.fromkeys([LOSS, *(name for first in firsts for name in first)]))),
+        "scores": (scores := list(dict.fromkeys([*(name for first in firsts for name in first), LOSS]))),
         **_settings(recorded, dict(zip((run.path for run in recorded), names, strict=True)), scores),
         "left_out": left_out,
     }

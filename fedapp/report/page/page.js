@@ -59,8 +59,7 @@
     }
     box.firstChild.replaceChildren(make("span", title), save);
     box.dataset.used = "yes";
-    Plotly.react(box.lastChild, traces, form, { responsive: true, displaylogo: false,
-      modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+    Plotly.react(box.lastChild, traces, form, { responsive: true, displayModeBar: false });
   }
 
   function section(id, title) {
@@ -192,6 +191,9 @@
       layout("share of the clients, %", metric));
   }
 
+  // Few clients stand on an axis by their names.
+  const byName = (clients) => clients.names.length && clients.names.length <= 30 ?
+    { tickvals: clients.index, ticktext: clients.index.map((index, at) => plain(clients.names[at] || index)) } : {};
   const clientOf = (clients, at) => plain(clients.names[at] ? `${clients.index[at]} ${clients.names[at]}` : clients.index[at]);
 
   // Columns of the chosen run's clients, sorted from worst to best; ⌈C/10⌉ are the worst tenth.
@@ -321,11 +323,11 @@
         marker: { symbol, size: clients.index.length > 300 ? 4 : 8, color: COLORS[at] },
         hovertemplate: "client %{text}<br>%{y:.4~g}" }));
       if (traces.length) chart(charts, "weights", "share of each client: asked for, expected, observed", traces,
-        layout("client", "share", { showlegend: true, legend: { orientation: "h", y: 1.08 } }));
+        layout("client", "share", { showlegend: true, legend: { orientation: "h", y: 1.08 }, xaxis: byName(clients) }));
       if (clients.columns.work) chart(charts, "work", "contributions of each client", [{ x: clients.index,
         y: clients.columns.work, text: clients.index.map((_, place) => clientOf(clients, place)), type: "bar",
         textposition: "none", marker: { color: COLORS[0] }, hovertemplate: "client %{text}<br>%{y}<extra></extra>" }],
-        layout("client", "contributions"));
+        layout("client", "contributions", { xaxis: byName(clients) }));
     }
     const scale = [[0, css("--ground")], [1, COLORS[0]]];
     const bar = { thickness: 12, outlinewidth: 0 };
