@@ -102,6 +102,7 @@ DEMANDS: dict[str, tuple[tuple[Value, ...], str]] = {
     "update-norm-bound": ((0,), "a shortened update is biased"),
     "aggregation-rule": (("mean",), "must be mean"),
     "dp": (("none",), "its clipping is biased"),
+    "dp-noise": (("auto", "seed"), "its noise can't be repeated"),
     "compression": (("none",), "the theorems are about updates as they are; must be none"),
     "lr-schedule": (("constant",), "must be constant"),
     "participation": (("full",), "all clients must take part"),
