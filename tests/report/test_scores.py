@@ -129,7 +129,7 @@ def test_lists_and_the_page_go_by_it(tmp_path):
         "## r2",
         "## loss",
     ]
-    assert page_content(runs)["scores"] == ["loss", "rmse"]
+    assert page_content(runs)["scores"] == ["rmse", "loss"]
 
 
 def test_what_a_step_is_called():

@@ -47,8 +47,11 @@ class Engine(SummingGrid):
             yield block
 
 
+EVERYBODY = SimpleNamespace(part=lambda index: 1.0)  # no stragglers
+
+
 def made(
-    optimizer: str = "sgd", stragglers: Any = None, lost: Any = (3,), cancelled: bool = False
+    optimizer: str = "sgd", stragglers: Any = EVERYBODY, lost: Any = (3,), cancelled: bool = False
 ) -> tuple[Any, Round, Engine]:
     """Return a session in which an engine has been asked for a round, the round, and the engine."""
     clients = [client(index) for index in range(4)]
@@ -76,12 +79,12 @@ def made(
 
 def test_the_request_has_all_tasks_and_the_methods_rule():
     stragglers = SimpleNamespace(part=lambda index: 0.5 if index == 2 else 1.0)
-    for optimizer, part in (("sgd", None), ("fedexp", stragglers)):
+    for optimizer, part in (("sgd", EVERYBODY), ("fedexp", stragglers)):
         summed, current, _ = made(optimizer, part)
         request = summed.part._request
         assert dict(request.config) == {"lr": 0.5, messages.SERVER_ROUND: 7, messages.ALPHA: 0.1}
         assert (request.tasks.nodes, request.tasks.clients) == ([100, 101, 102, 103], [0, 1, 2, 3])
-        assert request.tasks.fractions.tolist() == [1.0, 1.0, 0.5 if part else 1.0, 1.0]
+        assert request.tasks.fractions.tolist() == [1.0, 1.0, 0.5 if part is stragglers else 1.0, 1.0]
         assert (request.bound, request.squares) == (1.2, optimizer == "fedexp")
         assert current.bytes_down == 4 * SIZE
 
