@@ -7,16 +7,13 @@ from fedapp.report.client_tables import by_evaluation
 from tests.runs import count_of, lines_of, summary_of
 from tests.waiting import wait_until
 
-# Flower's mods are called in the clients, wherever these run; nodes with a partition draw noise from the seed.
-LOCAL = {"dp": "local", "dp-noise-multiplier": 0.01}
-
 
 @pytest.mark.thorough
 @pytest.mark.ci
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulate, tmp_path, precision):
-    config = {"num-server-rounds": 2, "precision": precision, **LOCAL}
+    config = {"num-server-rounds": 2, "precision": precision}
     place = {"results-dir": str(tmp_path), "run-name": "run"}
     devices.start_run(config | place, tmp_path / "log").wait(timeout=300)
     output = (tmp_path / "log").read_text()
