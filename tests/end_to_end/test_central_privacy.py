@@ -42,14 +42,14 @@ STILL = {"model": "logistic", "init": "zeros", "lr": 1e-9, "num-server-rounds": 
 
 
 @pytest.mark.thorough
-@pytest.mark.ci
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("own", "sampling", "deviation"),
     [
-        (POISSON, Sampling(0.5), 0.5 / (0.5 * 3) * 2**0.5),  # two rounds' noises, whoever was drawn
+        # Two rounds' noises, whoever was drawn:
+        pytest.param(POISSON, Sampling(0.5), 0.5 / (0.5 * 3) * 2**0.5, marks=pytest.mark.ci),
         (TREE, Sampling(restart=0), 0.5 / 3),  # one node over both rounds
-        (DISTRIBUTED, Sampling(), 0.5 / 3 * 2**0.5),  # of three parts each
+        pytest.param(DISTRIBUTED, Sampling(), 0.5 / 3 * 2**0.5, marks=pytest.mark.ci),  # of three parts each
     ],
 )
 def test_devices_models_have_the_noise_of_their_account(devices, tmp_path, own, sampling, deviation):

@@ -24,9 +24,8 @@ def test_ray_gives_the_bits_of_the_sequential_engine(simulate, config: dict[str,
 
 
 @pytest.mark.thorough
-@pytest.mark.ci
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("config", [CONFIG, BUFFERS])
+@pytest.mark.parametrize("config", [pytest.param(CONFIG, marks=pytest.mark.ci), BUFFERS])
 def test_devices_give_the_bits_of_the_sequential_engine(
     devices, simulate, tmp_path: Path, config: dict[str, Any]
 ) -> None:
