@@ -7,7 +7,7 @@ there is refused here. A loop may also make requests of its own, and have their 
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -106,8 +106,8 @@ def follow(
 def cohort_of_replies(session: RoundSession, server_round: int, replies: Sequence[Message]) -> Round | None:
     """Return a round of the clients that sent replies to requests of another's; None if no reply has a model.
 
-    Clients weigh by their replies, d_i with sum 1, and the model that they were sent is unknown: 0 stands for it, so
-    that w̄ + Σ d_i (w_i − w̄) is Σ d_i w_i.
+    Clients weigh by their replies, d_i with sum 1. Where ``configure_train`` wasn't called for the round, the model
+    that they were sent is unknown: 0 stands for it, so that w̄ + Σ d_i (w_i − w̄) is Σ d_i w_i.
 
     Raises
     ------
@@ -118,7 +118,10 @@ def cohort_of_replies(session: RoundSession, server_round: int, replies: Sequenc
     models = [arrays for reply in replies if (arrays := messages.arrays_of(reply, key)) is not None]
     if not models:
         return None
-    if reason := _why_it_needs_the_model(session):
+    asked = session.cohort if session.cohort is not None and session.cohort.number == server_round else None
+    if session.receiver.clip is not None:
+        raise RunError(f"{run.name}: dp = 'central' counts on its own draw; no other clients may be asked")
+    if asked is None and (reason := _why_it_needs_the_model(session)):
         raise RunError(
             f"{run.name}: {reason}, so that aggregate_train needs the model that clients were sent: "
             "super().configure_train() is called before"
@@ -129,9 +132,16 @@ def cohort_of_replies(session: RoundSession, server_round: int, replies: Sequenc
         run.take_layout(models[0])
         session.used, run.model = True, np.zeros(run.layout.size)
         session.strategy.begin(run.layout, run.model)
-    cohort = session.open_cohort(
-        server_round, run.layout.to_record(np.zeros(run.layout.size)), (clients_of_replies(replies), None)
-    )
+    model = np.zeros(run.layout.size) if asked is None else asked.model
+    known = {client.node_id: client for client in run.clients}
+    first = (
+        max((client.index for client in run.clients), default=-1) + 1
+    )  # strangers come after those that are known
+    clients = [
+        known.get(each.node_id, replace(each, index=first + each.index))
+        for each in clients_of_replies(replies)
+    ]
+    cohort = session.open_cohort(server_round, run.layout.to_record(model), (clients, None))
     cohort.requests = [reply.metadata for reply in replies]
     return cohort
 
@@ -141,7 +151,7 @@ def _why_it_needs_the_model(session: RoundSession) -> str:
     strategy, config = session.strategy, session.strategy.config
     if type(session.optimizer) is not SGD or (config.server_lr or strategy.default_server_lr()) != 1:
         return "the server's step begins from the present model"
-    if config.update_norm_bound or session.receiver.clip is not None or session.safeguards.active:
+    if config.update_norm_bound or session.safeguards.active:
         return "updates are bounded"
     hooks = ("aggregate", "weigh", "transform_update", "server_update", "on_local_model", "extra_vectors")
     if found := next((name for name in hooks if fills_in(type(strategy), name)), ""):

@@ -221,6 +221,19 @@ def test_requests_of_a_hooks_own_count_in_a_start_of_its_own(
     assert values_of(result.arrays) == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_server_optimizer_steps_from_the_model_that_configure_train_saw(
+    federation, model, train_config, values_of
+):
+    def start(made: FedAvg) -> Any:
+        return made.start(federation(), model(1.0), num_rounds=3, train_config=train_config())
+
+    options = {"participation": "fixed:0", "server_optimizer": "momentum", "server_lr": 0.5}
+    result = start(own_loop(OneMore)(**options))
+    assert values_of(result.arrays) == pytest.approx(values_of(start(OneMore(**options)).arrays), rel=1e-6)
+    with pytest.raises(RunError, match="dp = 'central' counts on its own draw"):
+        start(own_loop(OneMore)(dp="central", client_weights="uniform", dp_clipping_norm=1.0))
+
+
 # ---- Metrics -----------------------------------------------------------------------------------------------------
 
 
