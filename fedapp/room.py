@@ -4,11 +4,11 @@ Flower itself finds out after it has started Ray, and then ends without naming a
 """
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from strategies.flower.internals import simulation_backend
+from strategies.flower.simulated import started_ray
 
 
 def lacks_room(backend: Mapping[str, Mapping[str, Any]] | None = None) -> str:
@@ -18,15 +18,18 @@ def lacks_room(backend: Mapping[str, Mapping[str, Any]] | None = None) -> str:
     """
     backend = simulation_backend() if backend is None else backend
     asked, given = backend.get("client_resources", {}), backend.get("init_args", {})
-    ray = sys.modules.get("ray")
-    if not asked or "RAY_ADDRESS" in os.environ or (ray is not None and ray.is_initialized()):
-        return ""  # Ray has been started with what it has, or a cluster has more than this machine
+    if not asked or "RAY_ADDRESS" in os.environ:
+        return ""  # a cluster has more than this machine
+    if (ray := started_ray()) is not None:
+        started = ray.cluster_resources()
+        given = {"num_cpus": started.get("CPU", 0), "num_gpus": started.get("GPU", 0)}
     cpus, gpus = asked.get("num_cpus", 1), asked.get("num_gpus", 0)
-    there = given.get("num_cpus", os.cpu_count() or cpus)
-    if cpus > there:
-        return _line("client-resources-num-cpus", cpus, f"{there} CPUs")
+    if cpus > (there := given.get("num_cpus", os.cpu_count() or cpus)):
+        return _line("client-resources-num-cpus", cpus, f"{there:g} CPU{'s' * (there != 1)}")
     if gpus > 0 and gpus > (there := given["num_gpus"] if "num_gpus" in given else _gpus()):
-        return _line("client-resources-num-gpus", gpus, f"{there or 'no'} GPU{'s' * (there > 1)}")
+        return _line(
+            "client-resources-num-gpus", gpus, f"{f'{there:g}' if there else 'no'} GPU{'s' * (there > 1)}"
+        )
     return ""
 
 

@@ -6,6 +6,7 @@ node's config says. So a client is simulated only where the process that runs it
 """
 
 import sys
+from typing import Any
 
 from flwr.app import Context
 
@@ -21,6 +22,14 @@ def is_simulated(context: Context) -> bool:
 
 def in_ray_actor() -> bool:
     """Return True in an actor of Ray, where Flower's simulation runs its clients."""
-    ray = sys.modules.get("ray")
+    ray = started_ray()
     # Asked in another process, Ray would start a cluster.
-    return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    return ray is not None and ray.get_runtime_context().get_actor_id() is not None
+
+
+def started_ray() -> Any:
+    """Return the module ``ray`` if this process has started Ray or joined a cluster; None otherwise."""
+    ray = sys.modules.get("ray")
+    # Flower's main thread may be importing Ray at this moment: the module is there before its functions are.
+    is_initialized = getattr(ray, "is_initialized", None)
+    return ray if is_initialized is not None and is_initialized() else None
