@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fedapp.report.client_tables import last_clients, names_of_clients
 from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
 from fedapp.report.files import LOSS, data_of, rows_in_words, without_digest
-from fedapp.report.overlay import COLORS, MOST
+from fedapp.report.looks import Look, looks_of
+from fedapp.report.overlay import MOST
 from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better
 
@@ -66,12 +67,13 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
     axes = figure.subplots()
     style_axes(axes)
     higher = higher_is_better(metric, directions_of(list(runs.values())))
-    for (name, found), color in zip(known.items(), COLORS, strict=False):
+    looks = looks_of(str(runs[name].config.get("strategy", "")) for name in known)
+    for (name, found), look in list(zip(known.items(), looks, strict=True))[:MOST]:
         for whose, values in found.items():
             total = len(last_clients(runs[name].path)[f"{whose}{metric}"])
             lacking = f"\n{total - len(values)} of {total} clients: no {metric}" * (total > len(values))
             label = _label(name, whose) + lacking
-            _draw_sorted(axes, values, color, label, own=bool(whose), higher=higher)
+            _draw_sorted(axes, values, look, label, own=bool(whose), higher=higher)
     order = "from the lowest to the highest" if higher is None else "from the worst to the best"
     axes.set(xlabel=f"clients, {order}", ylabel=metric, xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -83,15 +85,19 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
 
 
 def _draw_sorted(
-    axes: Axes, values: NDArray[np.float64], color: str, label: str, *, own: bool, higher: bool | None
+    axes: Axes, values: NDArray[np.float64], look: Look, label: str, *, own: bool, higher: bool | None
 ) -> None:
     """Draw sorted values over the share of clients, each in the middle of its part of it."""
     ordered = np.sort(values)[::-1] if higher is False else np.sort(values)
     tenth = ordered[: -(-len(ordered) // 10)].mean()
     places = (np.arange(len(ordered)) + 0.5) / len(ordered)
     label = f"{label}\nmean {ordered.mean():.3g}, {'lowest' if higher is None else 'worst'} tenth {tenth:.3g}"
-    marker = "o" if len(ordered) <= _DOTS else ""
-    axes.plot(places, ordered, "--" if own else "-", color=color, lw=1.4, marker=marker, ms=3.5, label=label)
+    style = {**look.line, "lw": 1.4, "label": label}
+    if len(ordered) <= _DOTS:
+        style["markevery"] = None
+    if own:
+        style |= {"ls": "--", "mfc": "white", "mew": 1}
+    axes.plot(places, ordered, **style)
 
 
 def _name_places(axes: Axes, run_dir: Path, metric: str, *, higher: bool | None) -> None:

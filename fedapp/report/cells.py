@@ -59,6 +59,11 @@ class Cell:
         return list(dict.fromkeys(map(seed_of, self.runs)))
 
     @property
+    def method(self) -> str:
+        """The strategy of the runs; empty without runs."""
+        return str(self.runs[0].config.get("strategy", "")) if self.runs else ""
+
+    @property
     def seeds_text(self) -> str:
         """The number of seeds, of runs if more, of other runs by status, and of runs with warnings."""
         runs, seeds = len(self.runs), len(self.seeds)

@@ -25,12 +25,13 @@ from PIL import Image
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, data_of, metrics_among, step_of, without_digest
+from fedapp.report.looks import BLUE, VERMILION, Look, looks_of
 
 log = logging.getLogger("flwr.fedapp")
 
 Array = NDArray[Any]
 
-TEST, TRAIN, INK, _GRID = "#0072B2", "#D55E00", "#333333", "#E3E3E3"
+TEST, TRAIN, INK, _GRID = BLUE, VERMILION, "#333333", "#E3E3E3"
 # Paul Tol's "muted" scheme: told apart under the common forms of colour blindness.
 _CLASSES = ["#332288", "#88CCEE", "#44AA99", "#117733", "#999933"]
 _CLASSES += ["#DDCC77", "#CC6677", "#882255", "#AA4499", "#BBBBBB"]
@@ -76,6 +77,7 @@ def draw_curves(run_dir: Path, usual: Mapping[str, object] | None = None) -> Pat
     x_labels = {"aggregation": "server round" if step_of(records) == "round" else "aggregation"}
     if not _says_the_same(columns["aggregation"], columns["time"]):
         x_labels["time"] = "virtual time" if virtual else "seconds"
+    (look,) = looks_of([str(read_config(run_dir).get("strategy", ""))])
     title = _from_config(run_dir, *_NAMED)
     if unusual := _unusual(run_dir, usual or {}):
         title = f"{title}\n{unusual}"
@@ -84,7 +86,7 @@ def draw_curves(run_dir: Path, usual: Mapping[str, object] | None = None) -> Pat
     for row, (key, label) in zip(grid, x_labels.items(), strict=True):
         for axes, name in zip(row, (LOSS, *scores), strict=True):
             train = {"train": columns["train-loss"]} if name == LOSS else {}
-            _curves(axes, columns[key], {"test": columns[name], **train})
+            _curves(axes, columns[key], {"test": columns[name], **train}, look)
             axes.set_ylabel(f"{name}, log scale" if axes.get_yscale() == "log" else name)
             axes.set_xlabel(label)
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=key == "aggregation", steps=STEPS))
@@ -151,35 +153,35 @@ def draw_division(
     return save(figure, path)
 
 
-def _curves(axes: Axes, x: Array, series: Mapping[str, Array]) -> None:
+def _curves(axes: Axes, x: Array, series: Mapping[str, Array], look: Look) -> None:
     style_axes(axes)
     right = np.max(x, where=np.isfinite(x), initial=0) or 1
     left = np.min(x, where=np.isfinite(x), initial=right)
     axes.set_xlim(left if left < right else 0, right)
     shown = {name: np.where(np.isfinite(x) & np.isfinite(y), y, np.nan) for name, y in series.items()}
     for name, y in shown.items():
-        color, width = (TEST, 1.8) if name == "test" else (TRAIN, 1.0)
-        axes.plot(x, y, color=color, lw=width, label=name)
+        mark, form = (look.mark, {"lw": 1.8}) if name == "test" else (".", {"lw": 1.0, "ls": (0, (3, 1.5))})
+        axes.plot(x, y, color=look.color, label=name, **form)
         missing = np.pad(np.isnan(y), 1, constant_values=True)
         # A line can't show a value that stands alone between missing ones.
         marked = (missing[:-2] & missing[2:]) | (len(y) <= _MARKED_POINTS)
-        axes.plot(x[marked], y[marked], "o", color=color, ms=2 + width, mew=0)
+        axes.plot(x[marked], y[marked], mark, color=look.color, ms=4, mew=0)
     values = np.concatenate([y[np.isfinite(y)] for y in shown.values()])
     if values.size and values.min() > 0 and values.max() / values.min() > _LOG_RATIO:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")  # not mathtext: its parser has global state
-    _mark_last(axes, x, shown["test"], right)
+    _mark_last(axes, x, shown["test"], right, look)
 
 
-def _mark_last(axes: Axes, x: Array, y: Array, right: float) -> None:
+def _mark_last(axes: Axes, x: Array, y: Array, right: float, look: Look) -> None:
     finite = np.flatnonzero(np.isfinite(y))
     if not finite.size:
         axes.tick_params(left=False, labelleft=False, grid_alpha=0)
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=INK, fontsize=9)
         return
     end = (x[finite[-1]], y[finite[-1]])
-    axes.plot(*end, "o", color=TEST, ms=5, clip_on=False, zorder=4)
-    style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "color": TEST}
+    axes.plot(*end, look.mark, color=look.color, ms=6, clip_on=False, zorder=4)
+    style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "color": INK}
     axes.annotate(f"{end[1]:.4g}", end, (7, 0), va="center", fontsize=9, fontweight="bold", **style)
     if finite[-1] < len(y) - 1:
         axes.axvspan(end[0], right, color="#F2F2F2", zorder=0)

@@ -9,12 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.cells import Cell, axis_label, best_of, direction_of
-from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, save_vectors, style_axes
+from fedapp.report.figures import INK, STEPS, new_figure, save, save_vectors, style_axes
+from fedapp.report.looks import Look, looks_of
 from fedapp.report.series import Array, mean_and_spread
 
-COLORS = [TEST, TRAIN, "#117733", "#AA4499", "#999933", "#332288", "#88CCEE", "#882255"]
-
-MOST = len(COLORS)  # lines that can be told apart
+MOST = 8  # lines that can be told apart
 
 # What the vertical axis has to hold: these percentiles of the curves, less the very beginning, where they fall from
 # where any model starts. A lone spike would flatten all else, as would a curve that goes far above most others.
@@ -46,14 +45,15 @@ def draw_overlay(
         Formats beside the PNG: ``pdf``, ``svg``.
     """
     shown, note = _few([cell for cell in cells if cell.runs], metrics)
+    looks = looks_of(cell.method for cell in shown)
     figure = new_figure(0.7 + 2.7 * len(metrics), title + note + _bands_text(shown))
     grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharey="row")
     for row, key in zip(grid, metrics, strict=True):
         for panel, (axis, end) in zip(row, axes.items(), strict=True):
             style_axes(panel)
             drawn = {
-                cell.name: _draw_band(panel, cell, key, axis, color, opacity=min(0.15, 0.4 / len(shown)))
-                for cell, color in zip(shown, COLORS, strict=False)
+                cell.name: _draw_band(panel, cell, key, axis, look, opacity=min(0.15, 0.4 / len(shown)))
+                for cell, look in zip(shown, looks, strict=True)
             }
             bands = [cell.band(key, axis) for cell in shown]
             set_view(panel, [(x, y + sign * spread) for x, y, spread in bands for sign in (-1, 1)])
@@ -92,13 +92,13 @@ def _bands_text(cells: Sequence[Cell]) -> str:
 
 
 def _draw_band(
-    axes: Axes, cell: Cell, key: str, axis: str, color: str, *, opacity: float
+    axes: Axes, cell: Cell, key: str, axis: str, look: Look, *, opacity: float
 ) -> tuple[Array, Array]:
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = cell.band(key, axis)
-    axes.plot(grid, middle, color=color, lw=1.4)
+    axes.plot(grid, middle, lw=1.4, **look.line)
     if len(cell.seeds) > 1:
-        axes.fill_between(grid, middle - spread, middle + spread, color=color, alpha=opacity, lw=0)
+        axes.fill_between(grid, middle - spread, middle + spread, color=look.color, alpha=opacity, lw=0)
     return grid, middle
 
 
@@ -118,14 +118,14 @@ def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]]) -> None:
             (1.04, place),
             xycoords="axes fraction",
             textcoords="axes fraction",
-            color=color,
+            color=INK,
             fontsize=8,
             va="center",
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
                 "color": color,
-                "lw": 0.6,
+                "lw": 1.2,
                 "relpos": (0, 0.5),
                 "shrinkA": 2,
                 "shrinkB": 0,

@@ -11,7 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t as student
 
 from fedapp.report.figures import STEPS, new_figure, save, style_axes
-from fedapp.report.overlay import COLORS, MOST, set_view
+from fedapp.report.looks import Look, looks_of
+from fedapp.report.overlay import MOST, set_view
 from fedapp.report.series import Array
 from fedapp.report.verdict.judging import judge
 from strategies import REGISTRY
@@ -142,7 +143,8 @@ def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:
     figure = new_figure(4.2, f"Clients unlike in data and in speed: {facts}{bands}")
     whole, half = figure.subplots(1, 2, width_ratios=(1, 1.25))
     drawn: dict[str, tuple[Array, Array]] = {}
-    for (name, cell), color in zip(best.items(), COLORS, strict=False):
+    looks = dict(zip(best, looks_of(cell[0].config.strategy for cell in best.values()), strict=True))
+    for name, cell in best.items():
         grid, curves = cell.curves("accuracy")
         middle, n = curves.mean(axis=0), len(cell)
         drawn[name] = grid, middle
@@ -151,9 +153,9 @@ def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:
             width = student.ppf(0.975, n - 1) * curves.std(axis=0, ddof=1) / math.sqrt(n)
             low, high = middle - width, middle + width
         for axes in (whole, half):
-            axes.plot(grid, middle, color=color, lw=1.6)
+            axes.plot(grid, middle, lw=1.6, **looks[name].line)
             if n > 1 and name in banded:
-                axes.fill_between(grid, low, high, color=color, alpha=0.12, lw=0)
+                axes.fill_between(grid, low, high, color=looks[name].color, alpha=0.12, lw=0)
     end = max(grid[-1] for grid, _ in drawn.values())
     for axes, start, title in ((whole, 0.0, "the whole run"), (half, end / 2, "its second half")):
         style_axes(axes)
@@ -161,7 +163,7 @@ def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:
         axes.title.set_fontsize(10)
         set_view(axes, [(grid[grid >= start], middle[grid >= start]) for grid, middle in drawn.values()])
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
-    _label(half, drawn)
+    _label(half, drawn, looks)
     return save(figure, file)
 
 
@@ -177,12 +179,11 @@ def _banded(best: dict[str, Runs]) -> list[str]:
     )
 
 
-def _label(axes: Axes, drawn: dict[str, tuple[Array, Array]]) -> None:
+def _label(axes: Axes, drawn: dict[str, tuple[Array, Array]], looks: Mapping[str, Look]) -> None:
     """Write each line's name beside its end, apart from the others."""
     low, high = axes.get_ylim()
     apart = 0.06 * (high - low)
     ends = sorted(((line[1][-1], name) for name, line in drawn.items()), reverse=True)
-    colors = dict(zip(drawn, COLORS, strict=False))
     place = math.inf
     for number, (value, name) in enumerate(ends):
         room = low + apart * (len(ends) - number - 1)  # for the names below
@@ -194,7 +195,7 @@ def _label(axes: Axes, drawn: dict[str, tuple[Array, Array]]) -> None:
             xycoords=("axes fraction", "data"),
             textcoords="offset points",
             va="center",
-            color=colors[name],
+            color=looks[name].color,
             fontsize=9,
             annotation_clip=False,
         )

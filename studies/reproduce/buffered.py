@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.report.figures import new_figure, save, style_axes
-from fedapp.report.overlay import COLORS
+from fedapp.report.looks import looks_of
 from strategies import REGISTRY, AsynchronousStrategy
 from strategies.rounds.participation import Participation
 from studies.reproduce.curves import panels
@@ -150,10 +150,10 @@ def _draw(path: Path, judged: dict[str, Runs]) -> Path:
     ):
         for axes, concurrency in zip(row, columns, strict=True):
             style_axes(axes)
-            for method, color in zip(METHODS, COLORS, strict=False):
+            for method, look in zip(METHODS, looks_of(map(str.lower, METHODS)), strict=True):
                 for number, run in enumerate(judged.get(case_of(concurrency, method), Runs([]))):
                     name = "_" if number else method
-                    axes.plot(cost(run), run.column("accuracy"), color=color, lw=1, alpha=0.8, label=name)
+                    axes.plot(cost(run), run.column("accuracy"), lw=1, alpha=0.8, label=name, **look.line)
             axes.set(xlabel=label, ylabel="test accuracy", ylim=(0, 1), title=f"{concurrency} at work")
             axes.title.set_fontsize(9)
     handles, names = grid[0][0].get_legend_handles_labels()

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
-from fedapp.report.overlay import COLORS, set_view
+from fedapp.report.looks import Look, looks_of
+from fedapp.report.overlay import set_view
 from fedapp.report.series import Array
 from studies.reproduce.runs import Runs
 
@@ -19,12 +20,12 @@ Lines = Mapping[str, Runs]
 _CLOSE, _END = 0.15, 0.6
 
 
-def draw_band(axes: Axes, runs: Runs, key: str, x: str, color: str, label: str) -> tuple[Array, Array]:
+def draw_band(axes: Axes, runs: Runs, key: str, x: str, look: Look, label: str) -> tuple[Array, Array]:
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = runs.band(key, x)
-    axes.plot(grid, middle, color=color, lw=1.3, label=label)
+    axes.plot(grid, middle, lw=1.3, label=label, **look.line)
     if len(runs) > 1:
-        axes.fill_between(grid, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
+        axes.fill_between(grid, middle - spread, middle + spread, color=look.color, alpha=0.15, lw=0)
     return grid, middle
 
 
@@ -53,14 +54,20 @@ def panels(
     grid = [row for row in grid if row]
     figure = new_figure(0.9 + height * len(grid), title)
     axes_grid = figure.subplots(len(grid), max(map(len, grid)), squeeze=False)
-    names = list(dict.fromkeys(name for row in grid for _, lines, _ in row for name in lines))
-    colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)}
+    strategies = {
+        name: runs[0].config.strategy
+        for row in grid
+        for _, lines, _ in row
+        for name, runs in lines.items()
+        if runs
+    }
+    looks = dict(zip(strategies, looks_of(strategies.values()), strict=True))
     for row, axes_row in zip(grid, axes_grid, strict=True):
         for axes in axes_row[len(row) :]:
             axes.set_axis_off()
         for (panel_title, lines, key), axes in zip(row, axes_row, strict=False):
             style_axes(axes)
-            _draw(axes, lines, key, x, colors)
+            _draw(axes, lines, key, x, looks)
             axes.set_title(panel_title, fontsize=9)
             axes.tick_params(labelsize=7)
             axes.set_ylabel((y_label or {}).get(key, key), fontsize=8)
@@ -82,17 +89,17 @@ def panels(
     return save(figure, path)
 
 
-def _draw(axes: Axes, lines: Lines, key: str, x: str, colors: Mapping[str, str]) -> None:
+def _draw(axes: Axes, lines: Lines, key: str, x: str, looks: Mapping[str, Look]) -> None:
     """Draw one panel."""
-    drawn = {name: draw_band(axes, runs, key, x, colors[name], name) for name, runs in lines.items() if runs}
+    drawn = {name: draw_band(axes, runs, key, x, looks[name], name) for name, runs in lines.items() if runs}
     axes.set_xlim(0, max(float(grid[-1]) for grid, _ in drawn.values()))
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
     if set_view(axes, drawn.values()):
-        _enlarge(axes, drawn, colors)
+        _enlarge(axes, drawn, looks)
 
 
-def _enlarge(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], colors: Mapping[str, str]) -> None:
+def _enlarge(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], looks: Mapping[str, Look]) -> None:
     """Draw the end of the lines again, larger, if they are close there, where there is room: below or above them."""
     low, high = axes.get_ylim()
     end = min(float(grid[-1]) for grid, _ in drawn.values())
@@ -107,7 +114,7 @@ def _enlarge(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], colors: Mappi
     below = values.mean() > (low + high) / 2
     inset = axes.inset_axes((0.5, 0.12, 0.48, 0.4) if below else (0.5, 0.5, 0.48, 0.42))
     for name, (grid, middle) in late.items():
-        inset.plot(grid, middle, color=colors[name], lw=1)
+        inset.plot(grid, middle, color=looks[name].color, lw=1)
     inset.set_xlim(_END * end, end)
     inset.xaxis.set_major_locator(MaxNLocator(2, steps=STEPS))
     inset.yaxis.set_major_locator(MaxNLocator(3, steps=STEPS))

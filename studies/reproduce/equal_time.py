@@ -9,7 +9,7 @@ from matplotlib.ticker import LogFormatter
 
 from fedapp.config import Value
 from fedapp.report.figures import new_figure, save, style_axes
-from fedapp.report.overlay import COLORS
+from fedapp.report.looks import looks_of
 from strategies.methods import async_fedavg, fedfix
 from strategies.timing.time_scenario import TimeScenario
 from studies.reproduce.curves import panels
@@ -106,12 +106,20 @@ def _draw_rates(folder: Path, problem: str, cells: Cells) -> Path:
         axes.yaxis.set_major_formatter(LogFormatter())
         axes.yaxis.set_minor_formatter(LogFormatter())  # within one decade 2.2 and not 2.2 × 10⁰
         axes.set_title(f"{scenario}, {C} clients", fontsize=10)
-        for (method, by_rate), color in zip(own.get((C, scenario), {}).items(), COLORS, strict=False):
+        methods = own.get((C, scenario), {})
+        looks = looks_of(next(iter(by_rate.values()))[0].config.strategy for by_rate in methods.values())
+        for (method, by_rate), look in zip(methods.items(), looks, strict=True):
             rates = sorted(by_rate)
             ends = [by_rate[rate].tails(LOSS) for rate in rates]
-            axes.plot(rates, [mean(values) for values in ends], "o-", color=color, lw=1.5, ms=4, label=method)
+            axes.plot(
+                rates,
+                [mean(values) for values in ends],
+                lw=1.5,
+                label=method,
+                **(look.line | {"markevery": None}),
+            )
             axes.vlines(
-                rates, [min(values) for values in ends], [max(values) for values in ends], color=color
+                rates, [min(values) for values in ends], [max(values) for values in ends], color=look.color
             )
     panes[0][0].legend(frameon=False, fontsize=9)
     return save(figure, folder / f"figures-5-7-{problem.lower()}.png")

@@ -70,7 +70,7 @@ def test_costs_begin_with_the_largest_and_many_clients_are_a_line(tmp_path, figu
     ((label, _, values),) = lines_of(figures[0])
     assert label == "global model\nmean 500, worst tenth 950"
     assert values[0] == 999
-    assert figures[0].axes[0].get_lines()[0].get_marker() == ""
+    assert figures[0].axes[0].get_lines()[0].get_markevery() == 1 / 8
 
 
 def test_runs_are_over_each_other_and_those_without_clients_left_out(tmp_path, figures):

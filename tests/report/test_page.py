@@ -538,7 +538,7 @@ def test_the_clients_of_all_runs_are_drawn_from_the_worst_to_the_best(many):
     )
     assert [line[:3] for line in drawn] == [
         ["one", "solid", "lines+markers"],
-        ["two", "solid", "lines"],
+        ["two", "dash", "lines"],  # of the same method
         ["two, own models", "dot", "lines"],
     ]
     assert drawn[0][3] == pytest.approx(100 / 24)

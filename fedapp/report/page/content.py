@@ -25,6 +25,7 @@ from fedapp.report.files import (
     rows_of,
     stated_directions,
 )
+from fedapp.report.looks import MARKS_ON_LINE, looks_of
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
 from fedapp.report.series import mean_and_spread
@@ -85,16 +86,28 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
     names = names_of(recorded)
     # The metric that each run is judged by, and the loss.
     firsts = [metrics_of([run])[:1] for run in recorded]
+    looks = _looks([str(run.config.get("strategy", "")) for run in recorded])
     by_time = len(shown) > 1 and len({run.clock for run in recorded}) == 1
     by_time = by_time and any("contributions" in run.columns for run in recorded)
     return {
         # A method without rounds needs less time for the same number of aggregations, so time is the fair axis.
         "axis": "time" if by_time else "aggregation",
-        "runs": [_run(path, name, len(shown)) for path, name in zip(shown, names, strict=True)],
+        "runs": [
+            {**_run(run.path, name, len(shown)), "look": look}
+            for run, name, look in zip(recorded, names, looks, strict=True)
+        ],
         "scores": (scores := list(dict.fromkeys([*(name for first in firsts for name in first), LOSS]))),
         **_settings(recorded, dict(zip((run.path for run in recorded), names, strict=True)), scores),
         "left_out": left_out,
     }
+
+
+def _looks(strategies: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the looks of runs or settings from their strategies, in Plotly's words."""
+    return [
+        {"color": each.color, "dash": each.dash, "symbol": each.symbol, "marks": MARKS_ON_LINE}
+        for each in looks_of(strategies)
+    ]
 
 
 def _settings(
@@ -102,6 +115,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Return the settings, each the runs that differ in their seed alone: curves and scores, mean ± deviation."""
     cells = cells_of(runs)
+    looks = _looks([cell.method for cell in cells])
     time = equal_time(cells)
     keys = [*scores, "train-loss", *(form.format(key) for key in scores for form in _OF_CLIENTS)]
     members: dict[str, list[str]] = {cell.name: [] for cell in cells}
@@ -122,8 +136,9 @@ def _settings(
                 "scores": {key: cell.text(key, 4, time) for key in scores},
                 "means": {key: _number(mean_and_spread(cell.scores(key, time))[0]) for key in scores},
                 "bands": _bands(cell, keys) if len(cell.seeds) > 1 else {},
+                "look": look,
             }
-            for cell in cells
+            for cell, look in zip(cells, looks, strict=True)
         ],
     }
 

@@ -3,7 +3,6 @@
 // plain() where Plotly would read tags in them.
 (() => {
   const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A"];
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "5px,2px,1px,2px", "10px,3px"];
   // The words of the PNGs (fedapp.report.recorded.AXES), and wall time, which these don't have.
   const AXES = { aggregation: "aggregations", time: "virtual time", "wall-seconds": "wall time, seconds",
     bytes: "MB sent, up and down" };
@@ -13,6 +12,8 @@
     discarded: "triangle-down", lost: "x", "under way": "y-right-open" };
   const STATES = { working: COLORS[0], receiving: COLORS[5], sending: "#44AA99", waiting: "rgba(128,128,128,0.15)",
     away: "#8C8C8C" };
+  const SIGNS = { circle: "●", square: "■", "triangle-up": "▲", diamond: "◆", "triangle-down": "▼", cross: "✚", x: "✖",
+    "triangle-left": "◀", "triangle-right": "▶", pentagon: "⬟", hexagon: "⬢", star: "★" };
   const hidden = new Set();
   let content = JSON.parse(document.getElementById("content").textContent);
   const chosen = { axis: content.axis, metric: null, run: null, state: null, single: false, equal: false };
@@ -26,12 +27,12 @@
     return node;
   };
   const shown = () => content.runs.filter((run) => !hidden.has(run.name));
-  const looks = (at) => ({ color: COLORS[at % 8], dash: DASHES[Math.floor(at / 8) % 8] });
   // Runs that differ in their seed alone are one setting, with one look.
   const grouped = () => content.settings.some((setting) => setting.seeds > 1);
   const settings = () => content.settings.filter((setting) => setting.runs.some((name) => !hidden.has(name)));
-  const look = (run) => looks(grouped() ? content.settings.findIndex((setting) => setting.runs.includes(run.name))
-    : content.runs.indexOf(run));
+  const look = (run) => ((grouped() && content.settings.find((setting) => setting.runs.includes(run.name))) || run).look;
+  const lined = ({ color, dash }, width) => ({ color, dash, width });
+  const marked = ({ color, symbol, marks }, more = {}) => ({ size: 6, color, symbol, maxdisplayed: marks, ...more });
   const number = (value) => typeof value !== "number" ? String(value ?? "–")
     : Number.isInteger(value) ? String(value) : Number(value.toPrecision(5)).toString();
 
@@ -120,13 +121,13 @@
     return settings().flatMap((setting) => {
       const band = (setting.bands[key] || {})[chosen.axis];
       if (!band) return [];
-      const { color, dash } = looks(content.settings.indexOf(setting)), [x, mean, spread] = band;
+      const own = setting.look, { color } = own, [x, mean, spread] = band;
       const edge = (sign) => mean.map((value, at) => value === null ? null : value + sign * (spread[at] || 0));
       const side = (y, more) => ({ x, y, type: "scatter", mode: "lines", line: { width: 0, color }, hoverinfo: "skip",
         showlegend: false, ...more });
       return [side(edge(-1)), side(edge(1), { fill: "tonexty", fillcolor: `${color}26` }),
-        { x, y: mean, name: plain(`${setting.name}, ${setting.seeds} seeds`), type: "scatter", mode: "lines",
-          line: { color, dash, width: 2.5 }, customdata: spread, hovertemplate: "%{x:.6~g}: %{y:.5~g} ± %{customdata:.2~g}" }];
+        { x, y: mean, name: plain(`${setting.name}, ${setting.seeds} seeds`), type: "scatter", mode: "lines+markers",
+          line: lined(own, 2.5), marker: marked(own), customdata: spread, hovertemplate: "%{x:.6~g}: %{y:.5~g} ± %{customdata:.2~g}" }];
     });
   }
 
@@ -152,9 +153,9 @@
       const singles = shown().filter((run) => (run.curves.columns || {})[key] && axisOf(run))
         .filter((run) => chosen.single || !averaged.has(run.name)).map((run) => ({
           x: axisOf(run), y: run.curves.columns[key], name: plain(run.name), type: "scatter",
-          mode: axisOf(run).length < 30 && !means.length ? "lines+markers" : "lines",
-          line: { ...look(run), width: averaged.has(run.name) ? 1 : 2 }, opacity: averaged.has(run.name) ? 0.5 : 1,
-          marker: { size: 5, color: look(run).color }, hovertemplate: "%{x:.6~g}: %{y:.5~g}" }));
+          mode: means.length ? "lines" : "lines+markers",
+          line: lined(look(run), averaged.has(run.name) ? 1 : 2), opacity: averaged.has(run.name) ? 0.5 : 1,
+          marker: marked(look(run)), hovertemplate: "%{x:.6~g}: %{y:.5~g}" }));
       const traces = [...means, ...singles];
       const form = layout(names[chosen.axis], key, { hovermode: shown().length > 12 ? "closest" : "x unified" });
       if (!traces.length) form.annotations = [{ text: "none of these runs has it", showarrow: false, xref: "paper",
@@ -181,8 +182,8 @@
       const own = key !== metric;
       return [{ x: values.map((_, at) => 100 * (at + 0.5) / values.length), y: values, type: "scatter",
         name: plain(own ? `${run.name}, own models` : run.name), mode: values.length <= 40 ? "lines+markers" : "lines",
-        line: { ...look(run), ...(own ? { dash: "dot" } : {}), width: 2 },
-        marker: { size: 5, color: look(run).color, symbol: own ? "diamond" : "circle" },
+        line: { ...lined(look(run), 2), ...(own ? { dash: "dot" } : {}) },
+        marker: marked(look(run), { symbol: look(run).symbol + (own ? "-open" : ""), maxdisplayed: 0 }),
         hovertemplate: "%{x:.3~g} % of clients: %{y:.5~g}" }];
     }));
     const unknown = shown().some((run) => run.clients && (run.clients.unknown || []).includes(metric));
@@ -456,15 +457,16 @@
       node.addEventListener("click", onClick);
       return node;
     };
-    const all_of = grouped() ? content.settings.map((setting, at) => [setting.name, setting.runs, looks(at)])
+    const all_of = grouped() ? content.settings.map((setting) => [setting.name, setting.runs, setting.look])
       : content.runs.map((run) => [run.name, [run.name], look(run)]);
-    const toggles = all_of.map(([name, members, { color, dash }]) => {
+    const toggles = all_of.map(([name, members, { color, dash, symbol }]) => {
       const seen = members.some((each) => !hidden.has(each));
       const node = button(name, seen, () => {
         members.forEach((each) => { if (seen) hidden.add(each); else hidden.delete(each); });
         draw();
       });
-      const swatch = make("span", null, { class: "swatch" });
+      const swatch = make("span", null, { class: "swatch", "data-sign": SIGNS[symbol] });
+      swatch.style.color = color;
       swatch.style.borderColor = color;
       swatch.style.borderTopStyle = dash === "solid" ? "solid" : dash === "dot" ? "dotted" : "dashed";
       node.prepend(swatch);
