@@ -15,8 +15,9 @@ from strategies import REGISTRY, AsynchronousStrategy
 from strategies.flower.higher_is_better import higher_is_better, unknown_direction
 
 # Fields of a method's table that aren't keys of the run config.
-WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH = "why", "same-upwards", "only-upwards", "search"
-NOT_KEYS = (WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH)
+WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH, OF = "why", "same-upwards", "only-upwards", "search", "of"
+ADDED = "added"
+NOT_KEYS = (WHY, SAME_UPWARDS, ONLY_UPWARDS, SEARCH, OF, ADDED)
 
 # Keys that the run config no longer has: curves of runs with such a key are read, and no such run is made.
 REMOVED = ("late",)
@@ -161,7 +162,10 @@ class MapPlan(Strict):
         says where the values are from; ``same-upwards = true``, of a method whose runs are the same for all labels
         upwards, and which so has no list of several values, has them made once; a list of labels across in its place
         says where they are. ``only-upwards`` lists the labels upwards of the cells that a method is in, if
-        not in all. ``search`` has values of further keys, tuned together with the map's.
+        not in all. ``search`` has values of further keys, tuned together with the map's. ``of`` names the method
+        that this one is, with another optimizer at the server: in each cell the one that tuning finds better stands
+        for both. ``added = true``, of a method that was registered after the map's first runs, lets it take part in
+        a cell once all its runs of that cell are there.
     seeds : list of int
         The seeds on which methods are judged.
     """
@@ -191,6 +195,14 @@ class MapPlan(Strict):
                 raise ValueError(f"{place}: {twice[0]} is there twice")
         for name, own in self.methods.items():
             _check_method(name, own, self.across.labels, self.upwards.labels)
+            if not isinstance(own.get(ADDED, False), bool):
+                raise ValueError(f"methods.{name}.{ADDED}: {own[ADDED]!r} must be true or false")
+            of = own.get(OF)
+            if of is not None and (of not in self.methods or OF in self.methods[str(of)]):
+                allowed = ", ".join(each for each, keys in self.methods.items() if OF not in keys)
+                raise ValueError(
+                    f"methods.{name}.{OF}: {of!r} is no method of its own; allowed are {allowed}"
+                )
         for name, each in self.problems.items():
             _kept(self.across.labels, each.across, f"problems.{name}.across")
             _kept(self.upwards.labels, each.upwards, f"problems.{name}.upwards")
@@ -228,6 +240,14 @@ class MapPlan(Strict):
         """Return the methods that are in a cell."""
         only: dict[str, Any] = {name: own.get(ONLY_UPWARDS) for name, own in self.methods.items()}
         return [name for name, labels in only.items() if labels is None or spot.upwards in labels]
+
+    def family(self, method: str) -> str:
+        """Return the method that this one is, whatever its optimizer at the server."""
+        return str(self.methods[method].get(OF, method))
+
+    def is_added(self, method: str) -> bool:
+        """Tell whether a method was registered after the map's first runs."""
+        return bool(self.methods[method].get(ADDED, False))
 
     @property
     def places(self) -> list[tuple[Spot, str]]:
@@ -320,6 +340,9 @@ class MapPlan(Strict):
             for name in _kept(self.methods, quick.methods, "quick.methods")
             if set(self.methods[name].get(ONLY_UPWARDS, upwards)) & set(upwards)  # type: ignore[arg-type]
         }
+        for own in methods.values():
+            if own.get(OF) not in methods:
+                own.pop(OF, None)  # it stands for itself, where the other is left out
         sides = {
             name: self._quick_sides(name) for name in _kept(self.problems, quick.problems, "quick.problems")
         }

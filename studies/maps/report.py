@@ -9,8 +9,8 @@ import pandas as pd
 
 from fedapp.report.series import mean_and_spread
 from studies.maps.curves import FILE
-from studies.maps.plan import NOT_KEYS, WHY, MapPlan, Spot, candidate_text
-from studies.maps.rule import MEASURES, WON, Measure, Win, Wins, wins_of
+from studies.maps.plan import NOT_KEYS, SEARCH, WHY, MapPlan, Spot, candidate_text
+from studies.maps.rule import MEASURES, WON, Measure, Win, Wins, standing, wins_of
 from studies.maps.scores import Curves, MapScore, scores_of
 
 PICTURE, TABLE, REPORT = "map.png", "map.csv", "report.md"
@@ -34,10 +34,10 @@ def write_report(plan: MapPlan, curves: Curves, versions: Mapping[str, str], fol
 def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
     """Return a row for each cell and method.
 
-    Columns: the cell, the method, the values that it was tuned to and whether its search was still ahead at its end
-    (``open``), judged runs that ended and that diverged, on how many the target was ``reached``, ``time`` and
-    ``time-spread`` (only where all reached it), ``mean`` and ``mean-spread``, and what came of the cell for it by
-    each measure: ``won``, ``close`` or nothing.
+    Columns: the cell, the method, its server's ``optimizer``, the values that it was tuned to, whether its search was
+    still ahead at its end (``open``), judged runs that ended and that diverged, on how many the target was
+    ``reached``, ``time`` and ``time-spread`` (only where all reached it), ``mean`` and ``mean-spread``, and what came
+    of the cell for it by each measure: ``won``, ``close`` or nothing.
     """
     rows: list[dict[str, Any]] = []
     wins = wins_of(plan, scores)
@@ -51,6 +51,7 @@ def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:
                 {
                     **spot._asdict(),
                     "method": each.method,
+                    "optimizer": _optimizer(plan, each.method),
                     "tuned": candidate_text(each.tuned),
                     "open": each.is_open,
                     "runs": len(each.means),
@@ -108,6 +109,9 @@ def _lines(
     total = sum(map(len, scores.values()))
     if ended < total:
         yield f"It goes on: {ended} of {total} cells × methods have all their runs."
+    if waiting := _not_run(plan, scores):
+        yield ""
+        yield f"Methods that were added to be compared, and whose runs are missing: {', '.join(waiting)}."
     yield ""
     yield f"**Rule**, fixed before the runs. {plan.rule.text}"
     yield ""
@@ -126,6 +130,17 @@ def _lines(
         yield from ("", "## Remarks", "", *(f"- {note}" for note in notes))
     for spot, methods in scores.items():
         yield from ("", f"## {spot.problem}, {_where(plan, spot)}", "", *_table(plan, spot, methods, wins))
+
+
+def _not_run(plan: MapPlan, scores: Scores) -> list[str]:
+    """Return the methods that were added, each with the number of its cells that lack runs of it."""
+    lacking = [
+        method
+        for spot in plan.spots
+        for method in plan.methods_of(spot)
+        if method not in {each.method for each in scores[spot]}
+    ]
+    return [f"{name} (in {lacking.count(name)} cells)" for name in dict.fromkeys(lacking)]
 
 
 def _where(plan: MapPlan, spot: Spot) -> str:
@@ -189,14 +204,25 @@ def _notes(plan: MapPlan, scores: Scores) -> Iterator[str]:
                 yield f"{where} diverged in tuning, with every value"
 
 
+def _optimizer(plan: MapPlan, method: str) -> str:
+    """Return the optimizer at the server, which some methods have as a part of their rule."""
+    own = plan.methods[method]
+    return str(own.get("server-optimizer", "sgd" if "server-lr" in own.get(SEARCH, {}) else "its own"))
+
+
 def _table(plan: MapPlan, spot: Spot, methods: Sequence[MapScore], wins: Wins) -> Iterator[str]:
-    yield f"| method | values | time to the target | mean {plan.metric} |"
-    yield "|---|---|---|---|"
+    yield f"| method | optimizer at the server | values | time to the target | mean {plan.metric} |"
+    yield "|---|---|---|---|---|"
+    compared = standing(plan, methods)
+    stands = {plan.family(each.method): each.method for each in compared}
     for each in methods:
+        if plan.is_added(each.method) and not each.is_complete:
+            continue
         texts = (each.time_text(), each.mean_text())
         cells = [
             f"**{text}**" if found.outcome == WON and each.method in found.best else text
             for found, text in zip((wins[spot, measure] for measure in MEASURES), texts, strict=True)
         ]
         tuned = candidate_text(each.tuned) + " (open)" * each.is_open
-        yield f"| {each.method} | {tuned} | {cells[0]} | {cells[1]} |"
+        behind = "" if each in compared else f", for which {stands[plan.family(each.method)]} stands"
+        yield f"| {each.method}{behind} | {_optimizer(plan, each.method)} | {tuned} | {cells[0]} | {cells[1]} |"

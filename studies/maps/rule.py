@@ -5,6 +5,9 @@ It compares logarithms of times to the target, where a seed on which it wasn't r
 budget, a bound; or means of the metric. The best, by time only of those that reach the target on every seed, wins if
 it is told apart from every other, and none of these was still ahead when its search ended.
 
+A method with several optimizers at the server (``of``) takes part in a cell with the one that tuning found best
+there, so that a method wins, not an optimizer.
+
 The p-value of a win, the largest of its comparisons, is adjusted for all cells and measures of the map by Holm's
 method. The one adjusted by Benjamini and Hochberg's, which bounds the share of false wins, stands beside it.
 """
@@ -92,7 +95,7 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     """Return who wins a cell by a measure, judged by itself."""
     if not all(each.is_complete for each in scores):
         return Win(INCOMPLETE)
-    there = [each for each in scores if each.can_win]
+    there = [each for each in standing(plan, scores) if each.can_win]
     if not there:
         return Win(NONE)
     merit = {each.method: _merit(plan, each, measure) for each in there}
@@ -127,6 +130,15 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
         scale(low),
         scale(high),
     )
+
+
+def standing(plan: MapPlan, scores: Sequence[MapScore]) -> list[MapScore]:
+    """Return the scores of a cell that are compared: of each method's optimizers the one that did best in tuning."""
+    best: dict[str, MapScore] = {}
+    for each in scores:
+        if (family := plan.family(each.method)) not in best or each.tuning > best[family].tuning:
+            best[family] = each
+    return list(best.values())
 
 
 def told_apart(differences: Array, level: float) -> bool:

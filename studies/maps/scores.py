@@ -22,6 +22,8 @@ class MapScore:
     ----------
     tuned : Candidate, optional
         The values that were found in tuning; None if each had a run that diverged, or runs are missing.
+    tuning : float
+        The score of these values in tuning, the higher the better; −∞ without any.
     is_open : bool
         Whether the search ended while it was still ahead: better values may be beyond.
     times : tuple of float
@@ -36,6 +38,7 @@ class MapScore:
 
     method: str
     tuned: Candidate | None = None
+    tuning: float = -math.inf
     is_open: bool = False
     times: tuple[float, ...] = ()
     means: tuple[float, ...] = ()
@@ -77,6 +80,7 @@ def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
     return MapScore(
         method,
         tuning.best,
+        tuning.score,
         tuning.is_open,
         tuple(time_to(run, problem.target, plan.budget, sign) for run in finished),
         tuple(mean_over(run, plan.budget) for run in finished),
@@ -86,7 +90,9 @@ def score(plan: MapPlan, spot: Spot, method: str, curves: Curves) -> MapScore:
 
 
 def scores_of(plan: MapPlan, curves: Curves) -> dict[Spot, list[MapScore]]:
-    """Return every method's score in every cell."""
-    return {
-        spot: [score(plan, spot, method, curves) for method in plan.methods_of(spot)] for spot in plan.spots
-    }
+    """Return every method's score in every cell, without methods that were added and lack runs there."""
+    found: dict[Spot, list[MapScore]] = {}
+    for spot in plan.spots:
+        every = (score(plan, spot, method, curves) for method in plan.methods_of(spot))
+        found[spot] = [each for each in every if each.is_complete or not plan.is_added(each.method)]
+    return found

@@ -36,12 +36,15 @@ class Tuning:
         Runs to make next, each a candidate on a seed; empty at the end.
     best : Candidate, optional
         The best candidate, at the end; None if every candidate diverged.
+    score : float
+        Its mean score over the tuning seeds, the higher the better; −∞ without one.
     is_open : bool
         Whether the walk took all its steps and the last one was still ahead: a better value may be beyond.
     """
 
     wanted: tuple[tuple[Candidate, int], ...] = ()
     best: Candidate | None = None
+    score: float = -math.inf
     is_open: bool = False
 
 
@@ -108,12 +111,13 @@ class _Race:
             if rivals:
                 best = max(rivals, key=self.final)
             elif is_stable:
-                return Tuning(best=best)
+                return Tuning(best=best, score=self.final(best))
             elif (smaller := self._moved(best, best[0][0], DOWN)) is not None:
                 best = smaller
             else:
                 return Tuning()
-        return Tuning(best=best if self.final(best) > -math.inf else None, is_open=True)
+        score = self.final(best)
+        return Tuning(best=best if score > -math.inf else None, score=score, is_open=True)
 
     def mean(self, candidate: Candidate, number: int) -> float:
         """Return the mean score over the first tuning seeds; −∞ if a run diverged."""

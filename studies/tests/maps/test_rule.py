@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedapp.config import ConfigError
 from fedapp.sweeps.plan import checked
 from studies.maps.curves import MapCurve, read_curves, write_curves
 from studies.maps.picture import strength, text_of
@@ -56,6 +57,51 @@ def test_the_best_wins_where_every_other_is_told_apart():
     ]
     assert win(plan(), scores[:2], "mean") == Win(WON, ("buff",), "avg", pytest.approx(0.155 / 3))
     assert win(plan(), scores, "mean") == Win(CLOSE, ("buff", "async"), "avg", pytest.approx(0.155 / 3))
+
+
+def test_a_method_wins_with_the_optimizer_that_tuning_found_best():
+    """Its other optimizers are no rivals; judged seeds don't choose between them."""
+    methods = {
+        **CONTENT["methods"],
+        "buff-adam": {"strategy": "fedbuff", "server-optimizer": "adam", "of": "buff"},
+    }
+    scores = [
+        scored("avg", means=(0.80, 0.81, 0.82)),
+        scored("buff", means=(0.85, 0.86, 0.875), tuning=0.9),
+        scored("buff-adam", means=(0.85, 0.86, 0.875), tuning=0.8),
+    ]
+    own = plan(methods=methods)
+    assert win(own, scores, "mean") == Win(WON, ("buff",), "avg", pytest.approx(0.155 / 3))
+    better = [*scores[:2], replace(scores[2], tuning=0.95, means=(0.85, 0.60, 0.90))]
+    assert win(own, better, "mean") == Win(CLOSE, ("avg", "buff-adam"), "buff-adam", pytest.approx(0.08 / 3))
+    for wrong in ("buf", "buff-adam"):
+        changed = {**methods, "buff-adam": {**methods["buff-adam"], "of": wrong}}
+        with pytest.raises(
+            ConfigError, match=f"methods.buff-adam.of: '{wrong}' is no method of its own; allowed are avg"
+        ):
+            plan(methods=changed)
+
+
+def test_an_added_method_takes_part_once_its_runs_are_there(tmp_path):
+    """Before, the cell's outcome stands, and the report says what is missing."""
+    added = {"strategy": "fedasync", "added": True}
+    for methods, missing in (
+        (CONTENT["methods"], ""),
+        ({**CONTENT["methods"], "late": added}, "late (in 2 cells)"),
+    ):
+        own = plan(methods=methods)
+        assert [[each.method for each in found] for found in scores_of(own, {}).values()] == [
+            list(CONTENT["methods"])
+        ] * 2
+        write_report(own, {}, {}, tmp_path)
+        said = [
+            line for line in (tmp_path / "report.md").read_text("utf-8").splitlines() if "were added" in line
+        ]
+        assert said == [
+            f"Methods that were added to be compared, and whose runs are missing: {missing}."
+        ] * bool(missing)
+    with pytest.raises(ConfigError, match=r"methods\.late\.added: 'yes' must be true or false"):
+        plan(methods={**CONTENT["methods"], "late": {**added, "added": "yes"}})
 
 
 def test_it_is_the_paired_test_of_the_books():
