@@ -52,7 +52,7 @@ class Sampling:
         q of Poisson sampling; 1: no coin is thrown.
     drawn, clients : int
         L of C clients, without replacement; 0: the number isn't fixed.
-    turns : int
+    num_turns : int
         Each client takes part once in so many releases, always the same.
     restart : int
         Releases after which a new tree of noise begins; 0: there is one; 1: each release has noise of its own.
@@ -107,7 +107,7 @@ def as_releases(rounds: int, num_turns: int, restart: int, repeats: tuple[tuple[
     ----------
     rounds : int
         How many rounds there were.
-    turns : int
+    num_turns : int
         B: a client takes part in every B-th round.
     restart : int
         Rounds after which a new tree begins; 0: there is one.

@@ -107,7 +107,7 @@ class Carried:
     ----------
     read : tuple of str
         What was changed, where the outputs are then others: it would pass from client to client.
-    counted : tuple of str
+    counters : tuple of str
         Whole numbers that the outputs of a few passes don't depend on.
     """
 

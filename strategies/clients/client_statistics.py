@@ -186,7 +186,7 @@ class Timeline:
 
     Parameters
     ----------
-    took : callable, optional
+    add_task_time : callable, optional
         Called for each task that ends, with the client index, the seconds by the run's clock, and the outcome.
 
     Attributes
@@ -211,7 +211,7 @@ class Timeline:
     ) -> None:
         """Record that a task was dispatched to a client at time ``began`` of the run's clock.
 
-        ``ends`` is the time when the task will end, and ``parts`` its download, training and upload seconds; both are
+        ``ends`` is the time when the task will end, and ``timing`` its download, training and upload seconds; both are
         None where they are unknown.
         """
         self.begin_all([client], began, [ends], [timing])

@@ -83,7 +83,7 @@ class CompressedUpdates:
         """Warn once that clients send their models whole."""
         self._run.warn_once(
             "compression = %r: clients send their models whole; a ClientApp compresses its updates by the mod "
-            "strategies.compresses",
+            "strategies.compress_updates",
             self.name,
         )
 

@@ -114,7 +114,7 @@ class Population:
         The kind of importance: ``samples``, ``uniform`` or ``adjacency``.
     graph : ClientGraph, optional
         The graph of clients, with importance ``adjacency``.
-    away : AbsentClients, optional
+    absent : AbsentClients, optional
         The clients that count while they are away, where a method corrects for participation.
 
     Attributes
@@ -153,7 +153,7 @@ class Population:
 
     @property
     def active_clients(self) -> Sequence[Client]:
-        """The clients that count now: those that are there, and with ``away`` some that aren't."""
+        """The clients that count now: those that are there, and with ``absent`` some that aren't."""
         clients = self._run.clients
         return clients if self.absent is None else self.absent.active_clients(clients)
 

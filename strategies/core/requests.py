@@ -52,7 +52,7 @@ class TrainingRequests:
 
     Parameters
     ----------
-    loads : TaskCosts
+    task_costs : TaskCosts
         The work and the bytes of clients' tasks.
     hooks : RequestHooks
         The method.

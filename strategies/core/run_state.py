@@ -109,7 +109,7 @@ class RunOptions:
         Asked at every poll; True ends the run with the last complete aggregation.
     frozen : FrozenParameters, optional
         The arrays of clients' models that are none of this model's, as they never change; clients build them.
-    usual : StrategyConfig, optional
+    default_config : StrategyConfig, optional
         Baseline config, by default the method's defaults; ``summary`` logs the differences.
     evaluation_fields : callable
         Returns further fields of a client's requests to evaluate.
@@ -182,8 +182,6 @@ class RunState:
         The best evaluation and the stop conditions, where ``keep``, ``stop_at`` or ``patience`` ask for them.
     run_id : int
         A number that no other run has, but one that goes on from it: what a client's state belongs to.
-    in_own_start : bool
-        Whether the strategy's own ``start`` is under way, not a loop around it.
     model_unchanged : bool
         Whether the last aggregation left the model as it is, for now: a method that waits says so.
     any_nonzero_update, any_failure : bool

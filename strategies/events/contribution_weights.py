@@ -95,7 +95,7 @@ class ContributionWeights:
 
     Parameters
     ----------
-    default_aggregation_weights : str
+    aggregation_weights : str
         How contributions weigh: ``time-based``, ``observed`` or ``identical``.
     hooks : WeightHooks
         The method.
@@ -246,7 +246,7 @@ class ContributionWeights:
                 d = p * np.where(known, periods, 0.0)  # a client that never contributes weighs nothing
                 if known.any() and not d.any():
                     self._run.warn_once(
-                        "%s.periods gives 0 for each client that contributes: no work counts, and the model stays "
+                        "%s.contribution_periods gives 0 for each client that contributes: no work counts, and the model stays "
                         "as it is; allowed are numbers >= 0, and not 0 for all",
                         self._run.name,
                     )

@@ -26,8 +26,8 @@ class EvaluationUnderWay:
 
     Parameters
     ----------
-    mail : MessageClient
-        The mail of the run's loop, whose polls bring the answers.
+    message_client : MessageClient
+        The messages of the run's loop, whose polls bring the answers.
     done : callable
         Called with the number of the model's aggregation, the replies, and the ids of the nodes that were given up.
     """
@@ -47,7 +47,7 @@ class EvaluationUnderWay:
 
     @property
     def due(self) -> float:
-        """The time at which missing answers are given up, seconds of the mail's clock."""
+        """The time at which missing answers are given up, seconds of the run's clock."""
         if not self._took:
             return self._began + self.message_client.timeout
         typical = {node: seconds / number for node, (seconds, number) in self._took.items()}

@@ -321,7 +321,7 @@ class EventPump:
         if self._refused_in_a_row > LOST_IN_A_ROW * len(task_table.members):
             raise RunError(
                 f"the last {self._refused_in_a_row} contributions didn't count, one after the other: "
-                f"{self.session.run.name}'s accept, or fresh, must be True of some"
+                f"{self.session.run.name}'s accept, and its is_fresh_enough, must be True of some"
             )
 
     # ---- Tasks without a contribution --------------------------------------------------------------------------

@@ -108,17 +108,17 @@ class TaskTable:
         What is due when: the ids of tasks, by the time they end or are given up, and other events.
     buffer : list of Contribution
         What has arrived since the last aggregation.
-    held : deque of HeldReply
+    held_replies : deque of HeldReply
         Replies that are held back, in the order in which they came.
     patient_until : float
         Clock time at which replies that are held back are taken in at the latest.
     kept : dict of int to Task
         With secure sums, the tasks whose updates are kept by their clients and wait, by client index.
-    since : IntervalStatistics
+    interval_stats : IntervalStatistics
         What happened since the last evaluation.
     dispatched : int
         Tasks that were dispatched so far, to all members.
-    parted : dict of int to (int, int)
+    departed : dict of int to (int, int)
         Numbers of contributions and of tasks, by index, of clients that were forgotten.
     changes : int
         How often the clients that count, or their p_i, have changed.

@@ -46,7 +46,7 @@ class AllReplies:
 
     Parameters
     ----------
-    suffices : callable
+    can_draw_from : callable
         Returns True if a round can be drawn among some of the connected clients; otherwise all can be asked.
     """
 

@@ -89,7 +89,7 @@ class Round:
         The metadata of the requests, in the order of the clients; empty where an engine is asked for the sum.
     request_bytes : dict of int to int
         The bytes of each client's request, by client index; empty where an engine is asked for the sum.
-    extra_vectors : tuple of str
+    extra_names : tuple of str
         The names of the records beside the model.
     bytes_down, bytes_up : int
         Bytes of all requests, and of the updates that count.
@@ -113,7 +113,7 @@ class Round:
         The indices of the clients whose app refused by a mod.
     lost : set of int
         The indices of the clients that go away before their tasks are done.
-    worth : dict of int to float
+    weight_by_client : dict of int to float
         The weights d_i by which clients count, by index.
     bases : dict of int to array (D,)
         The model that a client was sent, where it isn't the global one, by client index.

@@ -47,7 +47,7 @@ class Schedule(Protocol):
 
 
 def reply_timeout(typical: float, timeout: float) -> float:
-    """Return the real seconds to wait for a reply that usually takes ``usual`` seconds."""
+    """Return the real seconds to wait for a reply that usually takes ``typical`` seconds."""
     return min(timeout, max(5 * typical, SHORTEST_DEADLINE))
 
 
@@ -63,8 +63,8 @@ class Scheduler(ABC):
         ``strategies.timing.time_scenario.TimeScenario``.
     budget : float
         Seconds after ``begin`` at which the run ends; 0: no limit.
-    loads : TaskCosts
-        Loads of the tasks, where the time scenario derives task times from them.
+    task_costs : TaskCosts
+        The costs of the tasks, where the time scenario derives task times from them.
     """
 
     #: Whether time is real: replies count when they arrive, task times τ_i are estimates that every reply updates,
@@ -157,11 +157,11 @@ class Scheduler(ABC):
     def predicted_end(self, client: Client, task: int) -> float | None:
         """Return the clock time at which a round's task that is dispatched now will end; None if it is unknown.
 
-        A task that its client drops ends at that moment: see ``loses``.
+        A task that its client drops ends at that moment: see ``losing``.
         """
 
     def predicted_ends(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
-        """Return the clock times at which tasks of several clients will end, as ``foretold`` does."""
+        """Return the clock times at which tasks of several clients will end, as ``predicted_end`` does."""
         return [self.predicted_end(client, task) for client in clients]
 
     def timing(self, client: Client) -> TaskTiming | None:
@@ -233,7 +233,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def simulate_schedule(self, simulate: Callable[[Schedule], T]) -> T | None:
-        """Return the result of ``play`` on the schedule of all future tasks; None if it is unknown."""
+        """Return the result of ``simulate`` on the schedule of all future tasks; None if it is unknown."""
 
 
 class RealTimeScheduler(Scheduler):

@@ -191,7 +191,7 @@ class VirtualScheduler(Scheduler):
         return np.array([function(times).mean() for times in drawn])
 
     def simulate_schedule(self, simulate: Callable[[Schedule], T]) -> T | None:
-        """Return the result of ``play`` on this scheduler, which knows all future tasks."""
+        """Return the result of ``simulate`` on this scheduler, which knows all future tasks."""
         return simulate(self)
 
     def _task_time(self, client: Client, task: int, load: TaskCost | None = None) -> float:

@@ -4,7 +4,7 @@ A strategy with ``compression = "topk:0.01"`` or another compressor of ``strateg
 the compressor in its training requests. A ClientApp that supports compression has ``compress_updates`` among its
 mods, before mods that read the model, such as Flower's for clipping, and after ``unpack_arrays``::
 
-    app = ClientApp(mods=[unpack_arrays, compresses])
+    app = ClientApp(mods=[unpack_arrays, compress_updates])
 
 In place of the trained model the client then sends one array of bytes: the encoded v = Δ + e, with Δ the trained
 model minus the model that was sent, followed by the buffers, which aren't compressed. e is the compression residual

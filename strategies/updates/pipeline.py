@@ -55,7 +55,7 @@ class LocalModel:
         The model; a ``ModelView`` as long as nothing has asked for ``model``.
     bounded : bool
         Whether the norm of the update exceeded the bound.
-    untrained : Vector, optional
+    buffer_values : Vector, optional
         The buffers (B,) of the reply; ``read`` has those that were sent.
     counter_origin : Vector, or 0
         (B,): the counters as they were sent, 0 for other buffers.
@@ -386,7 +386,7 @@ class Contribution:
         The records of the reply other than the model and the metrics, by name.
     num_bytes : int
         Size of all arrays of the reply.
-    untrained : Vector, optional
+    buffer_values : Vector, optional
         The buffers (B,) (strategies/updates/buffers.py); in ``update`` their values are 0.
     counter_origin : Vector, or 0
         The counters among the buffers as they were sent, and 0 for the other buffers, (B,).

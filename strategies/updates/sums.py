@@ -35,7 +35,7 @@ class SumTasks:
         Number of the task, the same for all clients.
     weights : sequence of float
         Weights d_i of the clients.
-    parts : array
+    fractions : array (clients,)
         Fraction of the usual local work that each client is asked for.
     """
 
