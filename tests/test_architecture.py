@@ -1,6 +1,7 @@
 """tests/arrows.txt, which docs/architecture.md links to, is what the imports are."""
 
 import ast
+import re
 from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
@@ -98,6 +99,24 @@ def test_no_circle_of_files(package):
 def test_no_folder_is_large(package):
     folders = [path for path in (ROOT / package).rglob("*") if path.is_dir()]
     assert {str(path) for path in folders if len(list(path.glob("*.py"))) > MOST_FILES} == set()
+
+
+def test_where_the_page_says_that_something_is_decided_it_is():
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    named = re.findall(r"`(?:(\w+)\.)?(\w+)` \(`([\w/]+\.py)`\)", page)
+    assert len(named) >= 10
+    for owner, name, file in named:
+        path = next(each / file for each in (ROOT, ROOT / "strategies") if (each / file).is_file())
+        defined = {
+            f"{node.name}.{each.name}" if isinstance(node, ast.ClassDef) else node.name
+            for node in parsed(path)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef)
+            for each in (node.body if isinstance(node, ast.ClassDef) else [node])
+            if isinstance(each, ast.FunctionDef)
+        }
+        defined |= {node.name for node in parsed(path) if isinstance(node, ast.ClassDef)}
+        defined |= {node.id for node in parsed(path) if isinstance(node, ast.Name)}
+        assert (f"{owner}.{name}" if owner else name) in defined, f"{owner}.{name} in {file}"
 
 
 def test_the_page_is_two_pages():

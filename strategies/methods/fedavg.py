@@ -8,7 +8,8 @@ Dhasade, Kremer & Renard, algorithm 1:
 
 The sum Σ_i d_i Δ_i, with Δ_i = w_i − w̄_t and d_i = p_i if all clients take part, is computed in
 ``strategies.updates.aggregation.WeightedSum._accumulate``; ``strategies.rounds.aggregator.RoundAggregation`` gives it
-the replies of a round.
+the replies of a round. A vectorized engine computes the sum of each block of clients by itself, and
+``WeightedSum.add_block`` adds these up.
 """
 
 from dataclasses import dataclass
