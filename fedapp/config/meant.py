@@ -26,6 +26,7 @@ _VALUES = {
     ("strategy", "fedyogi"): "strategy=fedavg server-optimizer=yogi",
     ("strategy", "fedadagrad"): "strategy=fedavg server-optimizer=adagrad",
     ("strategy", "fedavgm"): "strategy=fedavg server-optimizer=momentum",
+    ("strategy", "diloco"): "strategy=fedavg server-optimizer=nesterov",
     ("strategy", "fedexp"): "strategy=fedavg server-optimizer=fedexp",
     ("strategy", "fedmedian"): "strategy=fedavg aggregation-rule=median",
     ("strategy", "fedtrimmedavg"): "strategy=fedavg aggregation-rule=trimmed-mean",

@@ -2,7 +2,7 @@
 
 S. Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2, with that paper's constants; on FedAvg,
 momentum, Adagrad, Adam and Yogi are its FedAvgM, FedAdagrad, FedAdam and FedYogi. Powers, roots and quotients of
-vectors are elementwise. The class FedExP cites its own paper.
+vectors are elementwise. The classes Nesterov and FedExP cite their own papers.
 """
 
 from abc import ABC, abstractmethod
@@ -95,6 +95,19 @@ class Momentum(ServerOptimizer):
         """Return θ + η_g v, with v the exponentially weighted sum of updates."""
         self.velocity = self.beta * self.velocity + update
         return model + self.lr * self.velocity
+
+
+class Nesterov(Momentum):
+    """Nesterov's momentum: v ← β v + Δ, θ ← θ + η_g (Δ + β v), the outer step of DiLoCo.
+
+    A. Douillard et al., "DiLoCo: distributed low-communication training of language models", 2023, algorithm 1, with
+    β = 0.9 (and there η_g = 0.7).
+    """
+
+    def step(self, model: Vector, update: Vector) -> Vector:
+        """Return θ + η_g (Δ + β v), with v the exponentially weighted sum of updates, Δ among them."""
+        self.velocity = self.beta * self.velocity + update
+        return model + self.lr * (update + self.beta * self.velocity)
 
 
 class Adaptive(ServerOptimizer):
@@ -216,6 +229,7 @@ FEDEXP = "fedexp"
 OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
     "sgd": SGD,
     "momentum": Momentum,
+    "nesterov": Nesterov,
     "adagrad": Adagrad,
     "adam": Adam,
     "amsgrad": AMSGrad,

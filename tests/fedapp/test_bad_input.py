@@ -63,7 +63,7 @@ def refusal(tmp_path, capsys):
                 f'strategy="{name}" server-optimizer="fedexp" buffer-size=2',
                 f"server-optimizer = 'fedexp' with strategy = '{name}': the step size is by the lengths of the "
                 "updates and of their sum in one round, which the method doesn't have; allowed is server-optimizer = "
-                "sgd, momentum, adagrad, adam, amsgrad, yogi",
+                "sgd, momentum, nesterov, adagrad, adam, amsgrad, yogi",
             )
             for name in ("mifa", "fedbuff")
         ),

@@ -58,6 +58,7 @@ KEYWORDS: dict[str, Keywords] = {
     "ace": lambda q: {},
     "fadas": lambda q: {"buffer_size": q["m"]},
     "fedavgm": lambda q: {"server_optimizer": "momentum"},
+    "diloco": lambda q: {"server_optimizer": "nesterov"},
     "fedadagrad": lambda q: {"server_optimizer": "adagrad"},
     "fedadam": lambda q: {"server_optimizer": "adam"},
     "fedyogi": lambda q: {"server_optimizer": "yogi"},
@@ -82,7 +83,7 @@ KEYWORDS: dict[str, Keywords] = {
 }
 
 # The strategy of a problem that isn't called as its strategy.
-BY_KEYWORD = dict.fromkeys(("fedavgm", "fedadagrad", "fedadam", "fedyogi", "fedexp"), "fedavg") | {
+BY_KEYWORD = dict.fromkeys(("fedavgm", "diloco", "fedadagrad", "fedadam", "fedyogi", "fedexp"), "fedavg") | {
     "fedvarp": "fedstale"
 }
 

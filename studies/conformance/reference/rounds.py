@@ -39,6 +39,19 @@ def fedavgm(problem: Problem) -> Trajectory:
     return server_step(problem, step)
 
 
+def diloco(problem: Problem) -> Trajectory:
+    """v ← β v + Δ, W ← W + η_g (Δ + β v), Δ = Σ d_i Δ_i."""
+    beta, rate = problem.parameters["beta"], problem.parameters["server_lr"]
+    v = np.zeros_like(problem.initial)
+
+    def step(W: Vector, mean: Vector) -> Vector:
+        nonlocal v
+        v = beta * v + (mean - W)
+        return W + rate * (mean - W + beta * v)
+
+    return server_step(problem, step)
+
+
 def adaptive(problem: Problem, second: Callable[[Vector, Vector, float], Vector]) -> Trajectory:
     """m ← β₁ m + (1 − β₁) Δ, v ← second(v, Δ²), W ← W + η_g m / (√v + τ), from m = 0 and v = τ²."""
     given = problem.parameters

@@ -466,4 +466,13 @@ SETTINGS: dict[str, Setting] = {
         PARTICIPANTS,
         parameters={"q": 1.5, "L": 1 / 0.2},
     ),
+    "diloco": Setting(
+        rounds.diloco,
+        "A. Douillard et al., DiLoCo: distributed low-communication training of language models, 2023, algorithm 1",
+        [LOCAL, "server: Δ = Σ_S d_i w_i − W, u ← β u + Δ, W ← W + η_g (Δ + β u)"],
+        "Clients take steps with momentum, not AdamW. " + SIZES,
+        PARTICIPANTS[:5],
+        "samples",
+        {"server_lr": 0.7, "beta": 0.9},
+    ),
 }

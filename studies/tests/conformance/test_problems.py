@@ -100,6 +100,7 @@ ERRORS = [
     ("fadas", "np.maximum(v_hat, v)", "v", "it is Adam"),
     ("fadas", "np.sqrt(v_hat)", "np.sqrt(v_hat / (1 - given['beta_2']))", "the second moment is corrected"),
     ("fedavgm", "beta * v + (mean - W)", "beta * v + (1 - beta) * (mean - W)", "the momentum is damped"),
+    ("diloco", "(mean - W + beta * v)", "v", "it is heavy-ball momentum"),
     ("fedadagrad", "v + square", "square", "the squares aren't summed"),
     ("fedadam", "(1 - beta) * square", "square", "the squares aren't averaged"),
     (

@@ -38,6 +38,29 @@ def test_momentum_by_hand():
     assert two == pytest.approx([1.975, -2.95], rel=1e-14)
 
 
+def test_nesterov_by_hand():
+    # v = (.5, −1), θ = (1, −2) + .5 ((.5, −1) + .9 v) = (1.475, −2.95);
+    # v = (1.45, −.9), θ = (1.475, −2.95) + .5 ((1, 0) + .9 v) = (2.6275, −3.355).
+    one, two = two_steps("nesterov", 0.5)
+    assert one == pytest.approx([1.475, -2.95], rel=1e-14)
+    assert two == pytest.approx([2.6275, -3.355], rel=1e-14)
+
+
+def test_nesterov_is_torchs_outer_optimizer_and_moves_as_far_as_momentum_in_the_end():
+    torch = pytest.importorskip("torch")
+    theta = torch.tensor(MODEL, requires_grad=True)
+    outer = torch.optim.SGD([theta], lr=0.7, momentum=0.9, nesterov=True)
+    ours, model = make_optimizer("nesterov", 0.7), MODEL
+    for update in (FIRST, SECOND, *[np.zeros(2)] * 300):
+        theta.grad = -torch.tensor(
+            update
+        )  # DiLoCo's outer gradient: the model that was sent − the trained one
+        outer.step()
+        model = ours.step(model, update)
+        np.testing.assert_allclose(model, theta.detach().numpy(), rtol=1e-13)
+    np.testing.assert_allclose(model, MODEL + 0.7 * ours.gain * (FIRST + SECOND), rtol=1e-12)
+
+
 # m = .1 (.5, −1) = (.05, −.1), then .9 (.05, −.1) + .1 (1, 0) = (.145, −.09), over √v + .001; v begins as 1e-6. Δ² is
 # (.25, 1), then (1, 0).
 @pytest.mark.parametrize(
@@ -90,7 +113,7 @@ def test_two_optimizers_share_no_state(name):
 
 
 def test_an_unknown_optimizer_is_refused_with_what_is_allowed():
-    allowed = "allowed are sgd, momentum, adagrad, adam, amsgrad, yogi, fedexp$"
+    allowed = "allowed are sgd, momentum, nesterov, adagrad, adam, amsgrad, yogi, fedexp$"
     with pytest.raises(ValueError, match=rf"^server_optimizer = 'lamb': {allowed}"):
         make_optimizer("lamb", 1.0)
 
@@ -110,7 +133,10 @@ def test_an_adaptive_step_is_short_where_nobody_says_how_long_it_is(
     strategy.start(federation(), model(1.0), num_rounds=2, train_config=train_config())
     # 1 / Σ p_i τ_i Σ 1/τ_i with p = (1, 2, 5)/8 and τ = (.2, .6, 1); m/C
     of_the_method = {"async-fedavg": 1 / (0.8 * 23 / 3), "fadas": 2 / 3}.get(name, 1.0)
-    if optimizer == "momentum":  # which moves ten times as far in the end: a tenth, without rounds
+    if optimizer in (
+        "momentum",
+        "nesterov",
+    ):  # which move ten times as far in the end: a tenth, without rounds
         of_the_method = {"async-fedavg": 0.1, "fadas": 0.1}.get(name, 1.0) * of_the_method
     sgd_of_fadas = name == "fadas" and optimizer == "sgd"  # is amsgrad
     assert strategy.session.optimizer.lr == pytest.approx(
