@@ -207,7 +207,7 @@ def _notes(plan: MapPlan, scores: Scores) -> Iterator[str]:
 def _optimizer(plan: MapPlan, method: str) -> str:
     """Return the optimizer at the server, which some methods have as a part of their rule."""
     own = plan.methods[method]
-    return str(own.get("server-optimizer", "sgd" if "server-lr" in own.get(SEARCH, {}) else "its own"))
+    return str(own.get("server-optimizer", "sgd" if "server-lr" in str(own.get(SEARCH)) else "its own"))
 
 
 def _table(plan: MapPlan, spot: Spot, methods: Sequence[MapScore], wins: Wins) -> Iterator[str]:
