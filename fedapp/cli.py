@@ -172,7 +172,7 @@ def report_command(
 
 @app.command("timeline", rich_help_panel=LOOK)
 def timeline_command(
-    run: Annotated[Path, typer.Argument(help="folder of a run, also of an earlier version")],
+    run: Annotated[Path, typer.Argument(help="folder of a run")],
     since: Annotated[
         float | None, typer.Option(help="seconds of the run's clock from which clients are drawn")
     ] = None,

@@ -43,7 +43,7 @@ def preparation_of(run: Path) -> Preparation:
         return Preparation.read(run)
     except FileNotFoundError:
         raise DataError(
-            f"{run}: has no {PREPARATION}, as it isn't a run's folder, or the run is of an earlier version or ended "
+            f"{run}: has no {PREPARATION}, as it isn't a run's folder, or the run ended "
             "before its first round; resume = … writes it"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:

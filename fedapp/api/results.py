@@ -139,7 +139,7 @@ class RunResult:
         shape: tuple[str, Form, int]
         if (self.path / PREPARATION).is_file() and (known := preparation_of(self.path)).outputs:
             shape = (known.kind, known.form, known.outputs)
-        else:  # a run of an earlier version, or outputs for each position
+        else:  # outputs for each position
             dataset = federation.dataset_of(self.config, self.num_clients)
             shape = (dataset.kind, dataset.form, dataset.num_outputs)
         model = copy.deepcopy(federation.model_of(self.config, *shape))

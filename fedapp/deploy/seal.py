@@ -64,8 +64,6 @@ class Verified:
     Attributes
     ----------
     lines : int
-    unchained : int
-        How many lines an earlier version wrote at the beginning, without hashes.
     torn : list of int
         Lines that are no entries: a command was killed as it wrote.
     signed : list of int
@@ -77,7 +75,6 @@ class Verified:
     """
 
     lines: int = 0
-    unchained: int = 0
     torn: list[int] = field(default_factory=list)
     signed: list[int] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
@@ -88,8 +85,6 @@ class Verified:
         last = self.signed[-1] if self.signed else 0
         by_key = f", {len(self.signed)} of them signed by the server's key" if self.signed else ""
         said = [f"{self.lines} lines are as they were written{by_key}; head {self.heads[-1]}"]
-        if self.unchained:
-            said.append(f"lines 1 to {self.unchained}: written without hashes, held as a whole by the next")
         said += [f"line {line}: is no entry, a command was ended as it wrote" for line in self.torn]
         said += [
             f"line {line}: run {run} began, and its end isn't signed" for run, line in self.going.items()
@@ -114,7 +109,7 @@ def verify(out: Path, head: str = "") -> Verified:
     Raises
     ------
     DeployError
-        Naming the first line that isn't as it was written; or if the audit can't be read, or carries no hashes.
+        Naming the first line that isn't as it was written; or if the audit can't be read, or is empty.
     """
     lines = _lines(out)
     where = out / FILE
@@ -124,10 +119,14 @@ def verify(out: Path, head: str = "") -> Verified:
     for number, line in enumerate(lines, 1):
         entry = entry_of(line)
         if not is_chained(entry) or entry is None:
-            _note_unchained(where, number, found, is_entry=entry is not None)
+            if entry is not None:
+                raise DeployError(
+                    f"{where}: line {number}: carries no hash of the line before; it was added by hand"
+                )
+            found.torn.append(number)  # a command was ended as it wrote
             block += line + b"\n"
             continue
-        _check_link(where, number, entry, block, found)
+        _check_link(where, number, entry, block)
         block = line + b"\n"
         found.heads.append(digest(block))
         if "signature" in entry:
@@ -136,10 +135,7 @@ def verify(out: Path, head: str = "") -> Verified:
             foreign = (0 if entry.get("command") == ANEW else foreign) if known else foreign or number
         _follow_runs(found, number, entry)
     if not found.heads:
-        raise DeployError(
-            f"{where}: its {len(lines)} lines carry no hashes, an earlier version wrote them; the next command that "
-            "changes the deployment begins the chain"
-        )
+        raise DeployError(f"{where}: has no entry")
     if found.torn and found.torn[-1] == len(lines):
         raise DeployError(f"{where}: line {len(lines)}: is no entry, and none was written after it")
     if foreign:
@@ -154,16 +150,6 @@ def verify(out: Path, head: str = "") -> Verified:
     return found
 
 
-def _note_unchained(where: Path, number: int, found: Verified, *, is_entry: bool) -> None:
-    """Note a line without a hash: of an earlier version, or torn; refuse one that was added."""
-    if not found.heads:
-        found.unchained = number
-    elif is_entry:
-        raise DeployError(f"{where}: line {number}: carries no hash of the line before; it was added by hand")
-    else:
-        found.torn.append(number)
-
-
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
@@ -176,7 +162,7 @@ def _lines(out: Path) -> list[bytes]:
     return content.removesuffix(b"\n").split(b"\n") if content else []
 
 
-def _check_link(where: Path, number: int, entry: Mapping[str, Any], block: bytes, found: Verified) -> None:
+def _check_link(where: Path, number: int, entry: Mapping[str, Any], block: bytes) -> None:
     if entry.get("line") != number:
         raise DeployError(
             f"{where}: line {number}: was written as line {entry.get('line')}; lines were removed, added or moved"
@@ -185,10 +171,6 @@ def _check_link(where: Path, number: int, entry: Mapping[str, Any], block: bytes
         return
     if number == 1:
         raise DeployError(f"{where}: line 1: isn't the first that was written")
-    if not found.heads and found.unchained > 1:
-        raise DeployError(
-            f"{where}: lines 1 to {number - 1}: aren't as they were when line {number} was written"
-        )
     raise DeployError(f"{where}: line {number - 1}: isn't as it was when line {number} was written")
 
 

@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import ipc, parquet
 
-from fedapp.report import read_metrics
 from fedapp.report.files import replacing
 
 _ROWS = 1 << 17  # least rows of a row group of the parquet file
@@ -238,7 +237,7 @@ class ClientsFile:
 
 
 def read_clients(run_dir: Path) -> pa.Table:
-    """Return a run's rows, oldest first; an empty table if there are none, as in runs of earlier versions.
+    """Return a run's rows, oldest first; an empty table if there are none.
 
     An incomplete last piece, which a killed run leaves, is left out.
     """
@@ -249,13 +248,9 @@ def read_clients(run_dir: Path) -> pa.Table:
 def by_evaluation(run_dir: Path) -> dict[int, dict[str, list[Any]]]:
     """Return the strategy's columns, by client index, for each aggregation that has rows; names as in the strategy.
 
-    ``name`` has the names of devices, "" for a client without one. Runs of earlier versions have these columns in
-    metrics.jsonl.
+    ``name`` has the names of devices, "" for a client without one.
     """
     table = read_clients(run_dir)
-    if not len(table) and (run_dir / "metrics.jsonl").is_file():
-        records = read_metrics(run_dir)
-        return {record["aggregation"]: record["clients"] for record in records if record.get("clients")}
     ends = np.flatnonzero(np.diff(column(table, "aggregation"), append=-1)) + 1
     found, start = {}, 0
     for end in ends.tolist() if len(table) else []:
@@ -279,10 +274,6 @@ def names_of_clients(run_dir: Path) -> dict[int, str]:
         told = read_clients(run_dir).select(["client", "name"])
     except ValueError:  # it is damaged, which is said where its numbers are read
         return named
-    if not len(told):  # a run of an earlier version
-        return named | {
-            place: name for place, name in enumerate(last_clients(run_dir).get("name", ())) if name
-        }
     told = told.filter(pc.is_valid(told["name"]))
     return named | dict(zip(told["client"].to_pylist(), told["name"].to_pylist(), strict=True))
 
@@ -403,18 +394,15 @@ class TasksFile:
 
 
 def read_tasks(run_dir: Path) -> pa.Table:
-    """Return a run's last 200,000 tasks in the order in which they ended; none if it is of an earlier version.
+    """Return a run's last 200,000 tasks in the order in which they ended.
 
     ``outcome`` is the task's outcome: ``accepted``, ``late``, ``failed``, ``refused``, ``discarded`` (too old),
     ``lost`` (the device went, or came back without it), or ``under way``, where it hadn't ended when the run did.
-    ``receiving`` and ``sending`` are null where they aren't known, and in runs of earlier versions.
+    ``receiving`` and ``sending`` are null where they aren't known.
     """
     table = read_growing(run_dir, TASKS)
     if table is None:
         return _TASKS_SCHEMA.empty_table()
-    for added in _TASKS_SCHEMA:
-        if added.name not in table.column_names:  # of an earlier version
-            table = table.append_column(added, pa.nulls(len(table), added.type))
     return table.slice(max(0, len(table) - MOST_TASKS))
 
 

@@ -50,8 +50,8 @@ class RoundsWithoutReply(Observer):
         self.rounds = 0
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take the count of a checkpoint; a checkpoint of an earlier version has none."""
-        self.rounds = int(state.get("rounds-without-reply", 0))
+        """Take the count of a checkpoint."""
+        self.rounds = int(state["rounds-without-reply"])
 
     def measure(self, entry: Entry) -> None:
         """Count a round without a valid reply."""

@@ -67,12 +67,10 @@ class Journal(Observer):
         ConfigError
             If the data or the source of a part of the user's own aren't what they were.
         """
-        # A checkpoint of an earlier version has neither.
-        self._check_unchanged(state.get("sources", {}), state.get("data", ""))
+        self._check_unchanged(state["sources"], state["data"])
         self.directory.cut_metrics(state["metrics-size"])
-        # A checkpoint of an earlier version has no rows of clients.
-        self._clients.cut(state.get("clients-rows", 0))
-        self._tasks.cut(state.get("tasks-ended", 0))
+        self._clients.cut(state["clients-rows"])
+        self._tasks.cut(state["tasks-ended"])
 
     def begin(self) -> None:
         """Write what is known before the first round."""

@@ -144,7 +144,7 @@ def _flush(folder: Path) -> None:
 
 log = logging.getLogger("flwr.fedapp")
 
-STANDARDIZATION, PARTITION = "standardization.json", "partition.npz"
+PARTITION = "partition.npz"
 
 PACKAGES = ("fedapp", "flwr", "torch", "numpy", "ray")
 
@@ -197,7 +197,7 @@ class RunDirectory:
         self._replace(PREPARATION, preparation.to_json().encode())
 
     def read_moments(self) -> Moments:
-        """Return the mean and deviation in preparation.json; of a run of an earlier version, in standardization.json.
+        """Return the mean and deviation in preparation.json.
 
         Raises
         ------
@@ -205,8 +205,6 @@ class RunDirectory:
             If there is no such file, or it has another form.
         """
         path = self.path / PREPARATION
-        if not path.is_file() and (former := self.path / STANDARDIZATION).is_file():
-            path = former
         try:
             content = json.loads(path.read_bytes())
             return Moments(*(tuple(map(float, content[key])) for key in ("mean", "deviation")))
@@ -310,7 +308,7 @@ class RunDirectory:
             raise self._refused(f"its checkpoint can't be read ({error})") from None
         if checkpoint is None and earlier.checkpoint_every == 0:
             raise self._refused("that run was made with checkpoint-every = 0")
-        if checkpoint is None and finished:  # of an earlier version, or the disk was full
+        if checkpoint is None and finished:  # the disk was full
             raise self._refused(
                 "that run is finished, and has no checkpoint to go on from; a new run: "
                 f"-c {self.path / 'config.toml'}, with what is another"

@@ -257,12 +257,7 @@ def _as_made(planned: Sequence[PlannedRun], folder: Path, part: str) -> list[Pla
     try:
         keys = json.loads((folder / KEYS).read_text("utf-8"))[part]
         return [replace(each, made_as=str(key)) for each, key in zip(planned, keys, strict=True)]
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # the folder is of an earlier version, or was changed by hand
+    except (OSError, ValueError, KeyError, TypeError):  # the folder was changed by hand
         return list(planned)
 
 

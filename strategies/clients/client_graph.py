@@ -206,10 +206,7 @@ class DirectionGraph(ClientGraph):
         self._adjacency = self._of(self._misalignment)
 
     def state(self) -> dict[str, Any]:
-        """Return the directions by node and the number of requests, so that a resumed run asks no node again.
-
-        The state calls directions ``messages``, the paper's word, as earlier versions did.
-        """
+        """Return the directions by node and the number of requests, so that a resumed run asks no node again."""
         known, asked = list(self._known.values()), [list(each) for each in self._asked.items()]
         return {"graph-nodes": list(self._known), "graph-messages": np.array(known), "graph-asked": asked}
 

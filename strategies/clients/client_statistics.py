@@ -211,8 +211,8 @@ class Timeline:
     ) -> None:
         """Record that a task was dispatched to a client at time ``began`` of the run's clock.
 
-        ``ends`` is the time when the task will end, and ``timing`` its download, training and upload seconds; both are
-        None where they are unknown.
+        ``ends`` is the time when the task will end, and ``timing`` its download, training and upload seconds; both
+        are None where they are unknown.
         """
         self.begin_all([client], began, [ends], [timing])
 

@@ -479,7 +479,7 @@ def _check_model(state: Mapping[str, Any], layout: Layout) -> None:
             f"the state is that of a model of {len(state['model'])} values, this one has {layout.size}"
         )
     ours = _named_shapes(layout)
-    for before, now in zip_longest(state.get("layout", ours), ours):  # older states don't have it
+    for before, now in zip_longest(state["layout"], ours):
         if before != now:
             raise ValueError(
                 f"the state is that of a model with {_in_words(before)} where this one has {_in_words(now)}"

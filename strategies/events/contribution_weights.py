@@ -246,8 +246,8 @@ class ContributionWeights:
                 d = p * np.where(known, periods, 0.0)  # a client that never contributes weighs nothing
                 if known.any() and not d.any():
                     self._run.warn_once(
-                        "%s.contribution_periods gives 0 for each client that contributes: no work counts, and the model stays "
-                        "as it is; allowed are numbers >= 0, and not 0 for all",
+                        "%s.contribution_periods gives 0 for each client that contributes: no work counts, and the "
+                        "model stays as it is; allowed are numbers >= 0, and not 0 for all",
                         self._run.name,
                     )
             if not self.by_own_time:

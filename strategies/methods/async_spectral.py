@@ -85,11 +85,11 @@ class AsyncSpectral(Buffered):
     def extra_vectors(self, clients: Sequence[Client]) -> Iterator[Mapping[str, Vector]]:
         """Yield u_i (D,) of the clients that are sent the model now."""
         if self.config.local_rule and self.session.graph is not None:
-            factors = self._discounts_staleness(self.session.graph.clients)
+            factors = self._factors_of(self.session.graph.clients)
             for u in self._neighbours.averages(self.session.graph, clients, self.session.model, factors):
                 yield {messages.NEIGHBOURS: u}
 
-    def _discounts_staleness(self, clients: Sequence[int]) -> NDArray[np.float64]:
+    def _factors_of(self, clients: Sequence[int]) -> NDArray[np.float64]:
         """Return s(a_j) (C,) of clients, given by index."""
         discount = discount_of(self.config.staleness_discount)
         arrived = last_arrivals(self.session.memory, max(clients) + 1)[list(clients)]

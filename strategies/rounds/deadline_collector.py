@@ -159,19 +159,8 @@ class DeadlineCollector:
         return {LATE_TASKS: rows} if rows else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the late tasks of a state.
-
-        Raises
-        ------
-        ValueError
-            If the state is of an earlier version, whose late work could count in a later round.
-        """
-        rows = state.get(LATE_TASKS, ())
-        if any(len(row) != 2 for row in rows):
-            raise ValueError(
-                "the checkpoint is of an earlier version, which kept late work: begin the run anew"
-            )
-        self._late = {index: LateTask(due) for index, due in rows}
+        """Restore the late tasks of a state."""
+        self._late = {index: LateTask(due) for index, due in state.get(LATE_TASKS, ())}
 
     # ---- Who is free -------------------------------------------------------------------------------------------
 

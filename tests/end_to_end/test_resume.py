@@ -170,7 +170,7 @@ def test_a_run_goes_on_from_its_end_though_no_checkpoint_was_due(run, tmp_path, 
 def test_a_finished_run_without_a_checkpoint_stays_as_it_is(run, tmp_path):
     run(strategy="fedavg", **{"run-name": "run", "num-server-rounds": 3})
     path = tmp_path / "run"
-    shutil.rmtree(path / "checkpoint")  # as of an earlier version
+    shutil.rmtree(path / "checkpoint")
     before = (path / "metrics.jsonl").read_bytes()
     code, error = run(resume=str(path), **{"num-server-rounds": 5})
     assert (code, error) == (

@@ -1,4 +1,4 @@
-"""What each client did when: parts of tasks and absences by hand, after a resume, and of earlier versions."""
+"""What each client did when: parts of tasks and absences by hand; and after a resume."""
 
 import csv
 import json
@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from fedapp import federation, server
 from fedapp.config import RunConfig
@@ -16,7 +14,6 @@ from fedapp.engine.run import make_grid
 from fedapp.report import client_tables
 from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, read_activity
 from fedapp.report.client_tables import TasksFile, last_away, read_away, read_tasks, write_away
-from fedapp.report.page.timeline import timeline
 from strategies.clients.client_statistics import LOST, TaskSpan, TaskTiming, Timeline
 
 CLIENTS, STEPS = 5, 3
@@ -212,38 +209,6 @@ def test_of_too_many_absences_those_of_the_last_time_are_kept(tmp_path, monkeypa
     shown = read_activity(tmp_path)
     assert shown is not None
     assert (shown.start, shown.end) == (found.since, 1000)  # before, nobody knows who waited
-
-
-def test_what_an_earlier_version_has_on_record_is_still_read(tmp_path):
-    (tmp_path / "config.toml").write_text('availability = "diurnal:0.5"\nnum-clients = 3\n')
-    names = ("number", "client", "began", "ended", "wall-began", "wall-ended", "outcome")
-    rows = [(0, 0, 0.0, 1.0, 0.0, 0.1, "accepted"), (1, 2, 0.0, 2.0, 0.0, 0.2, "late")]
-    table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
-    table = table.set_column(1, "client", table["client"].cast(pa.int32()))
-    parquet.write_table(table, tmp_path / "tasks.parquet")
-    assert read_tasks(tmp_path)["receiving"].to_pylist() == [None, None]
-    found = read_activity(tmp_path)
-    assert found is not None
-    assert (found.has_timing, found.absences, found.clients.tolist()) == (False, False, [0, 1, 2])
-    assert found.spans(WORKING)[2].tolist() == [1, 1]  # the run was over before the late task was
-    drawn = timeline(tmp_path, 100, 100, [])
-    assert drawn["spans"]["late"] == {
-        "client": [2],
-        "began": [0],
-        "ended": [2],
-        "wall-began": [0],
-        "wall-ended": [0.2],
-    }
-    assert (drawn["parts"], drawn["absences"], drawn["away"]["client"]) == (False, False, [])
-    file = TasksFile(tmp_path)  # and a run goes on behind it
-    file.cut(2)
-    file.add([TaskSpan(1, 2.0, 3.0, 0.2, 0.3, "accepted", 0.25, 0.5)])
-    file.publish(last=True)
-    assert read_tasks(tmp_path)["receiving"].to_pylist() == [None, None, 0.25]
-    again = read_activity(tmp_path)
-    assert again is not None
-    assert again.has_timing
-    assert again.spans(WORKING)[2].tolist() == [1, 2, 2.5]
 
 
 def test_shares_of_time_by_hand(tmp_path):

@@ -13,6 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from fedapp.report import as_number, read_metrics
+from fedapp.report.client_tables import ClientsFile
 from fedapp.report.figures import (
     _names,
     _stacked_bars,
@@ -221,8 +222,11 @@ def test_partition(tmp_path, clients, classes, height):
     ],
 )
 def test_parts_of_devices_have_their_names(tmp_path, names, shown):
-    record = {"aggregation": 0, **({} if names is None else {"clients": {"name": names}})}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    if names is not None:
+        file = ClientsFile(tmp_path)
+        named = {index: name for index, name in enumerate(names) if name}
+        file.append(0, 0.0, {"loss": [0.5] * len(names)}, named)
+        file.publish(last=True)
     figure = new_figure(4.4, "")
     _stacked_bars(figure, np.array([[1, 2], [3, 4]]), _names(tmp_path, 2), [], strata="class")
     ticks = [label.get_text() for label in figure.axes[0].get_xticklabels()]

@@ -10,12 +10,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedapp.cli import app
+from fedapp.report.client_tables import ClientsFile
 from fedapp.report.differences import descriptions, differing
 from fedapp.report.files import GONE, this_process
 from fedapp.report.runs import client_tables_of, runs_in
 
 CLIENTS: dict[str, Any] = {
-    "name": ["oslo", ""],
     "participation": [9.0, 0.0],
     "tasks": [10.0, 4.0],
     "late": [1.0, 0.0],
@@ -35,14 +35,23 @@ def write_run(folder: Path, summary: Any, *evaluations: Any, config: str = "seed
     return folder
 
 
+def with_clients(run: Path, names: dict[int, str]) -> Path:
+    """Add rows of the last evaluation's clients."""
+    file = ClientsFile(run)
+    file.append(40, 0.0, CLIENTS, names)
+    file.publish(last=True)
+    return run
+
+
 @pytest.fixture
 def results(tmp_path):
-    write_run(
+    run = write_run(
         tmp_path / "done",
         {"status": "finished", "strategy": "fedbuff", "aggregations": 40, "accuracy": 0.9123, "loss": 0.25},
         {"aggregation": 0},
-        {"aggregation": 40, "clients": CLIENTS},
+        {"aggregation": 40},
     )
+    with_clients(run, {0: "oslo"})
     write_run(
         tmp_path / "killed",
         {"status": "running", "strategy": "fedavg", "aggregations": 3, "process": this_process()},
@@ -78,12 +87,8 @@ def test_brackets_in_names_are_shown(tmp_path):
     rows = shown(str(tmp_path))
     assert {row[0] for row in rows if "finished" in row} == {*names, "other"}
     assert any("optimizer-options=[/x]" in row for row in rows)
-    clients = CLIENTS | {"name": ["oslo[1]", "[/x]"]}
-    write_run(
-        tmp_path / "devices",
-        {"status": "finished", "strategy": "fedbuff"},
-        {"aggregation": 40, "clients": clients},
-    )
+    run = write_run(tmp_path / "devices", {"status": "finished", "strategy": "fedbuff"}, {"aggregation": 40})
+    with_clients(run, {0: "oslo[1]", 1: "[/x]"})
     assert [row[:2] for row in shown(str(tmp_path / "devices"))[-2:]] == [["0", "oslo[1]"], ["1", "[/x]"]]
 
 

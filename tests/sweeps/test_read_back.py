@@ -73,7 +73,7 @@ def test_a_sweep_is_read_back_after_its_sources_were_edited(tmp_path, monkeypatc
     pd.testing.assert_frame_equal(back.tuning, made.tuning)
     fedapp.sweep(**keys)  # is made anew, as what it runs is another
     assert len(list((tmp_path / "out" / "runs").glob("lr-*"))) == 2
-    (tmp_path / "out" / "keys.json").unlink()  # of an earlier version
+    (tmp_path / "out" / "keys.json").unlink()
     assert fedapp.load(tmp_path / "out").runs["status"].tolist() == ["finished"] * 2
 
 

@@ -113,14 +113,7 @@ def test_a_run_that_goes_on_keeps_them(go, monkeypatch):
     again = go(on_devices=True, num_server_rounds=4, resume=path)
     assert (again, asked) == (path, [])
     assert np.array_equal(vector_of(again), vector_of(whole))
-    # A run of an earlier version has mean and deviation alone, in another file.
-    told = moments_of(path)
-    (path / "standardization.json").write_text(json.dumps({key: told[key] for key in ("mean", "deviation")}))
     (path / "preparation.json").unlink()
-    go(on_devices=True, num_server_rounds=5, resume=path)
-    assert moments_of(path) == told
-    for name in ("preparation.json", "standardization.json"):
-        (path / name).unlink()
     with pytest.raises(ConfigError, match=r"resume = .*preparation\.json can't be read"):
         go(on_devices=True, num_server_rounds=6, resume=path)
 

@@ -137,7 +137,7 @@ def test_it_is_said_where_nobody_that_contributes_counts(contribution_periods, w
     part._hooks.contribution_periods = lambda times: np.array(contribution_periods)
     assert part.current.weight == dict.fromkeys(range(3), 0.0)
     assert [text.split(":")[0] for text in said] == [
-        "Mine.periods gives 0 for each client that contributes"
+        "Mine.contribution_periods gives 0 for each client that contributes"
     ] * warns
 
 

@@ -338,7 +338,7 @@ def test_an_app_without_the_mod_sends_whole_models_and_the_log_says_so_once(name
     lines = [line for line in warnings_of(caplog) if "compression" in line]
     assert lines == [
         "compression = 'int8': clients send their models whole; a ClientApp compresses its updates by the mod "
-        "strategies.compresses"
+        "strategies.compress_updates"
     ]
 
 
