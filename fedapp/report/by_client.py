@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedapp.report.client_tables import last_clients, names_of_clients
 from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
 from fedapp.report.files import LOSS, data_of, rows_in_words, without_digest
-from fedapp.report.looks import Look, looks_of
+from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.overlay import MOST
 from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better
@@ -85,7 +85,7 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
 
 
 def _draw_sorted(
-    axes: Axes, values: NDArray[np.float64], look: Look, label: str, *, own: bool, higher: bool | None
+    axes: Axes, values: NDArray[np.float64], look: MethodStyle, label: str, *, own: bool, higher: bool | None
 ) -> None:
     """Draw sorted values over the share of clients, each in the middle of its part of it."""
     ordered = np.sort(values)[::-1] if higher is False else np.sort(values)

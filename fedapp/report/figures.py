@@ -25,7 +25,7 @@ from PIL import Image
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, data_of, metrics_among, step_of, without_digest
-from fedapp.report.looks import BLUE, VERMILION, Look, looks_of
+from fedapp.report.looks import BLUE, VERMILION, MethodStyle, looks_of
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -153,7 +153,7 @@ def draw_division(
     return save(figure, path)
 
 
-def _curves(axes: Axes, x: Array, series: Mapping[str, Array], look: Look) -> None:
+def _curves(axes: Axes, x: Array, series: Mapping[str, Array], look: MethodStyle) -> None:
     style_axes(axes)
     right = np.max(x, where=np.isfinite(x), initial=0) or 1
     left = np.min(x, where=np.isfinite(x), initial=right)
@@ -173,7 +173,7 @@ def _curves(axes: Axes, x: Array, series: Mapping[str, Array], look: Look) -> No
     _mark_last(axes, x, shown["test"], right, look)
 
 
-def _mark_last(axes: Axes, x: Array, y: Array, right: float, look: Look) -> None:
+def _mark_last(axes: Axes, x: Array, y: Array, right: float, look: MethodStyle) -> None:
     finite = np.flatnonzero(np.isfinite(y))
     if not finite.size:
         axes.tick_params(left=False, labelleft=False, grid_alpha=0)

@@ -82,7 +82,7 @@ MARKS_ON_LINE = 8  # about as many marks are on a line as there is room for
 
 
 @dataclass(frozen=True)
-class Look:
+class MethodStyle:
     """The look of a setting.
 
     Attributes
@@ -117,7 +117,7 @@ class Look:
         }
 
 
-def looks_of(strategies: Iterable[str]) -> list[Look]:
+def looks_of(strategies: Iterable[str]) -> list[MethodStyle]:
     """Return the look of each setting from its strategy; the first setting of a strategy has the strategy's own look.
 
     A strategy that isn't the library's is grey, and has a mark by its place among others of these.
@@ -132,7 +132,7 @@ def looks_of(strategies: Iterable[str]) -> list[Look]:
         number = seen[strategy]
         seen[strategy] += 1
         dash = list(_DASHES)[number % len(_DASHES)]
-        found.append(Look(_shaded(color, _SHADES[number % len(_SHADES)]), mark, dash))
+        found.append(MethodStyle(_shaded(color, _SHADES[number % len(_SHADES)]), mark, dash))
     return found
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.cells import Cell, axis_label, best_of, direction_of
 from fedapp.report.figures import INK, STEPS, new_figure, save, save_vectors, style_axes
-from fedapp.report.looks import Look, looks_of
+from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.series import Array, mean_and_spread
 
 MOST = 8  # lines that can be told apart
@@ -92,7 +92,7 @@ def _bands_text(cells: Sequence[Cell]) -> str:
 
 
 def _draw_band(
-    axes: Axes, cell: Cell, key: str, axis: str, look: Look, *, opacity: float
+    axes: Axes, cell: Cell, key: str, axis: str, look: MethodStyle, *, opacity: float
 ) -> tuple[Array, Array]:
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = cell.band(key, axis)

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t as student
 
 from fedapp.report.figures import STEPS, new_figure, save, style_axes
-from fedapp.report.looks import Look, looks_of
+from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.overlay import MOST, set_view
 from fedapp.report.series import Array
 from fedapp.report.verdict.judging import judge
@@ -179,7 +179,7 @@ def _banded(best: dict[str, Runs]) -> list[str]:
     )
 
 
-def _label(axes: Axes, drawn: dict[str, tuple[Array, Array]], looks: Mapping[str, Look]) -> None:
+def _label(axes: Axes, drawn: dict[str, tuple[Array, Array]], looks: Mapping[str, MethodStyle]) -> None:
     """Write each line's name beside its end, apart from the others."""
     low, high = axes.get_ylim()
     apart = 0.06 * (high - low)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
-from fedapp.report.looks import Look, looks_of
+from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.overlay import set_view
 from fedapp.report.series import Array
 from studies.reproduce.runs import Runs
@@ -20,7 +20,7 @@ Lines = Mapping[str, Runs]
 _CLOSE, _END = 0.15, 0.6
 
 
-def draw_band(axes: Axes, runs: Runs, key: str, x: str, look: Look, label: str) -> tuple[Array, Array]:
+def draw_band(axes: Axes, runs: Runs, key: str, x: str, look: MethodStyle, label: str) -> tuple[Array, Array]:
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = runs.band(key, x)
     axes.plot(grid, middle, lw=1.3, label=label, **look.line)
@@ -89,7 +89,7 @@ def panels(
     return save(figure, path)
 
 
-def _draw(axes: Axes, lines: Lines, key: str, x: str, looks: Mapping[str, Look]) -> None:
+def _draw(axes: Axes, lines: Lines, key: str, x: str, looks: Mapping[str, MethodStyle]) -> None:
     """Draw one panel."""
     drawn = {name: draw_band(axes, runs, key, x, looks[name], name) for name, runs in lines.items() if runs}
     axes.set_xlim(0, max(float(grid[-1]) for grid, _ in drawn.values()))
@@ -99,7 +99,7 @@ def _draw(axes: Axes, lines: Lines, key: str, x: str, looks: Mapping[str, Look])
         _enlarge(axes, drawn, looks)
 
 
-def _enlarge(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], looks: Mapping[str, Look]) -> None:
+def _enlarge(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], looks: Mapping[str, MethodStyle]) -> None:
     """Draw the end of the lines again, larger, if they are close there, where there is room: below or above them."""
     low, high = axes.get_ylim()
     end = min(float(grid[-1]) for grid, _ in drawn.values())

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedapp.report import overlay
 from fedapp.report.cells import cells_of
-from fedapp.report.looks import COLORS, Look, looks_of
+from fedapp.report.looks import COLORS, MethodStyle, looks_of
 from fedapp.report.overlay import draw_overlay
 from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
@@ -100,5 +100,5 @@ def test_figures_and_the_page_have_the_looks(tmp_path, monkeypatch):
         assert [each["look"] for each in shown] == [_in_plotly(look) for look in looks]
 
 
-def _in_plotly(look: Look) -> dict[str, Any]:
+def _in_plotly(look: MethodStyle) -> dict[str, Any]:
     return {"color": look.color, "dash": look.dash, "symbol": look.symbol, "marks": 8}

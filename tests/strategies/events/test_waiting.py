@@ -196,6 +196,7 @@ def test_a_run_in_which_no_work_ever_counts_ends(go, federation):
             return False
 
     with pytest.raises(
-        RunError, match=r"^the last 601 contributions didn't count, .*: Fastidious's accept, and its is_fresh_enough"
+        RunError,
+        match=r"^the last 601 contributions didn't count, .*: Fastidious's accept, and its is_fresh_enough",
     ):
         go(Fastidious, federation(), VirtualClock())
