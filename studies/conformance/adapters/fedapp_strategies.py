@@ -231,7 +231,7 @@ def listing(kind: Any, rounds: Sequence[Sequence[int]]) -> type:
 
 @contextmanager
 def quick() -> Iterator[None]:
-    """MethodStyle for nodes at once, not every tenth of a second."""
+    """Look for nodes at once, not every tenth of a second."""
     from strategies.flower import exchange
 
     before, exchange.NODE_POLL = exchange.NODE_POLL, 0.001

@@ -61,7 +61,7 @@ def evidence(report: Report, claim: str) -> str:
 
 
 def check_figures(figures: Sequence[Path]) -> None:
-    """MethodStyle at the size of every figure."""
+    """Look at the size of every figure."""
     assert figures
     for path in figures:
         assert path.stat().st_size < 200_000
