@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from typing import Annotated, Any
 import click
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from fedapp.cache import remembered
 
 # The groups of commands in help, in this order; commands of other distributions are RESEARCH.
 RUN, LOOK, RESEARCH = "Run", "Look", "Research"
@@ -87,10 +90,7 @@ def _of_others() -> dict[str, str]:
 def _docstring(target: str) -> str:
     """Return the docstring of a module's function, without importing it, or else that of the module."""
     module, _, name = target.partition(":")
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        return ""
-    source = ast.parse(Path(spec.origin).read_text("utf-8"))
+    source = _source_of(module)
     functions = [each for each in source.body if isinstance(each, ast.FunctionDef) and each.name == name]
     return ast.get_docstring(functions[0] if functions else source) or ""
 
@@ -120,12 +120,36 @@ def _importing() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _config_errors() -> Iterator[None]:
+    """End the program with one line after an error of the config."""
+    from fedapp.config import ConfigError
+
+    try:
+        yield
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from strategies import __version__  # imports Flower, which takes a second
-
-        print(f"fedapp {__version__}, flwr {version('flwr')}")
+        print(f"fedapp {_own_version()}, flwr {version('flwr')}")
         raise typer.Exit
+
+
+def _own_version() -> str:
+    """Return the library's version from its source, as importing it, and Flower with it, takes a second."""
+    return next(
+        str(ast.literal_eval(each.value))
+        for each in _source_of("strategies").body
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__version__"
+    )
+
+
+def _source_of(module: str) -> ast.Module:
+    """Return a module's parsed source without importing it; empty if it has none."""
+    spec = find_spec(module)
+    return ast.parse(Path(spec.origin).read_text("utf-8") if spec and spec.origin else "")
 
 
 @app.callback()
@@ -148,11 +172,24 @@ def commands(
 )
 def run_command(context: typer.Context) -> None:
     """Simulate a federation: --run-config, --federation-config, --engine, --way; run --help says more."""
+    description = "Simulate a federation, with the options of flwr run."
+
+    def text() -> str:
+        return _command().parser_of("fedapp run", description).format_help()
+
+    if {"-h", "--help"} & set(context.args):
+        width = shutil.get_terminal_size().columns
+        print(remembered(text, "run", f"{width}"), end="")
+        return
+    command = _command()
+    raise SystemExit(command.run(command.parser_of("fedapp run", description).parse_args(context.args)))
+
+
+def _command() -> Any:
+    """Return the module of ``fedapp run``, which takes a second to import."""
     with _importing():
         from fedapp.api import command
-
-    description = "Simulate a federation, with the options of flwr run."
-    raise SystemExit(command.run(command.parser_of("fedapp run", description).parse_args(context.args)))
+    return command
 
 
 @app.command("report", rich_help_panel=LOOK)
@@ -210,24 +247,20 @@ def keys(
     ] = "",
 ) -> None:
     """Every key of the run config, or some: meaning, default, what it accepts, who reads it."""
-    with _importing():
-        from fedapp.config import ConfigError
-        from fedapp.config.document import document, document_of, in_words
-
     if (markdown or strategy or every) and names:
         option = "--markdown" if markdown else "--strategy" if strategy else "--all"
         raise SystemExit(f"error: {option}: is of all its keys, not of {', '.join(names)}")
-    try:
-        text = (
-            document_of(strategy)
-            if strategy
-            else document()
-            if markdown
-            else in_words(names or [], every=every)
-        )
-        print(text, end="")
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
+
+    def text() -> str:
+        with _importing():
+            from fedapp.config.document import document, document_of, in_words
+        with _config_errors():
+            if strategy:
+                return document_of(strategy)
+            return document() if markdown else in_words(names or [], every=every)
+
+    # What a user's own strategy adds isn't in the sources.
+    print(text() if strategy else remembered(text, "keys", f"{markdown} {every}", *names or []), end="")
 
 
 @app.command(rich_help_panel=LOOK)
@@ -239,16 +272,17 @@ def methods(
     markdown: Annotated[bool, typer.Option("--markdown", help="the table of docs/methods.md")] = False,
 ) -> None:
     """Every value of strategy, or some: source, rule, what it needs, sends and keeps, where it helps, own keys."""
-    with _importing():
-        from fedapp.config import ConfigError
-        from fedapp.config.methods import methods_in_words, table
-
     if markdown and names:
         raise SystemExit(f"error: --markdown: is of all methods, not of {', '.join(names)}")
-    try:
-        print(table() if markdown else methods_in_words(names or []), end="")
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
+
+    def text() -> str:
+        with _importing():
+            from fedapp.config.methods import methods_in_words, table
+        with _config_errors():
+            return table() if markdown else methods_in_words(names or [])
+
+    own = any(":" in name for name in names or [])
+    print(text() if own else remembered(text, "methods", f"{markdown}", *names or []), end="")
 
 
 def main() -> None:

@@ -1,18 +1,12 @@
 """Where data are, and the one error type for everything that a user can get wrong about data."""
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fedapp.cache import default_cache_dir
+
 PREFIX = "hf:"
 """What names of Hugging Face data begin with: hf:NAME, hf:NAME:CONFIG, or hf:PATH of a folder."""
-
-
-def default_cache_dir() -> Path:
-    """Return the cache folder: $FEDAPP_CACHE, else fedapp in the user's cache (XDG base directories)."""
-    if chosen := os.environ.get("FEDAPP_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedapp"
 
 
 def handed_over_dir() -> Path:

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from fedapp.cache import default_cache_dir
 from fedapp.data.dataset import PUBLISHED, DataColumns, Dataset, RawData, Targets
-from fedapp.data.errors import PREFIX, DataError, default_cache_dir, expanded, one_line, path_error
+from fedapp.data.errors import PREFIX, DataError, expanded, one_line, path_error
 from fedapp.data.synthetic import ALLOWED, CLIENTS, is_unlike, unlike_data
 from fedapp.data.targets import as_numbers
 from fedapp.names import Part

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedapp.cache import default_cache_dir
 from fedapp.data import DataError, load_dataset
 from fedapp.data.dataset import RawData
-from fedapp.data.errors import default_cache_dir
 from fedapp.data.loading import cached_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
