@@ -175,7 +175,7 @@ def run_command(context: typer.Context) -> None:
     description = "Simulate a federation, with the options of flwr run."
 
     def text() -> str:
-        return _command().parser_of("fedapp run", description).format_help()
+        return str(_command().parser_of("fedapp run", description).format_help())
 
     if {"-h", "--help"} & set(context.args):
         width = shutil.get_terminal_size().columns
