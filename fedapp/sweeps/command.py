@@ -19,7 +19,8 @@ from fedapp.sweeps.formats import read_formats
 from fedapp.sweeps.plan import TAKEN, SweepPlan, checked, keys_of, read_file
 from fedapp.sweeps.point import NUM_CLIENTS
 from fedapp.sweeps.results import remarks, table, write_results
-from fedapp.sweeps.sweep import Outcome, make_sweep
+from fedapp.sweeps.shards import Shard
+from fedapp.sweeps.sweep import Outcome, make_shard, make_sweep, merge_shards, missing_text
 
 
 def _engines(incomplete: str) -> list[str]:
@@ -76,35 +77,78 @@ def sweep(
             "--out", "-o", help="folder of the sweep; default: one in results/ that is named by its plan"
         ),
     ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER/COUNT", help="make one part of the runs alone, such as 3/16: for job arrays"
+        ),
+    ] = "",
+    merge: Annotated[
+        bool, typer.Option("--merge", help="make no run: table, figure and files of the runs of all shards")
+    ] = False,
 ) -> None:
     """Run every combination of some values: a table, a figure and tidy files of what came of them.
 
     A run that came to its end is never repeated: the same command goes on where an earlier one was stopped, and with
     -o a larger sweep takes over the runs of a smaller one. A run that fails or diverges is a row that says so; the
     exit code is 1 if a run failed, or none came to its end.
+
+    With --shard one process makes a part of the runs, while others make the other parts in the same folder; the same
+    command with --merge in place of --shard then shows what came of all.
     """
     try:
         options = {"tune": tune, "by": by, "tuning-seeds": tuning_seeds}
         forms = read_formats(formats)
+        part = Shard.read(shard) if shard else None
+        if part and merge:
+            raise ConfigError(
+                f"--shard {shard} and --merge: one at a time; --merge comes after the last shard"
+            )
         plan = plan_of(axes, run_config, federation_config, options)
         folder = out.expanduser() if out else default_folder(plan)
         console = Console()
-        outcome = make_sweep(plan, folder, engine=engine, jobs=jobs, console=console)
-        paths = write_results(outcome, forms)
+        if part:
+            made, failed = make_shard(plan, folder, part, engine=engine, jobs=jobs, console=console)
+        else:
+            outcome = (
+                merge_shards(plan, folder)
+                if merge
+                else make_sweep(plan, folder, engine=engine, jobs=jobs, console=console)
+            )
+            paths = write_results(outcome, forms)
     except (*USER_ERRORS, OSError) as error:  # such as a folder that can't be written
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
         raise SystemExit(130) from None
+    if part:
+        _end_shard(part, folder, made, failed)
+        return
     show(outcome, console)
     for path in paths:
         print(path.absolute())
+    if merge and (missing := missing_text(outcome)):
+        raise SystemExit(f"error: {missing}")
     if not outcome.finished:
         raise SystemExit("error: no run came to its end")
     if failed := outcome.failed:
-        raise SystemExit(
-            f"error: {failed} of {len(outcome.all_runs)} runs failed; the same command tries them again"
-        )
+        raise SystemExit(_failed_text(failed, len(outcome.all_runs)))
+
+
+def _end_shard(shard: Shard, folder: Path, made: int, failed: int) -> None:
+    """Say how many of a shard's runs came to their end; end the process if one failed."""
+    has = (
+        f"{made - failed} of {made} runs came to their end"
+        if made
+        else "has no run: there are fewer than shards"
+    )
+    print(f"shard {shard}: {has}; --merge in place of --shard shows what came of all, in {folder.absolute()}")
+    if failed:
+        raise SystemExit(_failed_text(failed, made))
+
+
+def _failed_text(failed: int, made: int) -> str:
+    return f"error: {failed} of {made} runs failed; the same command tries them again"
 
 
 def show(outcome: Outcome, console: Console) -> None:

@@ -159,3 +159,9 @@ def folder_of(planned: PlannedRun, runs: Path) -> Path:
 def is_finished(folder: Path) -> bool:
     """Tell whether the run in a folder came to its end, also one that diverged: it would do so again."""
     return read_summary(folder).get("status") in (FINISHED, DIVERGED)
+
+
+def unfinished(planned: Sequence[PlannedRun], runs: Path) -> list[PlannedRun]:
+    """Return the planned runs that didn't come to their end; runs with equal keys are one."""
+    every = {each.key: each for each in planned}.values()
+    return [each for each in every if not is_finished(folder_of(each, runs))]

@@ -48,6 +48,8 @@ from fedapp.sweeps.point import (
 )
 from strategies import RunError
 
+log = logging.getLogger("flwr.fedapp")
+
 
 def run_missing(
     planned: Sequence[PlannedRun],
@@ -60,6 +62,7 @@ def run_missing(
     only: str = "*",
     console: Console | None = None,
     workers: ProcessPoolExecutor | None = None,
+    shared: bool = False,
 ) -> dict[str, str]:
     """Make the planned runs that aren't finished yet, with a progress bar and the time left.
 
@@ -81,6 +84,8 @@ def run_missing(
         Shell pattern; no run with another name is started.
     workers : ProcessPoolExecutor, optional
         Workers from `worker_pool`, which stay afterwards; by default workers are started and ended here.
+    shared : bool
+        Other processes make other runs in the folder, which isn't locked.
 
     Returns
     -------
@@ -102,7 +107,8 @@ def run_missing(
         raise ConfigError(f"--only {only}: no run has such a name; they are called like {planned[0].name}")
     folder.mkdir(parents=True, exist_ok=True)
     missing, failures = _missing(wanted, folder, have)
-    with only_one(folder), _sigterm_as_interrupt(), _bar(console or Console(), len(wanted)) as advance:
+    alone = contextlib.nullcontext() if shared else only_one(folder)
+    with alone, _sigterm_as_interrupt(), _bar(console or Console(), len(wanted)) as advance:
         advance(len(wanted) - len(missing), "")
         end = time.monotonic() + 60 * minutes
         here = _made_here(missing, folder, engine, end)
@@ -344,8 +350,10 @@ def only_one(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(f"{folder}: another process makes its runs") from None
+        except OSError as error:  # a file system without locks
+            log.warning("%s can't be locked: %s", folder, error)
         yield
 
 

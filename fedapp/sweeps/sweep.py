@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,8 +21,18 @@ from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.report.verdict.of_runs import verdict_of
 from fedapp.report.verdict.verdict import Verdict
 from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
-from fedapp.sweeps.point import DIVERGED, FINISHED, LABEL, PlannedRun, folder_of, name_of
+from fedapp.sweeps.point import (
+    DIVERGED,
+    FINISHED,
+    LABEL,
+    PlannedRun,
+    folder_of,
+    is_finished,
+    name_of,
+    unfinished,
+)
 from fedapp.sweeps.runner import only_one, run_missing
+from fedapp.sweeps.shards import Shard, failures_in, refuse_beside_shards, shard_record, shards_of
 from fedapp.sweeps.tuning import (
     Pick,
     Setting,
@@ -178,32 +189,153 @@ def make_sweep(plan: SweepPlan, folder: Path, *, engine: str, jobs: int, console
     ConfigError
         If a run's config isn't possible, or another process makes runs in this folder: before a run begins.
     """
+    planned, on_other_seeds = _checked_runs(plan)
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder):  # a plan that is refused mustn't take the place of one whose runs are being made
+        refuse_beside_shards(folder, console)
+        _write_plan(plan, folder, planned, on_other_seeds)
+        failures: dict[str, str] = {}
+        picks: dict[Setting, Pick] = {}
+        by: str = plan.metric
+        if plan.tune:
+            console.print(_tuning_text(plan), markup=False, highlight=False)
+            failures = run_missing(on_other_seeds, folder / TUNING, engine=engine, jobs=jobs, console=console)
+            by, picks, planned = _picked(plan, planned, on_other_seeds, folder)
+            _refuse_unknown_metric(plan, picks, on_other_seeds, folder)
+        if planned:
+            failures |= run_missing(planned, folder / RUNS, engine=engine, jobs=jobs, console=console)
+    by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
+    return Outcome(folder, plan, planned, failures, by, picks, on_other_seeds)
+
+
+def make_shard(
+    plan: SweepPlan, folder: Path, shard: Shard, *, engine: str, jobs: int, console: Console
+) -> tuple[int, int]:
+    """Make the runs of one shard of a plan that aren't finished yet.
+
+    Values are picked once the tuning runs of all shards are finished; until then a shard makes only its tuning runs.
+
+    Returns
+    -------
+    made, failed : int
+        How many runs the shard has, and how many of them neither came to their end nor diverged.
+
+    Raises
+    ------
+    ConfigError
+        As `make_sweep`; if another process makes the same shard, too.
+    """
+    planned, on_other_seeds = _checked_runs(plan)
+    own: list[Path] = []
+    with shard_record(shard, folder, console) as record:
+
+        def make(every: Sequence[PlannedRun], part: str) -> None:
+            if mine := shard.part_of(every):
+                record.failures |= run_missing(
+                    mine, folder / part, engine=engine, jobs=jobs, console=console, shared=True
+                )
+            own.extend(folder_of(each, folder / part) for each in mine)
+
+        if plan.tune:
+            console.print(_tuning_text(plan), markup=False, highlight=False)
+            make(on_other_seeds, TUNING)
+            lacking = _lacking_for_picks(on_other_seeds, folder)
+            if lacking:
+                console.print(lacking, markup=False, highlight=False)
+                return len(own), sum(not is_finished(path) for path in own)
+            _, picks, planned = _picked(plan, planned, on_other_seeds, folder)
+            _refuse_unknown_metric(plan, picks, on_other_seeds, folder)
+        make(planned, RUNS)
+    return len(own), sum(not is_finished(path) for path in own)
+
+
+def merge_shards(plan: SweepPlan, folder: Path) -> Outcome:
+    """Return what came of the shards of a plan so far, and put the plan into their folder.
+
+    Raises
+    ------
+    ConfigError
+        If the folder has no run, a tuning run isn't finished, or another process makes the whole sweep in it.
+    """
+    planned, on_other_seeds = _checked_runs(plan)
+    if not any((folder / part).is_dir() for part in (RUNS, TUNING)):
+        raise ConfigError(
+            f"{folder}: has no run to merge; --shard 1/2 in place of --merge makes half of them"
+        )
+    if lacking := _lacking_for_picks(on_other_seeds, folder):
+        raise ConfigError(f"{folder}: {lacking}")
+    with only_one(folder):
+        _write_plan(plan, folder, planned, on_other_seeds)
+    by: str = plan.metric
+    picks: dict[Setting, Pick] = {}
+    if plan.tune:
+        by, picks, planned = _picked(plan, planned, on_other_seeds, folder)
+        _refuse_unknown_metric(plan, picks, on_other_seeds, folder)
+    by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
+    return Outcome(folder, plan, planned, failures_in(folder), by, picks, on_other_seeds)
+
+
+def _lacking_for_picks(on_other_seeds: Sequence[PlannedRun], folder: Path) -> str:
+    """Say which tuning runs of all shards must still be made before values are picked; "" if none is."""
+    missing = unfinished(on_other_seeds, folder / TUNING)
+    if not missing:
+        return ""
+    total = len({each.key for each in on_other_seeds})
+    return (
+        f"no value is picked yet, as {len(missing)} of {total} tuning runs aren't finished: "
+        f"{_how_to_make(missing, on_other_seeds, folder)}, and once more the runs that are reported; the command "
+        "without --shard picks without those that always fail"
+    )
+
+
+def missing_text(outcome: Outcome) -> str:
+    """Say how many reported runs are missing after a merge, how they stand, and what makes them; "" if none is."""
+    missing = unfinished(outcome.planned, outcome.path / RUNS)
+    if not missing:
+        return ""
+    stands = Counter(outcome.status_of(each)[0] for each in missing)
+    how = ", ".join(f"{number} {status}" for status, number in stands.items())
+    total = len({each.key for each in outcome.planned})
+    what = _how_to_make(missing, outcome.planned, outcome.path)
+    return f"{len(missing)} of {total} runs are missing ({how}): {what}"
+
+
+def _how_to_make(missing: Sequence[PlannedRun], planned: Sequence[PlannedRun], folder: Path) -> str:
+    """Say which command makes runs that are missing."""
+    if shards := shards_of(missing, planned, folder):
+        return f"the same command with --shard makes them, for shards {shards}"
+    return "the same command without --merge makes them"
+
+
+def _checked_runs(plan: SweepPlan) -> tuple[list[PlannedRun], list[PlannedRun]]:
+    """Return the runs of a plan that may be reported, and those on tuning seeds."""
     renew()  # data may have changed since the last sweep of this process
     planned = plan.runs()
     if plan.tune:
         check_direction(plan, planned)
     on_other_seeds = plan.runs(plan.seeds_to_tune_on) if plan.tune else []
     check_tested_rows(plan, on_other_seeds)
-    folder.mkdir(parents=True, exist_ok=True)
-    with only_one(folder):  # a plan that is refused mustn't take the place of one whose runs are being made
-        (folder / PLAN).write_text(tomli_w.dumps(_from_anywhere(plan)), "utf-8")
-        (folder / KEYS).write_text(json.dumps({RUNS: _keys(planned), TUNING: _keys(on_other_seeds)}), "utf-8")
-        failures: dict[str, str] = {}
-        picks: dict[Setting, Pick] = {}
-        by: str = plan.metric
-        if plan.tune:
-            axes, seeds = ", ".join(plan.tune), ", ".join(map(str, plan.seeds_to_tune_on))
-            console.print(f"{axes} on seeds {seeds}", markup=False, highlight=False)
-            failures = run_missing(on_other_seeds, folder / TUNING, engine=engine, jobs=jobs, console=console)
-            by = by or _usual([RecordedRun(folder_of(each, folder / TUNING)) for each in on_other_seeds])
-            picks = pick(plan, on_other_seeds, folder / TUNING, by)
-            planned = [each for each in planned if _is_picked(plan, each, picks)]
-            if all(each.value is None for each in picks.values()):
-                _refuse_unknown_metric(plan, on_other_seeds, folder)
-        if planned:
-            failures |= run_missing(planned, folder / RUNS, engine=engine, jobs=jobs, console=console)
-    by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
-    return Outcome(folder, plan, planned, failures, by, picks, on_other_seeds)
+    return planned, on_other_seeds
+
+
+def _write_plan(
+    plan: SweepPlan, folder: Path, planned: Sequence[PlannedRun], on_other_seeds: Sequence[PlannedRun]
+) -> None:
+    (folder / PLAN).write_text(tomli_w.dumps(_from_anywhere(plan)), "utf-8")
+    (folder / KEYS).write_text(json.dumps({RUNS: _keys(planned), TUNING: _keys(on_other_seeds)}), "utf-8")
+
+
+def _tuning_text(plan: SweepPlan) -> str:
+    return f"{', '.join(plan.tune)} on seeds {', '.join(map(str, plan.seeds_to_tune_on))}"
+
+
+def _picked(
+    plan: SweepPlan, planned: Sequence[PlannedRun], on_other_seeds: Sequence[PlannedRun], folder: Path
+) -> tuple[str, dict[Setting, Pick], list[PlannedRun]]:
+    """Return the metric by which values are picked, the picks, and the planned runs with picked values."""
+    by = plan.metric or _usual([RecordedRun(folder_of(each, folder / TUNING)) for each in on_other_seeds])
+    picks = pick(plan, on_other_seeds, folder / TUNING, by)
+    return by, picks, [each for each in planned if _is_picked(plan, each, picks)]
 
 
 def outcome_in(folder: Path) -> Outcome:
@@ -217,15 +349,14 @@ def outcome_in(folder: Path) -> Outcome:
     if not (folder / PLAN).is_file():
         raise ConfigError(f"{folder}: no sweep is there, a folder with a {PLAN}")
     plan = read_file(folder / PLAN, SweepPlan)
-    planned, picks, by = _as_made(plan.runs(), folder, RUNS), {}, plan.metric
+    planned, by = _as_made(plan.runs(), folder, RUNS), plan.metric
+    picks: dict[Setting, Pick] = {}
     on_other_seeds: list[PlannedRun] = []
     if plan.tune:
         on_other_seeds = _as_made(plan.runs(plan.seeds_to_tune_on), folder, TUNING)
-        by = by or _usual([RecordedRun(folder_of(each, folder / TUNING)) for each in on_other_seeds])
-        picks = pick(plan, on_other_seeds, folder / TUNING, by)
-        planned = [each for each in planned if _is_picked(plan, each, picks)]
+        by, picks, planned = _picked(plan, planned, on_other_seeds, folder)
     by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
-    return Outcome(folder, plan, planned, {}, by, picks, on_other_seeds)
+    return Outcome(folder, plan, planned, failures_in(folder), by, picks, on_other_seeds)
 
 
 def _from_anywhere(plan: SweepPlan) -> dict[str, Any]:
@@ -270,8 +401,12 @@ def _is_picked(plan: SweepPlan, planned: PlannedRun, picks: Mapping[Setting, Pic
     return picks[setting_of(planned, plan.cell_axes)].value == setting_of(planned, plan.tune)
 
 
-def _refuse_unknown_metric(plan: SweepPlan, planned: Sequence[PlannedRun], folder: Path) -> None:
+def _refuse_unknown_metric(
+    plan: SweepPlan, picks: Mapping[Setting, Pick], planned: Sequence[PlannedRun], folder: Path
+) -> None:
     """Refuse the plan's metric ``by`` if nothing was picked because no run has that metric."""
+    if any(each.value is not None for each in picks.values()):
+        return
     runs = [RecordedRun(folder_of(each, folder / TUNING)) for each in planned]
     there = metrics_of(runs)
     if plan.by and there and plan.metric not in there and any(run.status == FINISHED for run in runs):
