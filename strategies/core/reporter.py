@@ -134,7 +134,7 @@ class Reporter:
         run, collected, by_server = self._run, self._with_costs(metrics), dict[str, Any]()
         whole = run.full_model(result.arrays)
         run.evaluated = aggregation
-        if evaluate_fn and (evaluated := evaluate_fn(aggregation, whole)) is not None:
+        if evaluate_fn and (evaluated := evaluate_fn(aggregation - run.earlier, whole)) is not None:
             result.evaluate_metrics_serverapp[aggregation] = evaluated
             by_server = dict(evaluated)
             collected.update(by_server)

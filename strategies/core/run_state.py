@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -176,6 +176,9 @@ class RunState:
         Flower's: the model as arrays, and the metrics by aggregation.
     aggregations, evaluated : int
         How many there have been, and which of them was evaluated last.
+    earlier : int
+        How many of them an earlier ``start`` of the strategy object made, from whose model the run goes on. What
+        ``start`` calls and returns counts without them; messages, hooks and reports count on.
     memory : Memory
         What the method remembers.
     best : BestModel, optional
@@ -220,7 +223,7 @@ class RunState:
         self.frozen: FrozenParameters | None = None
         self.timeout = 3600.0
         self.max_extra_bytes = 0
-        self.aggregations = self.evaluated = 0
+        self.aggregations = self.evaluated = self.earlier = 0
         self.any_nonzero_update = self.any_failure = self.model_unchanged = False
         self.last_failure = ""
         self._said: set[str] = set()
@@ -412,7 +415,21 @@ class RunState:
         if self.best is not None and not self.should_stop():
             self.best.warn_without_value()
         best = None if self.best is None else self.best.arrays
-        return replace(result, arrays=self.full_model(result.arrays if best is None else best))
+        arrays = self.full_model(result.arrays if best is None else best)
+        return replace(self.numbered_from_start(result), arrays=arrays)
+
+    def numbered_from_start(self, result: Result) -> Result:
+        """Return a result whose metrics are numbered from this ``start`` on, without the ``earlier`` aggregations."""
+        if not self.earlier:
+            return result
+        records = {
+            item.name: {
+                number - self.earlier: record for number, record in getattr(result, item.name).items()
+            }
+            for item in fields(result)
+            if item.name != "arrays"
+        }
+        return replace(result, **records)
 
     def warn_once(self, text: str, *values: object) -> None:
         """Log a warning only once in a run."""
@@ -428,21 +445,24 @@ class RunState:
         """Raise RunError if no client's work was ever accepted; warn if the model is the initial one all the same."""
         if self.should_stop():
             return
-        tried = self.aggregations or self.any_failure
+        done = self.aggregations - self.earlier
+        tried = done or self.any_failure
         if self.model_unchanged and tried:
             log.warning(
                 "%d aggregations were too few for %s, which waits until all clients that count have answered "
                 "once: the model is the initial one",
-                self.aggregations,
+                done,
                 self.name,
             )
         if tried and self.result.arrays is initial_arrays:
             raise self.no_progress_error(
-                f"no client's work was accepted in {self.aggregations} aggregations, the model is the initial one"
+                f"no client's work was accepted in {done} aggregations, the model is the initial one"
             )
         if self.model_unchanged:  # said already
             return
-        if not self.aggregations:
+        if not done and self.best is not None and self.is_over():
+            log.warning("%s: there was nothing to do, the model is the initial one", self.best.over)
+        elif not done:
             # Without rounds it is said already.
             if self.scheduler.budget and isinstance(self.config, SynchronousConfig):
                 log.warning(
@@ -452,7 +472,7 @@ class RunState:
         elif self.layout.size and (flat(self.result.arrays) == flat(initial_arrays)).all():
             log.warning(
                 "after %d aggregations the model is the initial one: %s",
-                self.aggregations,
+                done,
                 "the moves were 0, or too short for its numbers (lr, server_lr, update_norm_bound)"
                 if self.any_nonzero_update
                 else "no client took part, or every update was 0",

@@ -72,7 +72,8 @@ class ServerStep:
         self.optimizer.lr = (
             self._lr or self.optimizer.usual_lr or self._scaled_by_gain(self._default_server_lr())
         )
-        self.optimizer.squares, self.optimizer.number = squares, self._run.aggregations + 1
+        self.optimizer.squares = squares
+        self.optimizer.number = self._run.aggregations - self._run.earlier + 1
         updated_model = self.optimizer.step(model, update)
         run = self._run
         if len(update) and run.aggregations == 0 and not run.any_nonzero_update and np.isfinite(update).all():

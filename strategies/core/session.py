@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
 from strategies.clients.attendance import log_never_counted
 from strategies.clients.client_graph import ClientGraph, DirectionGraph
@@ -78,6 +79,12 @@ class Session:
         The server's side of compression, where clients compress their updates.
     optimizer_memory : mapping
         The memory of an earlier run's server optimizer, with which this run begins; empty: without any.
+    goes_on : bool
+        Whether the run goes on from the end of the strategy object's last run.
+    total : int
+        The number of aggregations at which the run ends, those of earlier runs that it goes on from included.
+    returned : dict of str to Array, optional
+        The arrays that ``start`` has returned; None until it has.
     stop_after : callable, optional
         Called with the number of each aggregation but the initial model's, and the result so far; True ends the run.
     is_open : bool
@@ -96,7 +103,9 @@ class Session:
 
     def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
-        self.is_open = self.used = self.restored = False
+        self.is_open = self.used = self.restored = self.goes_on = False
+        self.total = 0
+        self.returned: dict[str, Array] | None = None
         self.optimizer_memory: Mapping[str, Any] = {}
         self.stop_after: StopFn | None = None
         config, options, able = strategy.config, strategy.run_options, strategy.capabilities
@@ -276,6 +285,27 @@ class Session:
                 f"the state has no {error}, which a run with these settings goes on from"
             ) from None
 
+    # ---- After an earlier run of the same strategy object ------------------------------------------------------
+
+    def has_returned(self, arrays: ArrayRecord) -> bool:
+        """Return True if this run has returned a model equal to these arrays to the bit."""
+        return self.returned is not None and list(self.returned.items()) == list(arrays.items())
+
+    def go_on(self, state: State) -> None:
+        """Go on from the state of the strategy object's last run."""
+        self.restore(state)
+        self.goes_on = True
+        log.info("%s goes on after aggregation %d of its last run", self.run.name, state["aggregations"])
+
+    def begin_anew_after(self, last: "Session") -> None:
+        """Begin without what the last run of the strategy object learned, but for Flower's optimizers' memory."""
+        self.optimizer_memory = last.server_step.state() if self.strategy.capabilities.own_optimizer else {}
+        log.info(
+            "%s begins anew%s: it goes on only from the model that its last start() returned",
+            self.run.name,
+            ", with the server optimizer's memory" if self.optimizer_memory else "",
+        )
+
     # ---- A run -------------------------------------------------------------------------------------------------
 
     @property
@@ -310,6 +340,7 @@ class Session:
             evaluating = not strategy.has_rounds and run.flower.fraction_evaluate > 0
             self.compressed.check_grid(self.grid, evaluating=evaluating)
         self.is_open = self.used = True
+        self.returned = None
         try:
             yield
         finally:
@@ -319,23 +350,42 @@ class Session:
 
     def stops_after(self, aggregation: int) -> bool:
         """Return True if the caller of ``start`` ends the run after this aggregation."""
+        run = self.run
         if self.stop_after is None or not self.stop_after(
-            aggregation, self.run.reported_result(self.optimizer)
+            aggregation - run.earlier, run.numbered_from_start(run.reported_result(self.optimizer))
         ):
             return False
         log.info("should_stop ended the run after aggregation %d", aggregation)
         return True
 
-    def begin_model(self) -> State | None:
+    def begin_model(self, num_rounds: int) -> State | None:
         """Begin from the initial model, or from the state to resume, which is returned."""
         run = self.run
         state = run.pop_resume_state()
         run.begin(self.initial_arrays, state)
+        if self.goes_on:
+            run.earlier = run.aggregations
+        self.total = run.earlier + num_rounds
         if self.optimizer_memory and state is None:
             self.server_step.keep_memory(self.optimizer_memory, run.layout.size)
         self.requests.note_model(self.initial_arrays)
         self.strategy.begin(run.layout, run.model)
         return state
+
+    def evaluate_initial(self) -> None:
+        """Evaluate the model of a run that goes on from an earlier one, as ``start`` does with an initial model."""
+        run = self.run
+        if not self.goes_on or self.evaluate_fn is None:
+            return
+        evaluated = self.evaluate_fn(0, run.full_model(run.reported_result(self.optimizer).arrays))
+        if evaluated is not None:
+            run.result.evaluate_metrics_serverapp[run.earlier] = evaluated
+
+    def end(self, result: Result) -> Result:
+        """Return what ``start`` returns, and note its model."""
+        outcome = self.run.outcome(result)
+        self.returned = dict(outcome.arrays)
+        return outcome
 
     def add_method_parts(self) -> None:
         """Have the method make its own parts of this run."""

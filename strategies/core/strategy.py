@@ -166,15 +166,23 @@ class FederatedStrategy(Strategy):
         self.session = self._new_session()
         self.session.add_method_parts()
 
-    def _fresh_session(self) -> Any:
+    def _fresh_session(self, initial_arrays: ArrayRecord | None = None) -> Any:
         """Return the session of a run that begins: the prepared one, or a new one after a run.
 
-        Strategies under Flower's names keep the server optimizer's memory from run to run, as Flower's do.
+        On the model that the last run returned, equal to the bit, the new session goes on from that run's end. On
+        another model, and in a loop around the strategy, it begins anew; strategies under Flower's names then keep
+        the server optimizer's memory, as Flower's do.
         """
-        if self.session.used:
-            memory = self.session.server_step.state() if self.capabilities.own_optimizer else {}
+        if not self.session.used:
+            return self.session
+        last = self.session
+        if initial_arrays is not None and last.has_returned(initial_arrays):
+            state = last.state()  # by hooks, which read the session of the strategy
             self._prepare_session()
-            self.session.optimizer_memory = memory
+            self.session.go_on(state)
+        else:
+            self._prepare_session()
+            self.session.begin_anew_after(last)
         return self.session
 
     # ---- Hooks that a method fills in: see strategies/__init__.py ----------------------------------------------

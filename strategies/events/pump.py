@@ -79,7 +79,7 @@ class EventPump:
     def begin(self, *, resumed: bool) -> None:
         """Dispatch the first tasks, or those that were under way when an earlier run ended."""
         session, run = self.session, self.session.run
-        goes_on = session.goes_on()
+        goes_on = session.more_to_come()
         if resumed:
             self._advance(Step(session.dispatcher.resume(more=goes_on)))
         if goes_on and not run.should_stop():
@@ -99,7 +99,7 @@ class EventPump:
         """Make a model if one is due; otherwise send the model to free clients."""
         if self._model_is_due(step):
             self._aggregate()
-        elif step.free is not None and self.session.goes_on():
+        elif step.free is not None and self.session.more_to_come():
             self.session.dispatcher.dispatch(step.free)
 
     def _model_is_due(self, step: Step) -> bool:
@@ -109,7 +109,12 @@ class EventPump:
             return waiting > 0  # an empty interval is no aggregation
         if step.arrived:
             return bool(self.strategy.ready(waiting))
-        return step.recheck and waiting > 0 and self.session.goes_on() and bool(self.strategy.ready(waiting))
+        return (
+            step.recheck
+            and waiting > 0
+            and self.session.more_to_come()
+            and bool(self.strategy.ready(waiting))
+        )
 
     def _aggregate(self) -> None:
         """θ^{n+1} = θ^n + η_g Σ d_i Δ_i over the contributions that wait; their clients get the new model.
@@ -241,7 +246,7 @@ class EventPump:
         member.add_task_time(now - task.sent)
         if not self._needs_more_norms() or now >= task_table.patient_until:
             yield from self._release()
-            if session.goes_on():
+            if session.more_to_come():
                 yield self._on_update(task, local, reply)
             return
         if not task_table.held_replies:
@@ -266,7 +271,7 @@ class EventPump:
             log.warning(
                 "only %d clients have answered: which updates are too long isn't known yet", len(held_replies)
             )
-        while held_replies and session.goes_on():
+        while held_replies and session.more_to_come():
             first = held_replies.popleft()
             task_table.wait(first.task.member, -1)
             yield self._on_update(*first)

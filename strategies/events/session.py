@@ -44,8 +44,6 @@ class EventSession(Session):
         The robust rule, in place of the weighted sum.
     executor : ByUpdates or ByMaskedSums
         How replies become contributions, and contributions the next model.
-    total : int
-        Aggregations that were asked for.
     """
 
     message_client: MessageClient
@@ -55,7 +53,6 @@ class EventSession(Session):
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy)
         config, able = strategy.config, strategy.capabilities
-        self.total = 0
         private = isinstance(config, PrivateAsyncConfig) and config.dp == "central"
         most = config.dp_max_contributions if private else 0
         self.task_table = TaskTable(self.run, trains_while_waiting=strategy.trains_while_waiting, most=most)
@@ -96,13 +93,13 @@ class EventSession(Session):
     def begin(self, num_aggregations: int) -> bool:
         """Begin from the initial model, or go on from the state to resume; return True if a state is resumed."""
         run, strategy, grid = self.run, self.strategy, self.grid
-        self.message_client, self.total = MessageClient(grid, run.timeout, run.should_stop), num_aggregations
-        state = self.begin_model()
+        self.message_client = MessageClient(grid, run.timeout, run.should_stop)
+        state = self.begin_model(num_aggregations)
         self.executor.begin()
         self._evaluation = RealTimeEvaluation(
             run, self.evaluator, self.pending, self.message_client, strategy.aggregate_evaluate
         )
-        if self.goes_on():
+        if self.more_to_come():
             run.clients = self.population.refresh(grid, self.train_config)
             self.executor.check_grid()
         self.dispatcher.begin(grid, self.message_client, self.train_config)
@@ -119,7 +116,7 @@ class EventSession(Session):
         """Yield the events until all aggregations are done, a stop condition is met, or nothing can happen again."""
         run, task_table = self.run, self.task_table
         happening = iter(EventStream(run.scheduler, task_table, self.message_client, self.seconds_between))
-        while self.goes_on() and not run.should_stop():
+        while self.more_to_come() and not run.should_stop():
             if task_table.all_reached_limit:
                 log.warning("every client has contributed as often as it may: the run ends")
                 return
@@ -135,7 +132,7 @@ class EventSession(Session):
             if run.aggregations > before and self.stops_after(run.aggregations):
                 return
 
-    def goes_on(self) -> bool:
+    def more_to_come(self) -> bool:
         """Return True if more aggregations are to come: the run isn't as long as asked for, nor over before."""
         return self.run.aggregations < self.total and not self.run.is_over()
 
@@ -149,7 +146,7 @@ class EventSession(Session):
             self.evaluate(last=True)
         self.run.check_progress(self.initial_arrays)
         self.contribution_weights.log_objective()
-        return self.run.outcome(self.run.result)
+        return self.end(self.run.result)
 
     # ---- Whether work may still come ---------------------------------------------------------------------------
 

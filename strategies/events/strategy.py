@@ -305,12 +305,14 @@ class AsynchronousStrategy(FederatedStrategy):
         """
         if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
-        session: EventSession = self._fresh_session()
+        session: EventSession = self._fresh_session(initial_arrays)
         session.stop_after = should_stop
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):
             pump, resumed = EventPump(session), session.begin(num_rounds)
             pump.begin(resumed=resumed)
-            if not resumed:
+            if resumed:
+                session.evaluate_initial()
+            else:
                 session.report_initial()
             for event in session.remaining_events():  # a reply, an interval's end, a client to ask again, …
                 pump.handle(event)

@@ -81,14 +81,15 @@ class RoundSession(Session):
     def begin(self, num_rounds: int) -> None:
         """Evaluate the initial model, or go on from the state to resume; wait for the clients."""
         run = self.run
-        state = self.begin_model()
-        if run.aggregations < num_rounds and not run.is_over():
+        state = self.begin_model(num_rounds)
+        if run.aggregations < self.total and not run.is_over():
             run.clients = self.population.refresh(self.grid, self.train_config)
         if state is None:
             run.scheduler.begin()
             self.reporter.report_evaluation(0, run.result, {}, dict, self.evaluate_fn)
         else:
             run.clock.resume(state["time"])  # waiting for the clients didn't count
+            self.evaluate_initial()
         if self.masked_sums is not None:
             self.masked_sums.check_grid(self.grid)
 
@@ -97,9 +98,9 @@ class RoundSession(Session):
         if not self.run.should_stop():
             self.run.options.before_release(())
 
-    def remaining_rounds(self, num_rounds: int) -> Iterator[int]:
+    def remaining_rounds(self) -> Iterator[int]:
         """Yield the numbers of the rounds to come, until an evaluation meets a stop condition."""
-        for server_round in range(self.run.aggregations + 1, num_rounds + 1):
+        for server_round in range(self.run.aggregations + 1, self.total + 1):
             if self.run.is_over():
                 return
             yield server_round
@@ -198,7 +199,7 @@ class RoundSession(Session):
         run.check_progress(self.initial_arrays)
         if self.strategy.config.closes_early:
             self.selection.log_observed(self.client_stats)
-        return run.outcome(run.reported_result(self.optimizer))
+        return self.end(run.reported_result(self.optimizer))
 
     def check_mods(self, cohort: Round) -> None:
         """Raise RunError if mods of the app let no client train: such a run would never get anywhere."""

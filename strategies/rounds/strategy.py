@@ -134,11 +134,11 @@ class SynchronousStrategy(FederatedStrategy):
         Result
             The final model (the initial one if no round succeeded) and the metrics by round.
         """
-        session: RoundSession = self._fresh_session()
+        session: RoundSession = self._fresh_session(initial_arrays)
         session.stop_after = should_stop
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):
             session.begin(num_rounds)
-            for server_round in session.remaining_rounds(num_rounds):
+            for server_round in session.remaining_rounds():
                 session.note_release()
                 cohort = self._ask(session, server_round)  # participants, their weights d_i, their requests
                 if cohort is None or session.exceeds_budget(cohort):
@@ -148,7 +148,7 @@ class SynchronousStrategy(FederatedStrategy):
                     break
                 session.finish_round(cohort, arrays, metrics)
                 every = self.config.eval_every or 1
-                session.report(evaluate=server_round % every == 0 or server_round == num_rounds)
+                session.report(evaluate=server_round % every == 0 or server_round == session.total)
             return session.close()
 
     def _ask(self, session: RoundSession, server_round: int) -> Round | None:

@@ -35,7 +35,7 @@ class ServerOptimizer(ABC):
     averages: ClassVar[bool] = False
     #: Default η_g of the optimizer; 0: the method's default.
     usual_lr: float = 0.0
-    #: Σ d_i ‖Δ_i‖² and the number of the aggregation, from 1, which the loop sets before a step.
+    #: Σ d_i ‖Δ_i‖² and the number of the aggregation in this ``start``, from 1, which the loop sets before a step.
     squares: float = 0.0
     number: int = 1
 
