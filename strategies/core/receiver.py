@@ -86,6 +86,7 @@ class Receiver:
             buffers=run.buffers,
             more=None if self._safeguards.active else self._trained_on_more,
             measures=self._safeguards.learns_norms,
+            converts=self._converts,
             **({} if compressed is None else _compressed_replies(compressed, self._run)),
         )
 
@@ -107,6 +108,10 @@ class Receiver:
             said,
             client.num_examples,
         )
+
+    def _converts(self, client: Client, dtypes: str) -> None:
+        """Say once that a client replies in another precision, which the model doesn't take over."""
+        self._run.warn_once("%s replies with %s, which keeps its own dtypes", client, dtypes)
 
     def transforms(self) -> UpdateTransform:
         """Return the chain of steps for a local model between the check and the sum."""

@@ -469,7 +469,7 @@ class RunState:
                     "time_budget = %g s is shorter than the first round: the model is the initial one",
                     self.scheduler.budget,
                 )
-        elif self.layout.size and (flat(self.result.arrays) == flat(initial_arrays)).all():
+        elif self.layout.size and np.array_equal(flat(self.result.arrays), flat(initial_arrays)):
             log.warning(
                 "after %d aggregations the model is the initial one: %s",
                 done,

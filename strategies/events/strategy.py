@@ -305,6 +305,11 @@ class AsynchronousStrategy(FederatedStrategy):
         """
         if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
+        if not initial_arrays:
+            raise RunError(
+                f"{type(self).__name__}: initial_arrays has no arrays, and without rounds no replies make the first "
+                "model: give the initial model"
+            )
         session: EventSession = self._fresh_session(initial_arrays)
         session.stop_after = should_stop
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):

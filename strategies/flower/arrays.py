@@ -108,10 +108,8 @@ class Layout:
 
     @cached_property
     def most_bytes(self) -> int:
-        """Upper bound of the bytes of a record of this layout, with headers of any writer."""
-        return sum(
-            dtype.itemsize * size + HEADER for size, dtype in zip(self.sizes, self.dtypes, strict=True)
-        )
+        """Upper bound of the bytes of a record of this layout in any accepted dtypes, with headers of any writer."""
+        return sum(8 * size + HEADER for size in self.sizes)
 
     @property
     def is_bytes(self) -> bool:
@@ -132,13 +130,14 @@ class Layout:
     def to_vector(self, record: ArrayRecord) -> Vector:
         """Flatten a record of this layout to float64, shape (D,).
 
-        The arrays of the record may have another order, and another byte order.
+        The arrays of the record may have another order, another byte order, and another precision (``is_readable``);
+        they may be named by their positions, as in ``ArrayRecord([array, …])``.
 
         Raises
         ------
         ArraysMismatchError
-            If the record has other names, shapes or dtypes, or holds a value that isn't finite, values such as 1e30,
-            whose squared norm overflows float32, or whole numbers beyond ±2^53, which float64 doesn't hold.
+            If the record has other names, shapes or kinds of dtypes, or holds a value that isn't finite, values such
+            as 1e30, whose squared norm overflows float32, or whole numbers beyond ±2^53, which float64 doesn't hold.
         """
         model = ModelView(self, self.flat(record))
         vector = model.to_vector()
@@ -173,13 +172,11 @@ class Layout:
         Raises
         ------
         ArraysMismatchError
-            If the record has other names, shapes or dtypes, or whole numbers beyond ±2^53; other values aren't
-            checked.
+            If the record has other names, shapes or kinds of dtypes, or whole numbers beyond ±2^53; other values
+            aren't checked.
         """
         if tuple(record) != self.names and set(record) != set(self.names):
-            raise ArraysMismatchError(
-                f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
-            )
+            record = self._named(record)
         if (size := messages.num_bytes(record)) > self.most_bytes:  # checked before arrays are unpacked
             raise ArraysMismatchError(
                 f"its arrays take {size} bytes, those of the model at most {self.most_bytes}"
@@ -187,14 +184,30 @@ class Layout:
         arrays = []
         for name, shape, dtype in zip(self.names, self.shapes, self.dtypes, strict=True):
             values = _decode(name, record[name])
-            if values.shape != shape or values.dtype.newbyteorder("=") != dtype.newbyteorder("="):
+            if values.shape != shape or not is_readable(values.dtype, dtype):
                 raise ArraysMismatchError(
                     f"array {name!r} is {values.dtype}{list(values.shape)}, the model's is {dtype}{list(shape)}"
                 )
-            if dtype.itemsize == 8 and dtype.kind in "iu" and not _held_by_float64(values):
+            if values.dtype.itemsize == 8 and values.dtype.kind in "iu" and not _held_by_float64(values):
                 raise ArraysMismatchError(f"array {name!r} {TOO_LARGE}")
             arrays.append(values.ravel())
         return arrays
+
+    def _named(self, record: ArrayRecord) -> ArrayRecord:
+        """Return a record with the model's names whose arrays are named by position, as Flower names those of a list.
+
+        Raises
+        ------
+        ArraysMismatchError
+            If the record has other names.
+        """
+        if list(record) == [str(place) for place in range(len(self.names))]:
+            return ArrayRecord(dict(zip(self.names, record.values(), strict=True)))
+        hint = "; trained names the arrays that clients train, if they aren't all"
+        raise ArraysMismatchError(
+            f"its arrays are {_brief(record)}, the model's are {_brief(self.names)}"
+            f"{hint if record and set(record) < set(self.names) else ''}"
+        )
 
     def faults(self, record: ArrayRecord) -> list[str]:
         """Return the reasons why ``to_vector`` refuses values of a record of this layout, one for each array."""
@@ -243,6 +256,13 @@ class ModelView:
     layout: Layout
     arrays: list[NDArray[Any]]
 
+    def converted(self) -> str:
+        """Return the dtypes of the first array whose precision isn't the model's, in words; "" if there is none."""
+        for values, dtype in zip(self.arrays, self.layout.dtypes, strict=True):
+            if not _same(values.dtype, dtype):
+                return f"{values.dtype} arrays for a model of {dtype}"
+        return ""
+
     def to_vector(self) -> Vector:
         """Return a copy of the model (D,)."""
         vector = np.empty(self.layout.size)
@@ -269,6 +289,20 @@ class ModelView:
             for values in self.arrays:
                 square = sum_of_squares(values, square)
         return square
+
+
+def is_readable(dtype: np.dtype, of_model: np.dtype) -> bool:
+    """Return True if values of a dtype can be values of a model's array: as precise, or of the same kind.
+
+    Floats are read as any array's, whose dtype the model then has; whole numbers as those of other widths. Whole
+    numbers for an array of floats are refused, as they are probably truncated.
+    """
+    return dtype.kind == "f" or {dtype.kind, of_model.kind} <= {*"iu"} or _same(dtype, of_model)
+
+
+def _same(dtype: np.dtype, other: np.dtype) -> bool:
+    """Return True if two dtypes differ in the byte order at most."""
+    return dtype.newbyteorder("=") == other.newbyteorder("=")
 
 
 def chunks(size: int) -> list[slice]:

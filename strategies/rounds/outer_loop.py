@@ -14,13 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from strategies.clients.roster import clients_of_replies
-from strategies.core.capabilities import fills_in
 from strategies.core.requests import check_local_noise
 from strategies.flower import messages
 from strategies.flower.errors import RunError
+from strategies.rounds.first_model import why_it_needs_the_model
 from strategies.rounds.round import Round
 from strategies.rounds.session import RoundSession
-from strategies.updates.server_optimizer import SGD
 
 log = logging.getLogger("flwr.strategies")
 
@@ -121,7 +120,7 @@ def cohort_of_replies(session: RoundSession, server_round: int, replies: Sequenc
     asked = session.cohort if session.cohort is not None and session.cohort.number == server_round else None
     if session.receiver.clip is not None:
         raise RunError(f"{run.name}: dp = 'central' counts on its own draw; no other clients may be asked")
-    if asked is None and (reason := _why_it_needs_the_model(session)):
+    if asked is None and (reason := why_it_needs_the_model(session)):
         raise RunError(
             f"{run.name}: {reason}, so that aggregate_train needs the model that clients were sent: "
             "super().configure_train() is called before"
@@ -144,16 +143,3 @@ def cohort_of_replies(session: RoundSession, server_round: int, replies: Sequenc
     cohort = session.open_cohort(server_round, run.layout.to_record(model), (clients, None))
     cohort.requests = [reply.metadata for reply in replies]
     return cohort
-
-
-def _why_it_needs_the_model(session: RoundSession) -> str:
-    """Return why the replies alone don't make the next model; "" if they do."""
-    strategy, config = session.strategy, session.strategy.config
-    if type(session.optimizer) is not SGD or (config.server_lr or strategy.default_server_lr()) != 1:
-        return "the server's step begins from the present model"
-    if config.update_norm_bound or session.safeguards.active:
-        return "updates are bounded"
-    hooks = ("aggregate", "weigh", "transform_update", "server_update", "on_local_model", "extra_vectors")
-    if found := next((name for name in hooks if fills_in(type(strategy), name)), ""):
-        return f"{found} reads updates"
-    return ""

@@ -25,6 +25,7 @@ from strategies.core.reporter import EvaluateFn, StopFn
 from strategies.core.strategy import FederatedStrategy
 from strategies.flower.arrays import Vector
 from strategies.rounds.aggregator import RoundAggregation
+from strategies.rounds.first_model import check_replies_make_it, take_first_model
 from strategies.rounds.outer_loop import cohort_of_replies, follow
 from strategies.rounds.round import Aggregate, Round
 from strategies.rounds.session import RoundSession
@@ -137,6 +138,8 @@ class SynchronousStrategy(FederatedStrategy):
         session: RoundSession = self._fresh_session(initial_arrays)
         session.stop_after = should_stop
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):
+            if not session.initial_arrays:
+                check_replies_make_it(session)
             session.begin(num_rounds)
             for server_round in session.remaining_rounds():
                 session.note_release()
@@ -159,7 +162,7 @@ class SynchronousStrategy(FederatedStrategy):
         """
         arrays, config, grid = session.run.result.arrays, session.train_config, session.grid
         session.cohort = None
-        if not session.engine_sums.supports(grid):
+        if not arrays or not session.engine_sums.supports(grid):
             asked = list(self.configure_train(server_round, arrays, config, grid))
             if session.nobody_to_ask():
                 return None
@@ -186,6 +189,8 @@ class SynchronousStrategy(FederatedStrategy):
             aggregate = cohort.executor.run(cohort, session.grid)
             return (None, None) if aggregate is None else self._conclude(cohort, aggregate)
         replies = session.collector.collect(cohort, session.grid, cohort.asked)
+        if not session.run.result.arrays:
+            replies = take_first_model(session, cohort, replies)
         if "aggregate_train" not in self.capabilities.round_hooks:
             return self.aggregate_train(cohort.number, replies)
         # A user-defined ``aggregate_train`` gets a list, as from Flower's loop.

@@ -174,6 +174,8 @@ class Check:
         which it counts. None: such a reply is refused.
     measures : bool
         Whether the norms of updates will be asked for.
+    converts : callable
+        Called with a client and a text where its arrays are of another precision than the model's.
     """
 
     layout: Layout
@@ -186,6 +188,7 @@ class Check:
     whole: Callable[[], None] = lambda: None
     more: Callable[[Client, float], None] | None = None
     measures: bool = False
+    converts: Callable[[Client, str], None] = lambda client, dtypes: None
 
     def __call__(self, client: Client, reply: Message | Work | None, base: NDArray[Any]) -> LocalModel:
         """Return the local model of a valid reply, or of a task that was done without messages.
@@ -213,7 +216,10 @@ class Check:
         if is_compressed(arrays):
             local = LocalModel(client, self._decompressed(arrays, base), base)
         else:
-            local = LocalModel(client, ModelView(self.layout, self.layout.flat(arrays)), base)
+            view = ModelView(self.layout, self.layout.flat(arrays))
+            if dtypes := view.converted():
+                self.converts(client, dtypes)
+            local = LocalModel(client, view, base)
         if self.buffers is not None:
             local.buffer_values = self.buffers.take_out(local.read, base)
             local.counter_origin = self.buffers.counter_origin(base)

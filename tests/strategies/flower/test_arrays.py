@@ -155,8 +155,8 @@ def test_arrays_of_another_order_or_byte_order_are_converted(layout):
         assert layout.to_vector(record).tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "int64", "bool"])
-def test_arrays_of_another_dtype_are_refused_with_one_line(layout, dtype):
+@pytest.mark.parametrize("dtype", ["int8", "int64", "bool"])
+def test_arrays_of_another_kind_are_refused_with_one_line(layout, dtype):
     arrays = {"w": np.array([[1, 2, 3], [4, 5, 6]], dtype), "b": np.float64([7, 8])}
     record = ArrayRecord({name: Array(values) for name, values in arrays.items()})
     said = rf"^array 'w' is {dtype}\[2, 3\], the model's is float32\[2, 3\]$"

@@ -312,11 +312,10 @@ def test_another_record_name_is_understood():
     assert value(FedAvg().start(grid(spoil), model(), num_rounds=1)) == pytest.approx(0.625)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int8"])
-def test_another_dtype_is_left_out_with_one_line(dtype, caplog):
+def test_whole_numbers_for_floats_are_left_out_with_one_line(caplog):
     def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
         if context.node_config["partition-id"] == 0:
-            w = content.array_records["arrays"]["w"].numpy().astype(dtype)
+            w = content.array_records["arrays"]["w"].numpy().astype("int8")
             content["arrays"] = ArrayRecord({"w": Array(w)})
         return content
 
@@ -324,7 +323,7 @@ def test_another_dtype_is_left_out_with_one_line(dtype, caplog):
     assert result.arrays["w"].dtype == "float32"
     assert value(result) == pytest.approx(1 + (2 * 0.5 - 5 * 1) / 7)  # without client 0
     (line,) = [r.getMessage() for r in caplog.records if "round 1: left out" in r.getMessage()]
-    assert line.endswith(f"array 'w' is {dtype}[2], the model's is float32[2]")
+    assert line.endswith("array 'w' is int8[2], the model's is float32[2]")
 
 
 def test_an_override_is_given_a_list_of_replies():
