@@ -582,7 +582,7 @@ def sized_by(client: Client, metrics: MetricRecord, key: str) -> Client:
     if client.described:
         return client
     with suppress(ValueError):  # strategies/updates/pipeline.py refuses a reply with an invalid size
-        if (said := messages.weight_of(metrics, key)) is not None:
+        if (said := messages.weight_of(metrics, key, or_zero=True)) is not None:
             return replace(client, num_examples=said)
     return client
 

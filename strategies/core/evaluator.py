@@ -220,7 +220,7 @@ class Evaluator:
 def _unweighed(reply: Message, key: str) -> str:
     """Return why a reply has no valid weight."""
     try:
-        messages.weight_of(messages.metrics_of(reply), key)
+        messages.weight_of(messages.metrics_of(reply), key, or_zero=True)
     except ValueError as error:
         return str(error)
     return f"no metric {key!r}"

@@ -173,18 +173,19 @@ class Population:
         if self.graph is not None:
             return self.graph.weights(clients)
         # Sizes may come with the replies: a client that hasn't told its own counts as the mean of the others.
-        sizes = [client.num_examples or 0 for client in clients]
+        sizes = [client.num_examples for client in clients]
         if not any(sizes):
             return importances("uniform", [1] * len(clients))
-        return self.by_size(clients, sizes, unknown_as_mean=0 in sizes)
+        return self.by_size(clients, sizes, unknown_as_mean=True)
 
     def by_size(
-        self, clients: Sequence[Client], sizes: Sequence[float], *, unknown_as_mean: bool = False
+        self, clients: Sequence[Client], sizes: Sequence[float | None], *, unknown_as_mean: bool = False
     ) -> Weights:
-        """Return p_i (n,) of clients by their sizes; a size of 0, which is unknown, counts 0, or as the mean."""
+        """Return p_i (n,) of clients by their sizes; one that is unknown, None, counts 0, or as the mean."""
+        known = [size or 0 for size in sizes]
         if self.kind == "samples":
-            sizes = self.safeguards.sizes(clients, sizes, self.active_clients)
-            if unknown_as_mean:
-                mean = sum(sizes) / sum(size > 0 for size in sizes)
-                sizes = [size or mean for size in sizes]
-        return importances(self.kind, sizes)
+            known = list(self.safeguards.sizes(clients, known, self.active_clients))
+            if unknown_as_mean and None in sizes:
+                mean = sum(known) / sum(size > 0 for size in known)
+                known = [mean if said is None else size for said, size in zip(sizes, known, strict=True)]
+        return importances(self.kind, known)

@@ -422,7 +422,7 @@ class RunState:
         """Return a result whose metrics are numbered from this ``start`` on, without the ``earlier`` aggregations."""
         if not self.earlier:
             return result
-        records = {
+        records: dict[str, Any] = {
             item.name: {
                 number - self.earlier: record for number, record in getattr(result, item.name).items()
             }

@@ -267,8 +267,10 @@ def whole_number(value: object) -> int | None:
     return None
 
 
-def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str) -> float | None:
+def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str, *, or_zero: bool = False) -> float | None:
     """Return how much a description or a reply says that its client counts, which is its size; None if it doesn't.
+
+    ``or_zero``: whether the size may be 0, as that of a client that had nothing to train on in a round.
 
     Raises
     ------
@@ -277,8 +279,10 @@ def weight_of(metrics: Mapping[str, Any] | MetricRecord, key: str) -> float | No
     """
     if (value := metrics.get(key)) is None:
         return None
-    if isinstance(value, list) or not 0 < value <= LARGEST:
-        raise ValueError(f"{key} = {clean(str(value), 40)}: must be a positive number")
+    if isinstance(value, list) or not (0 < value <= LARGEST or (or_zero and value == 0)):
+        raise ValueError(
+            f"{key} = {clean(str(value), 40)}: must be a positive number{', or 0' if or_zero else ''}"
+        )
     return value
 
 

@@ -204,7 +204,8 @@ class Selection:
         self._run.clients = [reported.get(client.index, client) for client in self._run.clients]
         sizes, number = [client.num_examples or 0 for client in sized], len(sized)
         if not any(sizes):
-            return [1 / max(number, 1)] * number
+            nobody_tells = all(client.num_examples is None for client in sized)
+            return [1 / max(number, 1) if nobody_tells else 0.0] * number
         return self._population.by_size(current.clients, sizes).tolist()  # type: ignore[no-any-return]
 
     @property

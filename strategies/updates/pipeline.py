@@ -283,7 +283,7 @@ class Check:
     def _check_size(self, client: Client, reply: Message) -> None:
         """Refuse a reply whose number of examples is invalid or missing, or above the description if that matters."""
         try:
-            said = messages.weight_of(messages.metrics_of(reply), self.weight_key)
+            said = messages.weight_of(messages.metrics_of(reply), self.weight_key, or_zero=True)
         except ValueError as error:
             raise ArraysMismatchError(str(error)) from None
         if said is None and client.num_examples is None and self.requires_num_examples:

@@ -280,7 +280,7 @@ def test_who_does_not_say_its_size_is_left_out_and_named(caplog):
     assert "its reply has no metric 'num-examples', which says how much it counts" in caplog.text
 
 
-@pytest.mark.parametrize("said", [0, -1, float("nan"), float("inf"), [1, 2]])
+@pytest.mark.parametrize("said", [-1, float("nan"), float("inf"), [1, 2]])
 def test_a_weight_that_is_none_leaves_its_client_out(said, caplog):
     def spoil(message: Message, context: Context, content: RecordDict) -> RecordDict:
         if context.node_config["partition-id"] == 0:

@@ -149,3 +149,60 @@ def test_nobody_replies_to_an_empty_model(caplog):
 
     with pytest.raises(RunError, match="CUDA out of memory"):
         run(FedAvg(fraction_evaluate=0.0), MemoryGrid(fails, [{}, {}]), ArrayRecord())
+
+
+# ---- No examples ---------------------------------------------------------------------------------------------------
+
+
+def sized(*sizes: int, value: float = 1.0) -> MemoryGrid:
+    """Return a grid of clients that reply with the model + 1, + 2, … and these numbers of examples."""
+
+    def work(message: Message, context: Context) -> Message:
+        if message.metadata.message_type.startswith("query"):
+            raise ValueError("No query function registered")
+        i = int(context.node_config["partition-id"])
+        metrics = MetricRecord({"num-examples": sizes[i], "loss": float(i)})
+        content = RecordDict({"metrics": metrics})
+        if message.metadata.message_type == "train":
+            sent = message.content.array_records["arrays"]
+            content["arrays"] = ArrayRecord(
+                {name: Array(np.asarray(array.numpy() + np.float32(i + 1))) for name, array in sent.items()}
+            )
+        return Message(content, reply_to=message)
+
+    return MemoryGrid(work, [{"partition-id": i, "num-partitions": len(sizes)} for i in range(len(sizes))])
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedBuff])
+def test_a_client_without_examples_counts_nothing_and_reaches_the_metrics_function(kind):
+    seen: list[list[Any]] = []
+
+    def aggregate(contents: list[RecordDict], key: str) -> MetricRecord:
+        seen.append(sorted(content.metric_records["metrics"][key] for content in contents))
+        return MetricRecord({"replies": len(contents)})
+
+    own = {"buffer_size": 3, "server_lr": 3.0, "time_scenario": "F0"} if kind is FedBuff else {}
+    strategy = kind(fraction_evaluate=0.0, train_metrics_aggr_fn=aggregate, **own)
+    got = strategy.start(sized(0, 1, 3), model(), num_rounds=1, timeout=10)
+    assert seen == [[0, 1, 3]]
+    assert got.train_metrics_clientapp[1]["replies"] == 3
+    if kind is FedAvg:
+        assert values(got.arrays) == [2.75] * 3  # (1 · 2 + 3 · 3) / 4
+        theirs = flower.FedAvg(fraction_evaluate=0.0).start(sized(0, 1, 3), model(), num_rounds=1, timeout=10)
+        assert values(theirs.arrays) == values(got.arrays)
+
+
+def test_metrics_of_a_client_without_examples_count_nothing():
+    results = [
+        kind(fraction_evaluate=1.0).start(sized(0, 1, 3), model(), num_rounds=1, timeout=10)
+        for kind in (FedAvg, flower.FedAvg)
+    ]
+    for result in results:
+        assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(1.75)  # (1 · 1 + 3 · 2) / 4
+        assert result.evaluate_metrics_clientapp[1]["loss"] == pytest.approx(1.75)
+
+
+def test_a_round_without_examples_leaves_the_model_as_it_is(caplog):
+    with pytest.raises(RunError, match="no client's work was accepted"):
+        run(FedAvg(fraction_evaluate=0.0), sized(0, 0), rounds=1)
+    assert "2 valid replies without a weight above 0" in caplog.text
