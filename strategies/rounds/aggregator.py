@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from flwr.app import Message
 
+from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, sum_of_squares
 from strategies.flower.errors import RunError
 from strategies.rounds.round import Aggregate, Round
@@ -14,6 +15,10 @@ from strategies.rounds.session import RoundSession
 from strategies.updates.aggregation import RobustRule, UpdateSum, WeightedSum, block_size
 from strategies.updates.buffers import BufferAverage
 from strategies.updates.pipeline import LocalModel, MissingWeightError
+
+
+class LeftOutError(ArraysMismatchError):
+    """A user-defined ``aggregate_train`` has left out a reply that is no error."""
 
 
 class RoundAggregation:
@@ -89,6 +94,7 @@ class RoundAggregation:
             If no client says how much it counts, or mods of the app let no client train.
         """
         session, cohort = self._session, self._cohort
+        self._take_errors_left_out()
         if not self._on_arrival:
             self._weigh()
         if self._measures_first:
@@ -101,6 +107,19 @@ class RoundAggregation:
             raise RunError(f"no client counts: {next(iter(cohort.failures.values()))}")
         session.check_mods(cohort)
         return Aggregate(self._weights, self._total, self._buffers)
+
+    def _take_errors_left_out(self) -> None:
+        """Take the clients' errors that a user-defined hook has left out, so that the reasons are known."""
+        for name, reply in self._cohort.received.items():
+            place = self._positions.get(name)
+            if place is not None and place not in self._waiting and reply.has_error():
+                self._waiting[place] = reply
+
+    def _check_left_out(self, place: int) -> None:
+        """Raise LeftOutError if a user-defined hook has left out the reply of a client."""
+        cohort = self._cohort
+        if place not in self._waiting and cohort.requests[place].message_id in cohort.received:
+            raise LeftOutError(f"{self._session.run.name}.aggregate_train left its reply out")
 
     def _weigh(self) -> None:
         """Set the weights d_i of all participants."""
@@ -156,6 +175,7 @@ class RoundAggregation:
                 continue
             client = self._cohort.clients[place]
             try:
+                self._check_left_out(place)
                 models[place] = self._check.read(
                     client, self._waiting.get(place), self._cohort.base_of(client)
                 )
@@ -191,7 +211,8 @@ class RoundAggregation:
     def _reject(self, place: int, error: ArraysMismatchError, reply: Message | None) -> None:
         """Note why a client's reply doesn't count."""
         cohort, client = self._cohort, self._cohort.clients[place]
-        cohort.reject(client, str(error), reply)
+        outcome = messages.REFUSED if isinstance(error, LeftOutError) else None
+        cohort.reject(client, str(error), reply, outcome)
         self._session.run.last_failure = cohort.failures[client.index]
         self._unweighed = self._unweighed or isinstance(error, MissingWeightError)
         if self._block is None and client.index not in cohort.lost:

@@ -233,6 +233,17 @@ class RoundSession(Session):
             metrics[messages.CLIPPING_NORM] = clip.norm
         return metrics
 
+    def record_replies(self, cohort: Round) -> None:
+        """Enter the outcomes of a round that a user-defined hook aggregates by itself, and name who has failed."""
+        for client, request in zip(cohort.clients, cohort.requests, strict=True):
+            reply = cohort.received.get(request.message_id)
+            if reply is not None and reply.has_content():
+                cohort.count(client.index, messages.total_bytes(reply), bounded=False)
+                continue
+            cohort.reject(client, messages.NO_REPLY if reply is None else messages.reason_of(reply), reply)
+            self.run.note_failure(cohort.failures[client.index])
+        cohort.record_outcomes(self.client_stats, self.timeline, self.run.scheduler.now())
+
     def add_central_noise(self, cohort: Round, update: Vector, sensitivity: float) -> None:
         """Add central noise to a round's sum (D,), and adapt the norm to which the next round clips."""
         config, clip, run = self.strategy.config, self.receiver.clip, self.run
