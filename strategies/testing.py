@@ -17,6 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from strategies import streams
 from strategies.clock import WallClock
 from strategies.flower import messages
+from strategies.flower.grids import asked_ids
 from strategies.flower.internals import RUN_ID, be_the_server, copy_of, give_id, unavailable_reply
 from strategies.flower.local_grid import LocalGrid
 from strategies.flower.messages import answer_to
@@ -176,10 +177,13 @@ class MemoryGrid(LocalGrid):
             ]
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
         """Return the replies that are there by now, in random order."""
         now, pulled = self._clock.now(), []
-        for message_id in message_ids:
+        ids = asked_ids(reply_to_message_ids, message_ids)
+        for message_id in list(self._replies) if ids is None else ids:
             if any(due <= now for due, _ in self._replies.get(message_id, [])):
                 pulled += [reply for _, reply in self._replies.pop(message_id)]
         return [pulled[place] for place in self.random.permutation(len(pulled))]

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from fedapp import client_app as fedapp_client
 from fedapp.engine.nodes import Nodes, descriptions
 from fedapp.names import SEQUENTIAL
-from strategies.flower.grids import Description
+from strategies.flower.grids import Description, asked_ids
 from strategies.flower.internals import APP_RAISED, be_the_server, give_id
 from strategies.flower.local_grid import LocalGrid
 
@@ -56,13 +56,24 @@ class SequentialGrid(LocalGrid):
             ids.append(message.metadata.message_id)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
         """Work on queued messages for a while, in the order of pushing; return the replies that are asked for."""
+        wanted = self._asked(reply_to_message_ids, message_ids)
         end = time.monotonic() + SLICE
         while self._queue and time.monotonic() < end:
             message = self._queue.popleft()
             self._replies[message.metadata.message_id] = self._work(message)
-        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+        return [self._replies.pop(name) for name in wanted if name in self._replies]
+
+    def _asked(
+        self, reply_to_message_ids: Iterable[str] | None, message_ids: Iterable[str] | None
+    ) -> list[str]:
+        """Return the ids of the requests whose replies are to be pulled: by default of all that were pushed."""
+        ids = asked_ids(reply_to_message_ids, message_ids)
+        waiting = [message.metadata.message_id for message in self._queue]
+        return [*waiting, *self._replies] if ids is None else ids
 
     def descriptions(self, node_ids: Sequence[int], config: ConfigRecord) -> Mapping[int, Description]:
         """Return the descriptions of this app's clients whose rows are known here; {} with another ClientApp."""

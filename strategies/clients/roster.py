@@ -271,7 +271,7 @@ class Roster:
             self._place_unasked(grid, node_ids)
             return
         requests = [self._request(node_id, config) for node_id in node_ids]
-        pushed = set(grid.push_messages(requests))
+        pushed = set(filter(None, grid.push_messages(requests)))
         sent = {each.metadata.message_id: (each.metadata.dst_node_id, due) for each in requests}
         self._asked |= {name: sent[name] for name in sent if name in pushed}
 

@@ -51,7 +51,7 @@ def arriving(
 def pushed(grid: Grid, messages: Iterable[Message]) -> dict[str, int]:
     """Push messages; return the node ids of the messages that the grid could store, by message id."""
     messages = list(messages)
-    stored = set(grid.push_messages(messages))
+    stored = set(filter(None, grid.push_messages(messages)))  # None, or "", for a message that is refused
     return {
         m.metadata.message_id: m.metadata.dst_node_id for m in messages if m.metadata.message_id in stored
     }
@@ -114,7 +114,7 @@ class MessageClient:
 
     def push(self, messages: Iterable[Message]) -> set[str]:
         """Send messages; return the ids of the messages that the grid could store."""
-        return set(self.grid.push_messages(messages))
+        return set(filter(None, self.grid.push_messages(messages)))
 
     def poll(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that have arrived; replies with a listener are passed to the listener instead."""

@@ -39,7 +39,7 @@ from flwr.serverapp import Grid
 from strategies.flower import messages
 from strategies.flower.arrays import HEADER, pack, unpack
 from strategies.flower.errors import RunError
-from strategies.flower.grids import GridAround
+from strategies.flower.grids import GridAround, asked_ids, pulled_from
 from strategies.flower.internals import as_reply_to, with_content
 
 log = logging.getLogger("flwr.strategies")
@@ -415,11 +415,14 @@ class FrozenGrid(GridAround):
         self._sent |= {each.metadata.message_id: each for each in given if _has_model(each)}
         return stored
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
         """Return the replies that have arrived, but for those that ask for frozen arrays."""
-        asked = {self._again.get(name, name): name for name in message_ids}
+        ids = asked_ids(reply_to_message_ids, message_ids)
+        asked = {self._again.get(name, name): name for name in (self._sent if ids is None else ids)}
         found = []
-        for reply in self.grid.pull_messages(list(asked)):
+        for reply in pulled_from(self.grid, None if ids is None else list(asked)):
             name = asked.get(reply.metadata.reply_to_message_id, "")
             request = self._sent.pop(name, None)
             first = self._again.pop(name, None) is None
@@ -434,7 +437,7 @@ class FrozenGrid(GridAround):
         old = request.metadata
         content = self.frozen.again(request)
         again = Message(content, old.dst_node_id, old.message_type, ttl=old.ttl, group_id=old.group_id)
-        if not list(self.grid.push_messages([again])):
+        if not any(self.grid.push_messages([again])):  # Flower says None, or "", of a message that it refuses
             return False
         self._again[name], self._sent[name] = again.metadata.message_id, request
         self.frozen.bytes_sent += messages.total_bytes(again)

@@ -106,6 +106,30 @@ class WorkingGrid(Protocol):
         ...
 
 
+def asked_ids(
+    reply_to_message_ids: Iterable[str] | None, message_ids: Iterable[str] | None
+) -> list[str] | None:
+    """Return the ids of the requests whose replies are to be pulled; None: of all requests.
+
+    They are the arguments of ``Grid.pull_messages`` from Flower 1.43 on; before, the second is the only one.
+
+    Raises
+    ------
+    ValueError
+        If both are given.
+    """
+    if reply_to_message_ids is not None and message_ids is not None:
+        raise ValueError("pull_messages takes reply_to_message_ids or message_ids, which is its former name")
+    given = message_ids if reply_to_message_ids is None else reply_to_message_ids
+    return None if given is None else list(given)
+
+
+def pulled_from(grid: Grid, ids: Sequence[str] | None) -> list[Message]:
+    """Return the replies of another Grid; None, for all of them, needs a Grid of Flower 1.43 or of this library."""
+    pull: Callable[..., Iterable[Message]] = grid.pull_messages
+    return list(pull() if ids is None else pull(ids))
+
+
 class GridAround(Grid):
     """The base class of Grids around another one: a subclass pushes and pulls messages.
 
@@ -180,9 +204,11 @@ class AddressedGrid(GridAround):
         """Push messages, and return their ids."""
         return self.grid.push_messages(messages)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
         """Pull the replies that there are."""
-        return self.grid.pull_messages(message_ids)
+        return pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
 
 
 def addressed(grid: Grid, participation: str, nodes: Collection[int] | None) -> Grid:

@@ -75,6 +75,9 @@ with needed_for("the reasons for which a reply is missing"):
     MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
     CRASHED = ErrorCode.CLIENT_APP_CRASHED
 
+#: The reason of Flower, and of this library in its place, of a reply whose objects the SuperLink lacks.
+OBJECTS_MISSING = "Reply message objects are unavailable"
+
 with needed_for("a subclass that fills in configure_train or aggregate_train"):
     #: What subclasses of Flower's strategies call in their ``configure_train`` and ``aggregate_train``: methods of
     #: any strategy that has Flower's attributes.
@@ -220,11 +223,36 @@ class BoundedPulls:
             self._drop(each.metadata.message_id, request)
         return type(response)(object_found=False)
 
+    def lost(self, pulled: Sequence[Message]) -> list[Message]:
+        """Return an error reply for each reply that had arrived and isn't among those that Flower ``pulled``.
+
+        From 1.43 on Flower only logs a reply whose objects are missing, as those beyond the bound are.
+        """
+        there = {reply.metadata.reply_to_message_id for reply in pulled}
+        waiting, self._waiting = self._waiting, []
+        return [_unread(each.metadata) for each in waiting if each.metadata.reply_to_message_id not in there]
+
     def _drop(self, message_id: str, request: Any) -> None:
         """Tell the SuperLink to drop a reply, which a request for one of its objects is about."""
         node, run_id = request.node, request.run_id
         confirmed = ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id)
         self._client.ConfirmMessageReceived(confirmed)
+
+
+def _unread(of_reply: Any) -> Message:
+    """Return an error reply in place of one whose objects can't be read, by its metadata as protobuf."""
+    metadata = Metadata(
+        of_reply.run_id,
+        of_reply.message_id,
+        of_reply.src_node_id,
+        of_reply.dst_node_id,
+        of_reply.reply_to_message_id,
+        of_reply.group_id,
+        of_reply.created_at,
+        of_reply.ttl,
+        of_reply.message_type,
+    )
+    return make_message(metadata=metadata, error=Error(MESSAGE_UNAVAILABLE, OBJECTS_MISSING))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from strategies.flower.internals import (
     MESSAGE_UNAVAILABLE,
     MOD_FAILED,
     NOBODY_ANSWERED,
+    OBJECTS_MISSING,
     OLDER_API,
     SECURE_AGGREGATION,
     UNKNOWN,
@@ -128,6 +129,8 @@ OURS: Final = frozenset(
 # Reason why a client without a timely reply is excluded, found by the strategy or by the SuperLink.
 NO_REPLY: Final = "no reply before the deadline"
 
+UNREADABLE: Final = "its reply can't be read: the SuperLink lacks a part of it"
+
 # Reasons why a client doesn't train whose app has a mod for secure aggregation, or is written for another API.
 OLDER: Final = (
     "its app, or a mod of it, is of Flower's older API: handlers are @app.train and @app.evaluate, and mods those of "
@@ -204,8 +207,10 @@ def metrics_of(reply: Message) -> MetricRecord:
 
 def reason_of(reply: Message) -> str:
     """Return the last line of an error reply's reason: a traceback's message, without the traceback."""
-    if reply.error.code == MESSAGE_UNAVAILABLE:  # the message's time to live is over
-        return NO_REPLY
+    if reply.error.code == MESSAGE_UNAVAILABLE:
+        if (reply.error.reason or "").startswith(OBJECTS_MISSING):
+            return UNREADABLE
+        return NO_REPLY  # the message's time to live is over
     if _misses_masks(reply):
         return MASKS
     if any(name in (reply.error.reason or "") for name in OLDER_API):

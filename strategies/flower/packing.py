@@ -27,7 +27,7 @@ from flwr.serverapp import Grid
 
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, npy_header
-from strategies.flower.grids import DEPLOYMENT, GridAround, engine_of
+from strategies.flower.grids import DEPLOYMENT, GridAround, asked_ids, engine_of, pulled_from
 from strategies.flower.internals import bounded_pulls, with_content, with_error
 
 PACKED = "strategies.packed"  # serialisation type, and name, of an array that holds a whole record
@@ -178,9 +178,13 @@ class PackingGrid(GridAround):
         }
         return pushed
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
         """Return the arrived replies, unpacked; an invalid one becomes an error reply with the reason."""
-        return [self._incoming(reply) for reply in self.grid.pull_messages(message_ids)]
+        pulled = pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
+        lost = [] if self._pulls is None else self._pulls.lost(pulled)
+        return [self._incoming(reply) for reply in (*pulled, *lost)]
 
     def _prepare_request(self, message: Message) -> Message:
         content = RecordDict(dict(message.content.items()))

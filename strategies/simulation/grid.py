@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from strategies.flower.errors import RunError
 from strategies.flower.exchange import arriving
+from strategies.flower.grids import asked_ids
 from strategies.flower.internals import RUN_ID, be_the_server, give_id
 from strategies.flower.local_grid import LocalGrid
 from strategies.simulation.pool import Pool, Source, tasks_of
@@ -141,9 +142,12 @@ class ProcessGrid(LocalGrid):
         self.pool.push(tasks_of(messages))
         return [message.metadata.message_id for message in messages]
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
         """Return the replies that are there, in the order of pushing; if there is none, wait a moment for one."""
-        wanted = [name for name in message_ids if name in self._pushed]
+        ids = asked_ids(reply_to_message_ids, message_ids)
+        wanted = [name for name in (self._pushed if ids is None else ids) if name in self._pushed]
         if wanted:
             self._look(0.0 if any(name in self._replies for name in wanted) else SLICE)
         there = sorted((name for name in wanted if name in self._replies), key=self._pushed.__getitem__)

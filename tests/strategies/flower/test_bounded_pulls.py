@@ -26,6 +26,7 @@ class SuperLinkInMemory:
     def __init__(self, replies: list[Message]) -> None:
         self.replies, self.objects, self.bytes_read = replies, dict[str, bytes](), 0
         self.received: list[str] = []
+        self.missing: set[str] = set()
         for reply in replies:
             reply.metadata.__dict__["_message_id"] = reply.object_id
             self.objects |= {key: each.deflate() for key, each in get_all_nested_objects(reply).items()}
@@ -37,6 +38,8 @@ class SuperLinkInMemory:
         )
 
     def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802
+        if request.object_id in self.missing:
+            return PullObjectResponse(object_found=False)
         content = self.objects[request.object_id]
         self.bytes_read += len(content)
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
@@ -62,8 +65,18 @@ def reply(more: int = 0) -> Message:
     return Message(content, reply_to=request)
 
 
-def pulled(replies: list[Message], most: float) -> tuple[list[Message], SuperLinkInMemory]:
-    grid, link = HttpGrid(token="a token"), SuperLinkInMemory(replies)
+class Nightly(HttpGrid):
+    """Flower's Grid of 1.43: of a reply whose objects are missing there is only a line in the log."""
+
+    def pull_messages(self, message_ids: Any = None) -> list[Message]:
+        return [reply for reply in super().pull_messages(message_ids) if not reply.has_error()]
+
+
+def pulled(
+    replies: list[Message], most: float, kind: type[HttpGrid] = HttpGrid, missing: tuple[int, ...] = ()
+) -> tuple[list[Message], SuperLinkInMemory]:
+    grid, link = kind(token="a token"), SuperLinkInMemory(replies)
+    link.missing = {replies[place].metadata.message_id for place in missing}
     grid.set_run(Run.create_empty(1))
     grid._client = link  # type: ignore[assignment]
     packing = PackingGrid(grid, lambda: most)
@@ -81,9 +94,10 @@ def test_a_reply_within_the_bound_is_read_whole(more):
     assert link.bytes_read == sum(map(len, link.objects.values()))
 
 
-def test_a_larger_reply_is_read_up_to_the_bound_and_dropped():
+@pytest.mark.parametrize("kind", [HttpGrid, Nightly])
+def test_a_larger_reply_is_read_up_to_the_bound_and_dropped(kind):
     large = reply(MORE)
-    (found,), link = pulled([large], MOST)
+    (found,), link = pulled([large], MOST, kind)
     assert found.has_error()
     assert (found.error.code, found.error.reason) == (
         TOO_LARGE,
@@ -99,3 +113,12 @@ def test_one_large_reply_leaves_the_others_as_they_are():
     found, link = pulled([reply(), reply(MORE), reply(1000)], MOST)
     assert [each.has_error() for each in found] == [False, True, False]
     assert len(link.received) == 3
+
+
+@pytest.mark.parametrize("kind", [HttpGrid, Nightly])
+def test_a_reply_of_which_the_superlink_lacks_a_part_is_an_error_with_a_reason(kind):
+    found, _ = pulled([reply(), reply(1000)], MOST, kind, missing=(1,))
+    (error,) = [each for each in found if each.has_error()]
+    assert len(found) == 2
+    assert error.metadata.reply_to_message_id == "request-1000"
+    assert messages.reason_of(error) == "its reply can't be read: the SuperLink lacks a part of it"
