@@ -34,6 +34,7 @@ def run_of(clients: Sequence[Client] = (), **values: Any) -> Any:
     known = {
         "clients": list(clients),
         "aggregations": 0,
+        "earlier": 0,
         "any_nonzero_update": False,
         "scheduler": scheduler,
         "timeout": 5.0,
