@@ -60,14 +60,14 @@ class SequentialGrid(LocalGrid):
         self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Work on queued messages for a while, in the order of pushing; return the replies that are asked for."""
-        wanted = self._asked(reply_to_message_ids, message_ids)
+        wanted = self._names(reply_to_message_ids, message_ids)
         end = time.monotonic() + SLICE
         while self._queue and time.monotonic() < end:
             message = self._queue.popleft()
             self._replies[message.metadata.message_id] = self._work(message)
         return [self._replies.pop(name) for name in wanted if name in self._replies]
 
-    def _asked(
+    def _names(
         self, reply_to_message_ids: Iterable[str] | None, message_ids: Iterable[str] | None
     ) -> list[str]:
         """Return the ids of the requests whose replies are to be pulled: by default of all that were pushed."""

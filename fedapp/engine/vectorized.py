@@ -99,7 +99,7 @@ class VectorizedGrid(SequentialGrid):
         self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Return the replies that are there; if one is missing, first work on waiting requests."""
-        wanted = self._asked(reply_to_message_ids, message_ids)
+        wanted = self._names(reply_to_message_ids, message_ids)
         if len(wanted) == 1:  # an asynchronous loop, which asks for one reply at a time and sums no blocks
             self._block_of.clear()
         if any(message_id not in self._replies for message_id in wanted):

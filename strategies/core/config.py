@@ -278,7 +278,8 @@ class SynchronousConfig(PrivateConfig, RobustConfig, SecureConfig):
     round_deadline : float
         time on the run's clock after which a round closes; 0: none
     over_select : float
-        o: 1 + o times as many clients are drawn for the same number of replies
+        o: 1 + o times as many clients are drawn for the same number of replies; with full participation all n are
+        asked, and a round goes on with n / (1 + o) replies
     dp_mechanism : str
         noise of each round (gaussian), of sums over rounds without a draw (tree, DP-FTRL), or of the clients, in
         their masked updates (distributed)

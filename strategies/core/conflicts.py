@@ -286,9 +286,9 @@ CONFLICTS: tuple[Conflict, ...] = (
         "round_deadline = 0, or participation = full, uniform, md, flower, fixed:…",
     ),
     Conflict(
-        {"over_select": ABOVE_0, "participation": other_scheme("uniform", "md", "flower")},
+        {"over_select": ABOVE_0, "participation": other_scheme("full", "uniform", "md", "flower")},
         "the scheme draws no number of clients that could be larger",
-        "over_select = 0, or participation = uniform, md, flower",
+        "over_select = 0, or participation = full, uniform, md, flower",
     ),
     Conflict(
         {

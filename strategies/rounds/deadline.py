@@ -1,6 +1,7 @@
 """When a round closes, and which clients are late: first replies, and a deadline.
 
-A round that needs L clients asks ⌈(1 + o) L⌉ of them (``over_select`` = o) and closes with the L-th valid reply, or
+A round that needs L clients asks ⌈(1 + o) L⌉ of them (``over_select`` = o; with full participation it asks all n, and
+L = ⌊n / (1 + o)⌋), and closes with the L-th valid reply, or
 ``round_deadline`` seconds after it began, whichever is earlier; with all replies, if they are there before (K.
 Bonawitz et al., "Towards federated learning at scale: system design", MLSys 2019). A later reply is late,
 and dropped. Its client is at work until then, and isn't drawn. A round for which nobody is free closes when the first
@@ -11,7 +12,7 @@ time.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import ceil, inf
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from strategies.clock import RESOLUTION
@@ -85,6 +86,11 @@ def _in_order(due: Mapping[int, float]) -> Iterator[tuple[int, float]]:
 def number_to_ask(needed: int, over_select: float) -> int:
     """Return ⌈(1 + o) L⌉, whatever the rounding of the product."""
     return ceil((1 + over_select) * needed - RESOLUTION)
+
+
+def number_needed(asked: int, over_select: float) -> int:
+    """Return ⌊n / (1 + o)⌋, at least 1: of n clients that are asked, how many close a round."""
+    return max(floor(asked / (1 + over_select) + RESOLUTION), 1)
 
 
 def rescale(weights: Sequence[float], total: float) -> list[float]:

@@ -21,7 +21,7 @@ from strategies.core.population import Population
 from strategies.core.run_state import RunState
 from strategies.flower.errors import RunError
 from strategies.flower.grids import RAY, engine_of
-from strategies.rounds.deadline import number_to_ask
+from strategies.rounds.deadline import number_needed, number_to_ask
 from strategies.rounds.participation import Participation
 from strategies.rounds.reply_collection import ReplyCollector
 from strategies.rounds.round import Chosen, Round
@@ -70,7 +70,7 @@ class Selection:
         rule = cast(SynchronousConfig, self._run.config).rule()
         if rule is not None and (number := self.number_that_counts(num_clients)) < rule.least:
             raise ValueError(f"{rule.text}: needs {rule.least} clients a round or more, {number} take part")
-        if over and scheme.scheme != "md" and scheme.sample_size(num_clients) == num_clients:
+        if over and scheme.scheme in ("uniform", "flower") and scheme.sample_size(num_clients) == num_clients:
             raise ValueError(
                 f"over_select = {over:g}: all {num_clients} clients are asked without it; fraction_train = "
                 f"{scheme.fraction:g} must be less"
@@ -82,6 +82,8 @@ class Selection:
         drawn = len(scheme.fixed) or num_clients // scheme.num_turns
         if scheme.scheme in ("uniform", "flower"):
             drawn = scheme.sample_size(num_clients)
+        elif scheme.scheme == "full":
+            drawn = number_needed(num_clients, self._config.over_select)
         return self.stragglers.num_active(drawn)
 
     def can_draw_from(self, clients: Sequence[Client]) -> bool:
@@ -138,8 +140,9 @@ class Selection:
         A client that ``md`` has drawn twice counts for two replies: its weight d_i is its draws over all draws.
         """
         present, over_select, scheme = self._number_present(), self._config.over_select, self.scheme
-        needed = scheme.sample_size(present)
-        multiplicities = [1] * len(weights)
+        needed, multiplicities = scheme.sample_size(present), [1] * len(weights)
+        if scheme.scheme == "full":
+            needed = number_needed(present, over_select)
         if scheme.scheme == "md":
             multiplicities = [round(weight * number_to_ask(needed, over_select)) for weight in weights]
         return needed if over_select else inf, multiplicities

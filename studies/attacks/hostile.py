@@ -190,9 +190,12 @@ class HostileGrid(VectorizedGrid):
                 self._asked[message.metadata.message_id] = message
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def pull_messages(
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
         """Return the replies that are there, those of hostile clients as they send them."""
-        return [self._sent(reply) for reply in super().pull_messages(message_ids)]
+        pulled = super().pull_messages(reply_to_message_ids, message_ids=message_ids)
+        return [self._sent(reply) for reply in pulled]
 
     def _lies(self, node_id: int) -> bool:
         return node_id - 1 in self.hostile

@@ -108,7 +108,7 @@ CASES: tuple[tuple[type[FederatedStrategy], dict[str, Any]], ...] = (
     (FedAvg, {"stragglers": 0.5, "round_deadline": 2.0}),
     (FedAvg, {"stragglers": 0.5, "over_select": 0.3}),
     (FedAvg, {"participation": "paired", "round_deadline": 2.0}),
-    (FedAvg, {"over_select": 0.5}),
+    (FedAvg, {"over_select": 0.5, "participation": "fixed:0,1"}),
     (Choosing, {"over_select": 0.5, "participation": "uniform", "fraction_train": 0.5}),
     (FedMedian, {"aggregation_rule": "krum"}),
     (Krum, {"faulty_clients": 1}),

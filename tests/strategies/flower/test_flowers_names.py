@@ -5,12 +5,13 @@ import math
 import pickle
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
@@ -18,6 +19,7 @@ import strategies
 from strategies import Bulyan, FedAdam, FedAvg, FedAvgM, FedProx, Krum, QFedAvg, RunError
 from strategies.core.config import FlowerOptions
 from strategies.core.conflicts import ConflictError
+from strategies.testing import MemoryGrid
 from tests.strategies.flower.test_stock_app import grid, model
 
 PAGE = (Path(__file__).parents[3] / "docs" / "flower.md").read_text("utf-8")
@@ -55,6 +57,81 @@ def test_the_page_has_every_name_of_flowers():
 
 
 CONFIG = ConfigRecord({"local-steps": 2})
+
+
+# Of the page: by how much the models may differ in float32 near weights of 1.
+IN_FLOAT32 = {"FedAvg": 2e-6, "FedAvgM": 5e-6, "FedYogi": 5e-6, "FedAdam": 3e-5, "FedAdagrad": 1e-4}
+
+
+def near_one(dtype: str, lr: float) -> Any:
+    """Return a grid of clients with a step of ``lr`` towards centres about 1."""
+
+    def work(message: Message, context: Context) -> Message:
+        number = int(context.node_config["partition-id"])
+        content = RecordDict({"metrics": MetricRecord({"num-examples": number + 1})})
+        w = message.content.array_records["arrays"]["w"].numpy().astype(np.float64)
+        centre = np.random.default_rng(number).normal(1.0, 1.0, len(w))
+        content["arrays"] = ArrayRecord({"w": Array((w - lr * (w - centre)).astype(dtype))})
+        return Message(content, reply_to=message)
+
+    return MemoryGrid(work, [{"partition-id": i, "num-partitions": 5} for i in range(5)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", IN_FLOAT32)
+def test_models_near_one_differ_by_the_rounding_that_the_page_names(name, dtype):
+    options: dict[str, Any] = {"server_momentum": 0.9} if name == "FedAvgM" else {}
+    for lr in (0.5, 1e-4):
+        made = []
+        for room in (strategies, flower):
+            initial = np.random.default_rng(99).normal(1.0, 0.3, 500).astype(dtype)
+            strategy = getattr(room, name)(fraction_evaluate=0.0, **options)
+            arrays = ArrayRecord({"w": Array(initial)})
+            result = strategy.start(near_one(dtype, lr), arrays, num_rounds=8, timeout=10)
+            made.append(result.arrays["w"].numpy())
+        assert np.abs(made[0] - made[1]).max() <= (1e-12 if dtype == "float64" else IN_FLOAT32[name])
+
+
+def test_the_page_names_those_differences():
+    said = " ".join(SECTION.split())
+    for value in ("1e-12", "2e-6", "5e-6", "3e-5", "1e-4"):
+        assert value in said
+
+
+def test_the_adaptive_wrapper_moves_the_norm_as_the_page_says():
+    inner = FedAvg(fraction_evaluate=0.0)
+    wrapper = flower.DifferentialPrivacyServerSideAdaptiveClipping(
+        inner,
+        noise_multiplier=0.0,
+        num_sampled_clients=3,
+        initial_clipping_norm=1.0,
+        clipped_count_stddev=0.0,
+    )
+    # Every update, of norm √2 or more, is longer than the norm 1; the rate is 0.2, the quantile 0.5: exp(±0.1).
+    wrapper.start(far(), model(), num_rounds=1)
+    wrong = version("flwr").startswith(("1.41", "1.42"))
+    assert wrapper.clipping_norm == pytest.approx(0.905 if wrong else 1.105, abs=1e-3)
+    strategy = FedAvg(
+        dp="central",
+        dp_clipping_norm=0.0,
+        dp_noise_multiplier=0.0,
+        client_weights="uniform",
+        fraction_evaluate=0.0,
+    )
+    strategy.start(far(), model(), num_rounds=1, timeout=10)
+    assert "0.905 instead of 1.105" in PAGE
+
+
+def far() -> Any:
+    """Return a grid of clients that reply with the model + 10."""
+
+    def work(message: Message, context: Context) -> Message:
+        w = message.content.array_records["arrays"]["w"].numpy()
+        arrays = ArrayRecord({"w": Array(w + np.float32(10))})
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
+        return Message(content, reply_to=message)
+
+    return MemoryGrid(work, [{"partition-id": i, "num-partitions": 3} for i in range(3)])
 
 
 @cache

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import FedAvg
-from strategies.rounds.deadline import closing_time, number_to_ask, rescale
+from strategies.rounds.deadline import closing_time, number_needed, number_to_ask, rescale
 from strategies.rounds.participation import Participation
 from tests.strategies.rounds.deadline_reference import SAME, closes_at, in_time_of
 
@@ -112,3 +112,11 @@ def test_more_than_all_clients_cannot_be_asked():
         strategy.check(4)
     strategy.check(20)
     FedAvg(over_select=0.5, participation="md", fraction_train=1.0).check(4)
+
+
+def test_of_all_clients_a_round_goes_on_with_fewer():
+    assert [number_needed(n, 0.25) for n in (1, 4, 5, 9, 10)] == [1, 3, 4, 7, 8]
+    assert [number_needed(n, n / 3 - 1) for n in range(3, 50)] == [
+        3
+    ] * 47  # whatever the rounding of n / (1 + o)
+    FedAvg(over_select=0.25).check(1)

@@ -123,6 +123,33 @@ def test_every_order_of_four_clients_of_which_the_first_count(go, needed, over, 
         check(go(times, **own), expected)
 
 
+@pytest.mark.parametrize("needed", [1, 2, 3])
+def test_all_clients_are_asked_and_the_round_goes_on_after_k_of_n(go, needed):
+    for order in ([1.0, 2.0, 3.5, 3.5], [3.5, 1.0, 9.0, 2.0]):
+        times = [[one] for one in order]
+        expected = deadline_reference.run(
+            trained,
+            lambda c, n, t=times: t[c][0],
+            all_of_them,
+            clients=4,
+            rounds=ROUNDS,
+            model=0.1,
+            needed=needed,
+        )
+        check(go(times, over_select=4 / needed - 1), expected)
+
+
+def test_who_counts_of_k_of_n_and_who_is_late(go):
+    # Of 4 clients the first 2 count: 0 and 1 in round 1, until 2 s. Clients 2 and 3 are at work until 5 s and 9 s.
+    reports, _, strategy = go([[1.0], [2.0], [5.0], [9.0]], over_select=1.0, rounds=4)
+    assert [report.time for report in reports] == [2.0, 4.0, 6.0, 8.0]
+    assert [report.metrics["participants"] for report in reports] == [2, 2, 2, 2]
+    assert [report.metrics["late-updates"] for report in reports] == [2, 0, 0, 1]
+    client_stats = dict(strategy.session.client_stats.items())
+    assert [client_stats[i].accepted for i in range(4)] == [4, 4, 0, 0]
+    assert [client_stats[i].late for i in range(4)] == [0, 0, 2, 1]
+
+
 @settings(max_examples=settings.default.max_examples // 3)
 @given(
     times=st.lists(
