@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 
 from strategies import streams
 from strategies.clock import WallClock
@@ -96,6 +97,11 @@ class MemoryGrid(LocalGrid):
         """The nodes' contexts, by node id."""
         return {node_id: node.context for node_id, node in self.nodes.items()}
 
+    @property
+    def apps_for_queries(self) -> list[ClientApp]:
+        """The ClientApp, if all nodes run one: a test's Grid knows which queries it answers."""
+        return [self.app] if isinstance(self.app, ClientApp) else []
+
     # ---- What a test does to it -----------------------------------------------------------------------------------
 
     def add(self, node_id: int, node_config: Mapping[str, Any]) -> Node:
@@ -178,7 +184,7 @@ class MemoryGrid(LocalGrid):
         return ids
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Return the replies that are there by now, in random order."""
         now, pulled = self._clock.now(), []

@@ -57,7 +57,7 @@ class SequentialGrid(LocalGrid):
         return ids
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Work on queued messages for a while, in the order of pushing; return the replies that are asked for."""
         wanted = self._names(reply_to_message_ids, message_ids)

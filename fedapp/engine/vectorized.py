@@ -96,7 +96,7 @@ class VectorizedGrid(SequentialGrid):
         self._direct = DirectTasks(self.contexts, self.trainer, rows_of, PULL_BUDGET)
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Return the replies that are there; if one is missing, first work on waiting requests."""
         wanted = self._names(reply_to_message_ids, message_ids)

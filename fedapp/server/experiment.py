@@ -402,6 +402,7 @@ def build_strategy(config: RunConfig) -> FederatedStrategy:
         strategy_config(strategy, partial(getattr, config)),
         clock=clock,
         fraction_evaluate=float(config.client_evaluation),
+        describe=True,
     )
     made.run_options.higher_is_better = directions_of(config)
     usual: dict[str, Any] = type(config).defaults()

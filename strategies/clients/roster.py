@@ -8,7 +8,8 @@ node reports when it is asked to describe itself. A ClientApp answers with a han
         metrics = {"partition-id": context.node_config["partition-id"], "num-examples": len(load_data(context))}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
-A ClientApp without such a handler still works: its clients are ordered by node id, and weighted by the
+A ClientApp without such a handler still works, and isn't asked unless the strategy needs it or the server says
+``describe=True``: its clients are ordered by node id, and weighted by the
 ``num-examples`` of their training replies, as in Flower's own strategies. A simulation that knows its app doesn't ask
 them. Where a method weights absent clients, a client that hasn't reported its number of examples counts with the mean
 of the other clients' numbers; all clients have equal weight while none has reported one.
@@ -45,6 +46,7 @@ from strategies.flower.grids import (
     Description,
     addressed,
     engine_of,
+    handles,
     mod_without_evaluation,
     nobody_handles,
 )
@@ -55,7 +57,7 @@ log = logging.getLogger("flwr.strategies")
 # Error codes of replies where the ClientApp raised an exception: it has no handler, or one of its mods failed.
 APP_FAILED = (UNKNOWN, APP_RAISED, MOD_FAILED)
 ABSENT = 0  # node id of a client of a resumed run that isn't connected
-NOT_ASKED = "it wasn't asked"
+NOT_ASKED = "it wasn't asked; describe=True asks it"
 NO_HANDLER = "the app has no handler of it, which may be left out"
 
 
@@ -117,6 +119,9 @@ class Roster:
         Names of the metric that holds a client's weight, and of the config record of a request.
     registry : Registry
         What is known of nodes before they describe themselves; by default nothing, and all may become clients.
+    describe : callable
+        Returns True if all nodes are asked to describe themselves; otherwise only those of an app that is known to
+        have a handler of it.
 
     Attributes
     ----------
@@ -137,10 +142,11 @@ class Roster:
         config_key: str = messages.CONFIG,
         min_nodes: int = 0,
         registry: Registry = OPEN_REGISTRY,
+        describe: Callable[[], bool] = lambda: True,
     ) -> None:
         self.record, self.participation, self.names_of_simulation = registry
         self._addressed = addressed_nodes(self.participation, self.record, min_clients)
-        self.weight_key, self.config_key = weight_key, config_key
+        self.weight_key, self.config_key, self._describes = weight_key, config_key, describe
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
         self.should_stop = should_stop
@@ -267,7 +273,7 @@ class Roster:
 
     def _ask(self, grid: Grid, node_ids: Sequence[int], config: ConfigRecord, due: float) -> None:
         """Ask nodes to describe themselves, without waiting for replies; a simulation's app may have no handler."""
-        if not self.devices and nobody_handles(grid, messages.DESCRIBE):
+        if not self._asks(grid):
             self._place_unasked(grid, node_ids)
             return
         requests = [self._request(node_id, config) for node_id in node_ids]
@@ -303,10 +309,16 @@ class Roster:
             reported = grid.descriptions(node_ids, config)
             self._place([self._described(node_id, metrics, "") for node_id, metrics in reported.items()])
             node_ids = [node_id for node_id in node_ids if node_id not in reported]
-        if node_ids and not self.devices and nobody_handles(grid, messages.DESCRIBE):
+        if node_ids and not self._asks(grid):
             self._place_unasked(grid, node_ids)
         elif node_ids:
             self._ask_and_take(grid, node_ids, config)
+
+    def _asks(self, grid: Grid) -> bool:
+        """Return True if nodes are asked to describe themselves."""
+        if not self._describes():
+            return handles(grid, messages.DESCRIBE)
+        return self.devices or not nobody_handles(grid, messages.DESCRIBE)
 
     def _ask_and_take(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
         """Ask nodes to describe themselves, and make clients of them."""
@@ -368,16 +380,17 @@ class Roster:
         return _Described(self._partition_of(metrics), node_id, num_examples, metrics, name)
 
     def _place_unasked(self, grid: Grid, node_ids: Sequence[int]) -> None:
-        """Make clients of the nodes of a simulation whose app has no handler of the request."""
+        """Make clients of nodes that aren't asked: nothing needs their descriptions, or their app has no handler."""
         if mod := mod_without_evaluation(grid):
             self.without_evaluation |= dict.fromkeys(node_ids, f"{mod} expects arrays in every message")
-        self._place_silent(dict.fromkeys(node_ids, NO_HANDLER))
+        lacks = not self.devices and nobody_handles(grid, messages.DESCRIBE)
+        self._place_silent(dict.fromkeys(node_ids, NO_HANDLER if lacks else NOT_ASKED))
 
     def _place_silent(self, reasons: Mapping[int, str]) -> None:
         """Make clients of nodes without a description: their indices follow the others', by node id."""
         if not reasons:
             return
-        expected = not self.devices and {*reasons.values()} <= {NO_HANDLER, NOT_ASKED}
+        expected = {*reasons.values()} <= ({NOT_ASKED} if self.devices else {NO_HANDLER, NOT_ASKED})
         log.log(
             logging.INFO if expected else logging.WARNING,
             "%s: no answer to query.describe (%s): ordered by node id, which is random, and weighed by their replies",

@@ -391,6 +391,10 @@ class FlowerOptions:
         Patterns of the names of the arrays that are trained, or a function that returns True for such a name. Only
         these travel, and buffers whose name matches ``untrained``; each client is sent the others once, and keeps
         them by the mod ``cache_frozen_parameters``. By default all arrays are trained.
+    describe : bool
+        Whether clients are asked to describe themselves (``query.describe``), which gives them fixed indices and a
+        seed that repeats the run. By default they are asked where the strategy needs it, or where their app is known
+        to have the handler.
     """
 
     min_available_nodes: int = 0
@@ -405,6 +409,7 @@ class FlowerOptions:
     evaluate_metrics_aggr_fn: MetricsAggregation | None = None
     untrained: tuple[str, ...] = UNTRAINED
     trained: Trained | None = None
+    describe: bool = False
 
     def __post_init__(self) -> None:
         for name in ("untrained", "trained"):

@@ -134,6 +134,7 @@ class Session:
             flower.configrecord_key,
             flower.min_available_nodes,
             Registry(NodeRecord(config.registered_nodes), config.participation, run.client_names),
+            lambda: run.flower.describe or _rests_on_descriptions(run.config, has_rounds=able.has_rounds),
         )
         graph, updates = _graph(config, run)
         counts_absent = able.corrects_participation and graph is None
@@ -406,6 +407,22 @@ def _graph(config: StrategyConfig, run: RunState) -> tuple[ClientGraph | None, L
         return DirectionGraph(config.message_floor, config.neighbours), None
     updates = LastUpdates(run, memory)
     return UpdateGraph(updates, config.message_floor, config.neighbours), updates
+
+
+def _rests_on_descriptions(config: StrategyConfig, *, has_rounds: bool) -> bool:
+    """Return True if a run needs its clients' indices or sizes before they reply.
+
+    Without rounds the weights and periods of all clients count from the first task on; times, presence and draws with
+    known weights go by the client's index; and masked sums by sizes that are agreed beforehand.
+    """
+    by_index = ("time_scenario", "availability", "task_failure", "registered_nodes")
+    return (
+        not has_rounds
+        or config.client_weights == "adjacency"
+        or config.uses_secure_sums
+        or config.participation not in ("full", "flower")
+        or any(getattr(config, key) != getattr(StrategyConfig, key) for key in by_index)
+    )
 
 
 def _scheduler(config: StrategyConfig, task_costs: TaskCosts, clock: Clock) -> Scheduler:

@@ -416,7 +416,7 @@ class FrozenGrid(GridAround):
         return stored
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Return the replies that have arrived, but for those that ask for frozen arrays."""
         ids = asked_ids(reply_to_message_ids, message_ids)

@@ -111,7 +111,8 @@ def asked_ids(
 ) -> list[str] | None:
     """Return the ids of the requests whose replies are to be pulled; None: of all requests.
 
-    They are the arguments of ``Grid.pull_messages`` from Flower 1.43 on; before, the second is the only one.
+    They are the arguments of ``Grid.pull_messages`` from Flower 1.43 on, of which the first is the positional one;
+    before, ``message_ids`` is the only one. Positional arguments and both names are the same on all versions here.
 
     Raises
     ------
@@ -205,7 +206,7 @@ class AddressedGrid(GridAround):
         return self.grid.push_messages(messages)
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Pull the replies that there are."""
         return pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
@@ -253,6 +254,12 @@ def nobody_handles(grid: Grid, message_type: str) -> bool:
     """
     apps = _apps(grid)
     return bool(apps) and all(lacks_handler(app, message_type) for app in apps)
+
+
+def handles(grid: Grid, message_type: str) -> bool:
+    """Return True if the ClientApp of all nodes is known to have a handler of a type of message."""
+    apps = _apps(grid) or getattr(innermost(grid), "apps_for_queries", [])
+    return bool(apps) and not any(lacks_handler(app, message_type) for app in apps)
 
 
 def mod_without_evaluation(grid: Grid) -> str:

@@ -179,7 +179,7 @@ class PackingGrid(GridAround):
         return pushed
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Return the arrived replies, unpacked; an invalid one becomes an error reply with the reason."""
         pulled = pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))

@@ -143,7 +143,7 @@ class ProcessGrid(LocalGrid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Return the replies that are there, in the order of pushing; if there is none, wait a moment for one."""
         ids = asked_ids(reply_to_message_ids, message_ids)

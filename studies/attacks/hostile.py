@@ -191,10 +191,10 @@ class HostileGrid(VectorizedGrid):
         return ids
 
     def pull_messages(
-        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> Iterable[Message]:
         """Return the replies that are there, those of hostile clients as they send them."""
-        pulled = super().pull_messages(reply_to_message_ids, message_ids=message_ids)
+        pulled = super().pull_messages(message_ids, reply_to_message_ids=reply_to_message_ids)
         return [self._sent(reply) for reply in pulled]
 
     def _lies(self, node_id: int) -> bool:

@@ -236,13 +236,13 @@ def test_each_node_is_sent_what_it_knows(devices, federation):
     grid.app = lambda message, context: (stock if context.node_config["partition-id"] == 1 else reader)(
         message, context
     )
-    result = FedAvg().start(grid, initial_model(), num_rounds=2, timeout=10.0)
+    result = FedAvg(describe=True).start(grid, initial_model(), num_rounds=2, timeout=10.0)
     packed = {
         partition: is_packed(record)
         for partition, record in zip(grid.asked(), records_of(grid.requests()), strict=True)
     }
     assert packed == {0: True, 1: False, 2: True}
-    expected = FedAvg().start(devices(mods=()), initial_model(), num_rounds=2, timeout=10.0)
+    expected = FedAvg(describe=True).start(devices(mods=()), initial_model(), num_rounds=2, timeout=10.0)
     assert content(result.arrays) == content(expected.arrays)
 
 
@@ -258,7 +258,7 @@ def test_nobody_can_claim_it_for_another_node(devices):
 
     plain = grid.app
     grid.app = lambda message, context: claims_to_be_20(message, context, plain)
-    FedAvg().start(grid, initial_model(), num_rounds=1, timeout=10.0)
+    FedAvg(describe=True).start(grid, initial_model(), num_rounds=1, timeout=10.0)
     sent = {request.metadata.dst_node_id: request for request in grid.requests()}
     assert not is_packed(sent[20].content[messages.ARRAYS])
 

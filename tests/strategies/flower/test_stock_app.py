@@ -24,6 +24,7 @@ from strategies import (
     FedFix,
     FedProx,
     RunError,
+    Scaffold,
     Spectral,
     VirtualClock,
     WallClock,
@@ -241,7 +242,7 @@ def test_records_and_weights_under_names_of_ones_own():
     made = grid()
     made.app = app  # type: ignore[assignment]
     names = {"arrayrecord_key": "model", "configrecord_key": "cfg", "weighted_by_key": "rows"}
-    strategy = FedAvg(fraction_evaluate=0.0, **names)
+    strategy = FedAvg(fraction_evaluate=0.0, describe=True, **names)
     assert value(strategy.start(made, model(), num_rounds=1)) == pytest.approx(0.625)
     assert sent == [["cfg"], *[["cfg", "model"]] * 3]
 
@@ -383,8 +384,57 @@ def test_a_mod_of_the_app_does_not_break_it(kind, mod):
 
 def test_in_a_simulation_one_traceback_tells_it_all():
     made = grid()
-    FedAvg().start(made, model(), num_rounds=1)
+    FedAvg(describe=True).start(made, model(), num_rounds=1)
     assert len(made.requests(messages.DESCRIBE)) == 1
+
+
+@pytest.mark.parametrize("devices", [False, True])
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, Scaffold])
+def test_a_stock_app_is_asked_nothing(kind, devices, caplog):
+    caplog.set_level(logging.INFO)
+    made = grid(devices=devices)
+    made.app = lambda message, context, app=made.app: app(message, context)  # nobody knows the app
+    kind(safeguards="off").start(made, model(), num_rounds=1)
+    assert {message.metadata.message_type for message in made.sent} == {"train", "evaluate"}
+    assert "it wasn't asked; describe=True asks it" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        FedAvg(describe=True),
+        FedAvg(time_scenario="lognormal:0.5,10"),
+        FedAvg(client_weights="uniform", participation="uniform", fraction_train=0.5),
+        FedBuff(server_lr=1.0),
+    ],
+)
+def test_who_needs_descriptions_asks_for_them(strategy):
+    made = grid()
+    made.app = lambda message, context, app=made.app: app(message, context)
+    strategy.start(made, model(), num_rounds=1)
+    assert made.requests(messages.DESCRIBE)
+
+
+def test_described_clients_have_fixed_indices_and_a_seed_repeats_the_run():
+    def runs(**options: Any) -> list[list[int]]:
+        cohorts = []
+        for seed in range(4):  # of the nodes' ids
+            app = stock()
+
+            @app.query("describe")
+            def describe(message: Message, context: Context) -> Message:
+                i = int(context.node_config["partition-id"])
+                metrics = MetricRecord({"partition-id": i, "num-examples": SIZES[i]})
+                return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+            nodes = [{"partition-id": i, "num-partitions": 7} for i in range(7)]
+            made = MemoryGrid(lambda m, c, app=app: app(m, c), nodes, seed=seed)
+            FedAvg(fraction_train=0.3, fraction_evaluate=0.0, **options).start(made, model(), num_rounds=2)
+            cohorts.append(sorted(made.asked(server_round=1)))
+        return cohorts
+
+    assert len({tuple(each) for each in runs(describe=True)}) == 1
+    assert len({tuple(each) for each in runs()}) > 1
 
 
 def test_a_fleet_in_which_only_some_have_the_handler(caplog):
@@ -398,7 +448,7 @@ def test_a_fleet_in_which_only_some_have_the_handler(caplog):
     made = MemoryGrid(app, [{"partition-id": i} for i in range(3)], node_ids=[10, 20, 30])
     made.engine = DEPLOYMENT
     made.app = lambda m, c: (plain if c.node_id == 10 else app)(m, c)  # type: ignore[assignment, return-value]
-    result = FedAvg(safeguards="off").start(made, model(), num_rounds=1)
+    result = FedAvg(safeguards="off", describe=True).start(made, model(), num_rounds=1)
     assert value(result) == pytest.approx(0.625)
     assert "node 10: no answer to query.describe" in caplog.text
 
