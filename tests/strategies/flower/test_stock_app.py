@@ -403,7 +403,7 @@ def test_a_stock_app_is_asked_nothing(kind, devices, caplog):
     "strategy",
     [
         FedAvg(describe=True),
-        FedAvg(time_scenario="lognormal:0.5,10"),
+        FedAvg(time_scenario="F0"),
         FedAvg(client_weights="uniform", participation="uniform", fraction_train=0.5),
         FedBuff(server_lr=1.0),
     ],
