@@ -134,7 +134,7 @@ class Session:
             flower.configrecord_key,
             flower.min_available_nodes,
             Registry(NodeRecord(config.registered_nodes), config.participation, run.client_names),
-            lambda: run.flower.describe or _rests_on_descriptions(run.config, has_rounds=able.has_rounds),
+            partial(_rests_on_descriptions, run, has_rounds=able.has_rounds),
         )
         graph, updates = _graph(config, run)
         counts_absent = able.corrects_participation and graph is None
@@ -409,15 +409,16 @@ def _graph(config: StrategyConfig, run: RunState) -> tuple[ClientGraph | None, L
     return UpdateGraph(updates, config.message_floor, config.neighbours), updates
 
 
-def _rests_on_descriptions(config: StrategyConfig, *, has_rounds: bool) -> bool:
-    """Return True if a run needs its clients' indices or sizes before they reply.
+def _rests_on_descriptions(run: RunState, *, has_rounds: bool) -> bool:
+    """Return True if a run is told to have clients describe themselves, or needs their indices or sizes beforehand.
 
     Without rounds the weights and periods of all clients count from the first task on; times, presence and draws with
     known weights go by the client's index; and masked sums by sizes that are agreed beforehand.
     """
-    by_index = ("time_scenario", "availability", "task_failure", "registered_nodes")
+    config, by_index = run.config, ("time_scenario", "availability", "task_failure", "registered_nodes")
     return (
-        not has_rounds
+        run.flower.describe
+        or not has_rounds
         or config.client_weights == "adjacency"
         or config.uses_secure_sums
         or config.participation not in ("full", "flower")
