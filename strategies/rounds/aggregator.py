@@ -110,7 +110,7 @@ class RoundAggregation:
 
     def _take_errors_left_out(self) -> None:
         """Take the clients' errors that a user-defined hook has left out, so that the reasons are known."""
-        for name, reply in self._cohort.received.items():
+        for name, reply in self._cohort.replies.items():
             place = self._positions.get(name)
             if place is not None and place not in self._waiting and reply.has_error():
                 self._waiting[place] = reply
@@ -118,7 +118,7 @@ class RoundAggregation:
     def _check_left_out(self, place: int) -> None:
         """Raise LeftOutError if a user-defined hook has left out the reply of a client."""
         cohort = self._cohort
-        if place not in self._waiting and cohort.requests[place].message_id in cohort.received:
+        if place not in self._waiting and cohort.requests[place].message_id in cohort.replies:
             raise LeftOutError(f"{self._session.run.name}.aggregate_train left its reply out")
 
     def _weigh(self) -> None:

@@ -121,7 +121,7 @@ class Round:
         The number of clients with values beyond the range of a secure sum, whose indices aren't known.
     asked : sequence of Message
         The requests, as ``configure_train`` made them, until they are sent.
-    received : dict of str to Message
+    replies : dict of str to Message
         The replies that a user-defined ``aggregate_train`` is given, by the id of the request; it may leave some out.
     executor : Executor, optional
         What the participants work through; None: messages to each, and their replies.
@@ -152,7 +152,7 @@ class Round:
     bases: dict[int, NDArray[Any]] = field(default_factory=dict)
     outside: int = 0
     asked: Sequence[Message] = ()
-    received: dict[str, Message] = field(default_factory=dict)
+    replies: dict[str, Message] = field(default_factory=dict)
     executor: Executor | None = None
 
     def request_of(self) -> dict[int, Metadata]:

@@ -236,7 +236,7 @@ class RoundSession(Session):
     def record_replies(self, cohort: Round) -> None:
         """Enter the outcomes of a round that a user-defined hook aggregates by itself, and name who has failed."""
         for client, request in zip(cohort.clients, cohort.requests, strict=True):
-            reply = cohort.received.get(request.message_id)
+            reply = cohort.replies.get(request.message_id)
             if reply is not None and reply.has_content():
                 cohort.count(client.index, messages.total_bytes(reply), bounded=False)
                 continue

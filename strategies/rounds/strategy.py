@@ -194,9 +194,9 @@ class SynchronousStrategy(FederatedStrategy):
         if "aggregate_train" not in self.capabilities.round_hooks:
             return self.aggregate_train(cohort.number, replies)
         # A user-defined ``aggregate_train`` gets a list, as from Flower's loop.
-        received = list(replies)
-        cohort.received = {reply.metadata.reply_to_message_id: reply for reply in received}
-        arrays, metrics = self.aggregate_train(cohort.number, received)
+        given = list(replies)
+        cohort.replies = {reply.metadata.reply_to_message_id: reply for reply in given}
+        arrays, metrics = self.aggregate_train(cohort.number, given)
         if not cohort.outcomes:  # it aggregates by itself
             session.record_replies(cohort)
         return None if arrays is None else session.server_step.as_the_model(arrays), metrics

@@ -143,7 +143,7 @@ def test_devices_that_describe_themselves_tell_of_such_a_mod(caplog):
             return Message(RecordDict({"metrics": MetricRecord({"num-examples": 2})}), reply_to=message)
 
     grid.app = lambda m, c: apps[c.node_config["partition-id"] > 0](m, c)  # type: ignore[assignment]
-    assert run(FedAvg(), grid, clipping_norm=NORM) != 0.0
+    assert run(FedAvg(describe=True), grid, clipping_norm=NORM) != 0.0
     assert grid.asked(messages.EVALUATE) == [0, 0]
     assert (
         caplog.text.count("some clients aren't asked to evaluate the model: fixedclipping_mod expects") == 1
