@@ -77,7 +77,7 @@ def test_replies_are_pulled_by_either_name_or_all_at_once(name):
         assert pull_all(lambda pull=pull, ids=ids: pull(ids), 2) == sorted(ids)  # type: ignore[misc]
         assert list(grid.pull_messages()) == []
     with pytest.raises(ValueError, match="reply_to_message_ids or message_ids"):
-        grid.pull_messages(["a"], message_ids=["a"])
+        grid.pull_messages(["a"], reply_to_message_ids=["a"])
 
 
 def test_processes_too():
