@@ -59,12 +59,6 @@ def test_a_state_of_something_else_is_refused(change, said):
         _resumed(state)
 
 
-def test_a_state_of_before_that_names_no_arrays_is_taken():
-    state = moved_on().state()
-    assert state.pop("layout") == [["w", [2]]]
-    assert _resumed(state).model.tolist() == [3.0, 5.0]
-
-
 def _resumed(state: Any) -> Any:
     run = begun()
     run.restore(state)
