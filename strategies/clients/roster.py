@@ -172,7 +172,7 @@ class Roster:
         if self._clients is None:
             # By index: if a replaced node reconnects, the node that replaced it stays.
             present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
-            self._clients = sorted(present.values(), key=lambda client: client.index)
+            self._clients = [present[index] for index in sorted(present)]
         return self._clients
 
     @property

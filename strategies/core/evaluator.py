@@ -93,17 +93,13 @@ class Evaluator:
         self, client: Client, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> Message:
         own = self._personal_model(client)
-        fields = {
-            **config,
-            messages.SERVER_ROUND: server_round,
-            messages.CLIENT: client.index,
-            **self._evaluation_rule(),
-            **self._run.options.evaluation_fields(client),
-        }
+        fields = config.copy()  # whose values are checked already
+        fields.update({messages.SERVER_ROUND: server_round, messages.CLIENT: client.index})
+        fields.update({**self._evaluation_rule(), **self._run.options.evaluation_fields(client)})
         return messages.request(
             messages.EVALUATE,
             client.node_id,
-            ConfigRecord(fields),
+            fields,
             ttl=self._run.timeout,
             arrays=arrays,
             extra_records={} if own is None else {messages.PERSONAL_MODEL: self._run.layout.to_record(own)},

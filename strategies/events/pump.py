@@ -8,6 +8,7 @@ the model. No handler calls another one that aggregates.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from flwr.app import Message
@@ -36,6 +37,8 @@ NOBODY = "no client is left: each was lost or failed"
 WILL_DROP = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
+
+INDEX, NODE = attrgetter("index"), attrgetter("node_id")  # of thousands of clients
 
 
 class Step(NamedTuple):
@@ -208,14 +211,15 @@ class EventPump:
         clients = session.population.refresh(session.grid, session.train_config, wait=False)
         if clients is run.clients:
             return
-        before = {client.index for client in run.clients}
-        if before and not clients and run.scheduler.real_time:
+        if run.clients and not clients and run.scheduler.real_time:
             log.warning("no client is connected, the run waits for one")
+        before, nodes = set(map(INDEX, run.clients)), set(map(NODE, run.clients))
+        come = [client for client in clients if client.node_id not in nodes]
         run.clients = clients
         task_table.forget_nodes(session.population.roster.refused)
-        yield Step(session.dispatcher.add_clients(clients) or None)
+        yield Step(session.dispatcher.add_clients(come) or None)
         # A client that was away is asked at once, not only when its next try is due.
-        yield Step([task_table.members[client.index] for client in clients if client.index not in before])
+        yield Step([task_table.members[client.index] for client in come if client.index not in before])
 
     def _on_reply(self, task: Task, reply: Message | Work | None) -> Iterator[Step]:
         """Check the reply to a task, or note that none comes; hold it back until usual norms are known."""

@@ -274,9 +274,10 @@ class TaskTable:
 
     def forget_nodes(self, node_ids: Collection[int]) -> None:
         """Forget the clients at some nodes, which can't take part any more."""
-        for member in [*self.members.values()]:
-            if member.client.node_id in node_ids:
-                self.forget(member)
+        if node_ids:  # mostly there are none, of many members
+            for member in [*self.members.values()]:
+                if member.client.node_id in node_ids:
+                    self.forget(member)
 
     def forget(self, member: ClientState) -> None:
         """Forget a client that can't take part any more, its task under way and its work that waits."""
