@@ -34,6 +34,7 @@ IMPORTED_WHEN_CALLED = {
     "sweep": "fedapp.sweeps.command:sweep",
     "list": "fedapp.sweeps.looking:list_command",
     "compare": "fedapp.sweeps.looking:compare_command",
+    "report": "fedapp.sweeps.looking:report_command",
     "runs": "fedapp.sweeps.looking:list_command",  # the former name of list
     "deploy": "fedapp.deploy.cli:app",
 }
@@ -190,21 +191,6 @@ def _command() -> Any:
     with _importing():
         from fedapp.api import command
     return command
-
-
-@app.command("report", rich_help_panel=LOOK)
-def report_command(
-    runs: Annotated[list[Path], typer.Argument(help="folders of runs, or of one run each")],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="the page's file; report.html by default")
-    ] = None,
-    live: Annotated[bool, typer.Option("--live", help="serve the page here, and follow the runs")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="with --live; 0: any that is free")] = 0,
-) -> None:
-    """Runs as one page that opens without a network: curves, clients, data, graph, configs (docs/report.md)."""
-    from fedapp.report.page.command import report  # pyarrow and Plotly are slow to import
-
-    report(runs, out, live=live, port=port)
 
 
 @app.command("timeline", rich_help_panel=LOOK)

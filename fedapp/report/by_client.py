@@ -5,6 +5,7 @@ Clients are sorted from the lowest value where it isn't known which values are b
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,11 +13,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from fedapp.report.client_tables import last_clients, names_of_clients
-from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
+from fedapp.report.figures import STEPS, new_figure, shortened, style_axes
 from fedapp.report.files import LOSS, data_of, rows_in_words, without_digest
 from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.overlay import MOST
 from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
+from fedapp.report.style import SCREEN, FigureStyle
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better
 
 FIGURE = "clients.png"
@@ -47,25 +49,29 @@ def draw_by_client(run_dir: Path) -> Path | None:
     """Draw a run's clients into ``clients.png``, 1200 pixels wide; None if no client's values are on record."""
     run = RecordedRun(run_dir)
     strategy, model = (without_digest(str(run.config.get(key, "?"))) for key in ("strategy", "model"))
-    return draw_clients_of_runs(run_dir / FIGURE, {"": run}, f"{strategy}, {data_of(run.config)}, {model}")
+    of = f"{strategy}, {data_of(run.config)}, {model}"
+    return next(iter(draw_clients_of_runs(run_dir / FIGURE, {"": run}, of)), None)
 
 
-def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str) -> Path | None:
-    """Draw the clients of runs, by name, over each other, 1200 pixels wide; None if no client's values are on record.
+def draw_clients_of_runs(
+    path: Path, runs: Mapping[str, RecordedRun], of: str = "", style: FigureStyle = SCREEN
+) -> list[Path]:
+    """Draw the clients of runs, by name, over each other; return the paths, [] if no client's values are on record.
 
-    Solid: the global model. Dashed: clients' own models. Of more than eight runs, the first.
+    Solid: the global model. Dashed: clients' own models. Of more than eight runs, the first. ``of`` is the second
+    line of the title.
     """
     metric = metric_by_client(list(runs.values()))
     known = {name: scores_of(run.path, metric) for name, run in runs.items()}
     known = {name: found for name, found in known.items() if found}
     if not known:
-        return None
-    if len(known) > MOST:
-        title += f"\n{MOST} of {len(known)} settings: the first"
+        return []
+    notes = [of] * bool(of) + [f"{MOST} of {len(known)} settings: the first"] * (len(known) > MOST)
     what = f"{metric} on each client's {rows_in_words(run.rows for run in runs.values())}"
-    figure = new_figure(4.2, f"{title}: {what}" if title else what)
+    title = f"{what[0].upper()}{what[1:]}"
+    figure = new_figure(4.2 if not style.width else 3.4, "\n".join([title, *notes]), style)
     axes = figure.subplots()
-    style_axes(axes)
+    style_axes(axes, style)
     higher = higher_is_better(metric, directions_of(list(runs.values())))
     looks = looks_of(str(runs[name].config.get("strategy", "")) for name in known)
     for (name, found), look in list(zip(known.items(), looks, strict=True))[:MOST]:
@@ -75,13 +81,17 @@ def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], title: str
             label = _label(name, whose) + lacking
             _draw_sorted(axes, values, look, label, own=bool(whose), higher=higher)
     order = "from the lowest to the highest" if higher is None else "from the worst to the best"
-    axes.set(xlabel=f"clients, {order}", ylabel=metric, xlim=(0, 1))
+    axes.set(xlim=(0, 1))
+    axes.set_xlabel(f"clients, {order}", fontsize=style.points(10))
+    axes.set_ylabel(metric, fontsize=style.points(10))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     if len(runs) == 1:
         _name_places(axes, next(iter(runs.values())).path, metric, higher=higher)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    return save(figure, path)
+    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
+    axes.legend(frameon=False, fontsize=style.points(8), **(below if style.width else beside))
+    return style.save(figure, path)
 
 
 def _draw_sorted(

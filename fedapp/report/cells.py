@@ -7,7 +7,7 @@ deviation is over distinct seeds.
 import math
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -32,6 +32,31 @@ SHOWN = ("finished", RUNNING, "?")
 LOST = frozenset({FAILED, "diverged"})
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of a sweep's settings.
+
+    Attributes
+    ----------
+    keys : tuple of str
+        The keys that were tuned.
+    text : str
+        What was tuned, by which metric and on which seeds.
+    by : str
+        The metric by which the sweep compares settings.
+    doubts : tuple of str
+        What may spoil the verdict on the settings.
+    """
+
+    keys: tuple[str, ...] = ()
+    text: str = ""
+    by: str = ""
+    doubts: tuple[str, ...] = ()
+
+
+UNTUNED = Tuning()
+
+
 @dataclass(frozen=True, eq=False)
 class Cell:
     """Runs of one setting.
@@ -46,12 +71,19 @@ class Cell:
         The status of each other run of the setting.
     labels : mapping
         The setting's cells of a table, by column.
+    label : str
+        Its name in legends, without keys that were tuned; by default ``name``.
     """
 
     name: str
     runs: Sequence[RecordedRun]
     lacking: Sequence[str] = ()
     labels: Mapping[str, object] = field(default_factory=dict)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.name)
 
     @cached_property
     def seeds(self) -> list[Hashable]:
@@ -140,8 +172,11 @@ def seed_of(run: RecordedRun) -> Hashable:
     return seed
 
 
-def cells_of(runs: Iterable[RecordedRun]) -> list[Cell]:
-    """Group runs that differ in nothing but their seed; name each group by what tells it from the others."""
+def cells_of(runs: Iterable[RecordedRun], tuned: Collection[str] = ()) -> list[Cell]:
+    """Group runs that differ in nothing but their seed; name each group by what tells it from the others.
+
+    The groups' labels don't have ``tuned`` keys, unless two would be called alike.
+    """
     every = list(runs)
     keys = [key for key in differing([run.config for run in every]) if key != "seed"]
     groups: dict[Hashable, list[RecordedRun]] = {}
@@ -149,14 +184,19 @@ def cells_of(runs: Iterable[RecordedRun]) -> list[Cell]:
         same = values_of(run.config, keys) if run.config else run.path  # unreadable: nothing says what it is
         groups.setdefault(same, []).append(run)
     settings = list(groups.values())
-    names = descriptions([members[0].config for members in settings], keys)
-    return [_cell(name, members) for name, members in zip(names, settings, strict=True)]
+    configs = [members[0].config for members in settings]
+    names = descriptions(configs, keys)
+    labels = descriptions(configs, [key for key in keys if key not in tuned])
+    if len(set(labels)) < len(labels) or not all(labels):
+        labels = names
+    return [_cell(*each) for each in zip(names, settings, labels, strict=True)]
 
 
-def _cell(name: str, runs: Sequence[RecordedRun]) -> Cell:
+def _cell(name: str, runs: Sequence[RecordedRun], label: str) -> Cell:
     shown = [run for run in runs if run.evaluations and run.status in SHOWN]
     lacking = [run.standing for run in runs if run not in shown]
-    return Cell(name or described(runs[0].config, ["strategy"]) or runs[0].path.name, shown, lacking)
+    own = name or described(runs[0].config, ["strategy"]) or runs[0].path.name
+    return Cell(own, shown, lacking, label=label or own)
 
 
 def common_end(cells: Iterable[Cell], axis: str) -> float:

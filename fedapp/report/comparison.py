@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedapp.report.cells import (
+    UNTUNED,
     Cell,
+    Tuning,
     axes_of,
     best_of,
     cells_of,
@@ -24,6 +26,7 @@ from fedapp.report.cells import (
 from fedapp.report.differences import described, differing
 from fedapp.report.files import LOSS, data_of, with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
+from fedapp.report.style import SCREEN, FigureStyle
 from fedapp.report.table import add_values, markdown_row
 from fedapp.report.verdict.of_runs import verdict_of
 from fedapp.report.verdict.verdict import Verdict
@@ -40,11 +43,12 @@ class Comparison:
     """Recorded runs, those that differ in their seed alone as one."""
 
     runs: Sequence[RecordedRun]
+    tuning: Tuning = UNTUNED
 
     @cached_property
     def cells(self) -> list[Cell]:
         """The settings, named by what tells them from each other."""
-        return cells_of(self.runs)
+        return cells_of(self.runs, self.tuning.keys)
 
     @cached_property
     def axes(self) -> dict[str, float]:
@@ -54,7 +58,8 @@ class Comparison:
     @cached_property
     def metrics(self) -> list[str]:
         """The metrics of the model that runs have."""
-        return metrics_of(self.runs)
+        found = metrics_of(self.runs)
+        return sorted(found, key=lambda key: key != self.tuning.by)
 
     @property
     def title(self) -> str:
@@ -131,7 +136,13 @@ class Comparison:
 
     def verdict_by(self, metric: str) -> Verdict:
         """Return the verdict on the settings by a metric, at `time` or their ends."""
-        return verdict_of(self.cells, metric, time=self.time, files="metrics.jsonl in the folder of each run")
+        return verdict_of(
+            self.cells,
+            metric,
+            time=self.time,
+            doubts=self.tuning.doubts,
+            files="metrics.jsonl in the folder of each run",
+        )
 
     @property
     def verdict_lines(self) -> list[str]:
@@ -154,8 +165,8 @@ class Comparison:
             table.add_row(*map(Text, row), style="bold" if cell is best else None)
         return table
 
-    def write(self, folder: Path, formats: Sequence[str] = ()) -> list[Path]:
-        """Write the tables and the overlaid curves into a folder, also in further formats; return the paths."""
+    def write(self, folder: Path, style: FigureStyle = SCREEN) -> list[Path]:
+        """Write the tables and the overlaid curves into a folder; return the paths."""
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.verdict_lines)]
         lines += [""] * bool(self.verdict_lines)
@@ -174,20 +185,20 @@ class Comparison:
             from fedapp.report.overlay import draw_overlay  # matplotlib is slow to import
 
             curves = folder / FIGURE
-            paths += draw_overlay(curves, self.cells, self.metrics[:2], self.axes, self.title, formats)
+            paths += draw_overlay(curves, self.cells, self.metrics[:2], self.axes, style=style)
             lines += [f"![curves]({FIGURE})", ""]
-            if (figure := self._draw_clients(folder)) is not None:
-                paths.append(figure)
+            if figures := self._draw_clients(folder, style):
+                paths += figures
                 lines += [f"![clients]({CLIENTS})", ""]
         lines += [f"- {note}" for note in self.remarks]
         (folder / REPORT).write_text("\n".join(lines).rstrip() + "\n", "utf-8")
         return [*paths, folder / REPORT]
 
-    def _draw_clients(self, folder: Path) -> Path | None:
+    def _draw_clients(self, folder: Path, style: FigureStyle) -> list[Path]:
         """Draw the clients of each setting's first run, if there are any with test rows of their own."""
-        runs = {cell.name: cell.runs[0] for cell in self.cells if cell.runs}
+        runs = {cell.label: cell.runs[0] for cell in self.cells if cell.runs}
         if not any(run.config.get("test-on") == "own" for run in runs.values()):
-            return None
+            return []
         from fedapp.report.by_client import draw_clients_of_runs
 
-        return draw_clients_of_runs(folder / CLIENTS, runs, self.title)
+        return draw_clients_of_runs(folder / CLIENTS, runs, style=style)

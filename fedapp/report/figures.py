@@ -26,6 +26,7 @@ from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, data_of, metrics_among, step_of, without_digest
 from fedapp.report.looks import BLUE, VERMILION, MethodStyle, looks_of
+from fedapp.report.style import SCREEN, FigureStyle
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -52,7 +53,7 @@ _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
 STEPS = [1, 2, 2.5, 5, 10]
 
 
-def draw_curves(run_dir: Path, usual: Mapping[str, object] | None = None) -> Path:
+def draw_curves(run_dir: Path) -> Path:
     """Draw loss and score against rounds and, where it looks different, against time into ``curves.png``.
 
     The score is the first metric of the run beside the loss, such as accuracy; without one there is the loss alone.
@@ -64,8 +65,6 @@ def draw_curves(run_dir: Path, usual: Mapping[str, object] | None = None) -> Pat
     ----------
     run_dir
         Holds ``config.toml`` and ``metrics.jsonl`` (time in seconds, or in the scenario's virtual unit).
-    usual
-        The defaults: the title names values of the config that differ from them.
     """
     records = read_metrics(run_dir)
     scores = [key for key in _metrics(run_dir, records) if key != LOSS][:1]
@@ -78,10 +77,9 @@ def draw_curves(run_dir: Path, usual: Mapping[str, object] | None = None) -> Pat
     if not _says_the_same(columns["aggregation"], columns["time"]):
         x_labels["time"] = "virtual time" if virtual else "seconds"
     (look,) = looks_of([str(read_config(run_dir).get("strategy", ""))])
-    title = _from_config(run_dir, *_NAMED)
-    if unusual := _unusual(run_dir, usual or {}):
-        title = f"{title}\n{unusual}"
-    figure = new_figure(0.6 + 2.4 * len(x_labels) + 0.2 * bool(unusual), title)
+    over = " and ".join(f"{label}s" if key == "aggregation" else label for key, label in x_labels.items())
+    title = f"Test {' and '.join((LOSS, *scores))} over {over.replace('seconds', 'time')}"
+    figure = new_figure(0.6 + 2.4 * len(x_labels), f"{title}\n{_from_config(run_dir, *_NAMED)}".rstrip())
     grid = figure.subplots(len(x_labels), 1 + len(scores), sharey="col", squeeze=False)
     for row, (key, label) in zip(grid, x_labels.items(), strict=True):
         for axes, name in zip(row, (LOSS, *scores), strict=True):
@@ -280,7 +278,6 @@ def class_counts(indices: Array, offsets: Array, labels: Array, num_classes: int
     return counts
 
 
-@cache
 def _font() -> FT2Font:
     return get_font(findfont(FontProperties()))
 
@@ -292,8 +289,8 @@ def _without_glyph(signs: Iterable[str]) -> str:
 
 
 @cache
-def _say_boxes(signs: str) -> None:
-    log.warning("figures have boxes for %s, which their font, %s, hasn't", signs, _font().family_name)
+def _say_boxes(signs: str, font: str) -> None:
+    log.warning("figures have boxes for %s, which their font, %s, hasn't", signs, font)
 
 
 def _from_config(run_dir: Path, *keys: str) -> str:
@@ -304,87 +301,30 @@ def _from_config(run_dir: Path, *keys: str) -> str:
     return ", ".join(text + " clients" * (key == "num-clients") for key, text in told.items())
 
 
-# Keys that a title always names, and keys it never names: they don't change the curves, or the run resolves them.
+# Keys that name a run in a title.
 _NAMED = ("strategy", "dataset", "model", "num-clients")
-_UNTOLD = (
-    *_NAMED,
-    "versions",
-    "results-dir",
-    "run-name",
-    "resume",
-    "clock",
-    "num-server-rounds",
-    "eval-every",
-    "tracker",
-    "checkpoint-every",
-    "data-path",
-    "input-column",
-    "label-column",
-    "group-column",
-    "drop-column",
-    "missing-values",
-    "csv-encoding",
-    "separator",
-    "decimal",
-    "metrics",
-    "log-format",
-    "metrics-port",
-    "metrics-host",
-    "server-device",
-    "client-device",
-    "client-threads",
-    "min-clients",
-    "round-timeout",
-)
-_LONGEST = 80  # characters of a title's line
 
 
-def _unusual(run_dir: Path, usual: Mapping[str, object]) -> str:
-    """Return a run's values that aren't the defaults in words, as many as have room in a line."""
-    config = read_config(run_dir) if usual else {}
-    told = [
-        f"{key.replace('-', ' ')} {value}"
-        for key, value in config.items()
-        if key not in _UNTOLD and key in usual and value != usual[key]
-    ]
-    for number in range(len(told), 0, -1):
-        line = ", ".join(told[:number]) + f" and {len(told) - number} more" * (number < len(told))
-        if len(line) <= _LONGEST:
-            return line
-    return f"{told[0][: _LONGEST - 1]}…" if told else ""
-
-
-def new_figure(height: float, title: str) -> Figure:
-    figure = Figure(figsize=(8, height), dpi=150, facecolor="white")
+def new_figure(height: float, title: str, style: FigureStyle = SCREEN) -> Figure:
+    figure = Figure(figsize=(style.inches, height), dpi=150, facecolor="white")
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    figure.suptitle(title, fontsize=11, color=INK)
+    figure.suptitle(title, fontsize=style.points(11), color=INK)
     return figure
 
 
-def style_axes(axes: Axes) -> None:
+def style_axes(axes: Axes, style: FigureStyle = SCREEN) -> None:
     axes.grid(True, color=_GRID, lw=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(labelsize=9, colors=INK, length=3)
-
-
-def save_vectors(figure: Figure, path: Path, formats: Sequence[str]) -> list[Path]:
-    """Write a figure beside its PNG as PDF or SVG, with text as text; return the paths."""
-    from matplotlib import rc_context
-
-    paths = [path.with_suffix(f".{form}") for form in formats if form != "png"]
-    with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42}):
-        for each in paths:
-            figure.savefig(each)
-    return paths
+    axes.tick_params(labelsize=style.points(9), colors=INK, length=3)
 
 
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG; a line in the log names signs that the font hasn't, which are boxes in the figure."""
     texts = {text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)}
     if lacking := _without_glyph(frozenset(chain(*texts))):
-        _say_boxes(lacking)
+        _say_boxes(lacking, _font().family_name)
     canvas = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)

@@ -2,18 +2,27 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedapp.report.cells import Cell, axis_label, best_of, direction_of
-from fedapp.report.figures import INK, STEPS, new_figure, save, save_vectors, style_axes
+from fedapp.report.cells import Cell, any_without_rounds, axis_label, best_of, direction_of
+from fedapp.report.figures import INK, STEPS, new_figure, style_axes
+from fedapp.report.files import with_rows
 from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.series import Array, mean_and_spread
+from fedapp.report.style import SCREEN, FigureStyle
 
 MOST = 8  # lines that can be told apart
+
+ONE_COLUMN = "one-column"
+_LEGEND_COLUMNS = {ONE_COLUMN: 2, "two-columns": 4}
+_PAPER_HEIGHT, _LEGEND_LINE = 2.4, 0.06  # inches of a figure in a paper, and more of them for each name
+_TITLE, _NARROW = 90, 44  # characters of a title's line
 
 # What the vertical axis has to hold: these percentiles of the curves, less the very beginning, where they fall from
 # where any model starts. A lone spike would flatten all else, as would a curve that goes far above most others.
@@ -27,13 +36,14 @@ def draw_overlay(
     cells: Sequence[Cell],
     metrics: Sequence[str],
     axes: Mapping[str, float],
-    title: str,
-    formats: Sequence[str] = (),
+    title: str = "",
+    style: FigureStyle = SCREEN,
 ) -> list[Path]:
-    """Draw a panel for each metric (rows) and axis (columns), 1200 pixels wide; return the paths.
+    """Draw a panel for each metric (rows) and axis (columns); return the paths.
 
-    Beyond eight settings, those with the best first metric at the end, or the first ones where it isn't known which
-    values are better; the title says so.
+    One column of a paper has a panel of the first metric and axis, two have one of each axis. Beyond eight settings,
+    those with the best first metric at the end are drawn, or the first ones where it isn't known which values are
+    better; the title says so.
 
     Parameters
     ----------
@@ -41,19 +51,26 @@ def draw_overlay(
         Settings; those without runs are left out.
     axes
         Axes of `fedapp.report.recorded.AXES`, each with the place that all runs reached, marked if some went further.
-    formats
-        Formats beside the PNG: ``pdf``, ``svg``.
+    title
+        Empty: the metrics and axes in words.
     """
     shown, note = _few([cell for cell in cells if cell.runs], metrics)
     looks = looks_of(cell.method for cell in shown)
-    figure = new_figure(0.7 + 2.7 * len(metrics), title + note + _bands_text(shown))
+    metrics = metrics[:1] if style.width else metrics
+    axes = dict(list(axes.items())[:1]) if style.width == ONE_COLUMN else axes
+    names = _names(shown, style)
+    height = _PAPER_HEIGHT + _LEGEND_LINE * len(names) if style.width else 0.7 + 2.7 * len(metrics)
+    heading = "\n".join(
+        wrap(title or question(shown, metrics, axes), _TITLE if style.inches > 4 else _NARROW)
+    )
+    figure = new_figure(height, heading + note + _bands_text(shown), style)
     grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharey="row")
     for row, key in zip(grid, metrics, strict=True):
         for panel, (axis, end) in zip(row, axes.items(), strict=True):
-            style_axes(panel)
+            style_axes(panel, style)
             drawn = {
-                cell.name: _draw_band(panel, cell, key, axis, look, opacity=min(0.15, 0.4 / len(shown)))
-                for cell, look in zip(shown, looks, strict=True)
+                name: _draw_band(panel, cell, key, axis, look, opacity=min(0.15, 0.4 / len(shown)))
+                for name, cell, look in zip(names, shown, looks, strict=True)
             }
             bands = [cell.band(key, axis) for cell in shown]
             set_view(panel, [(x, y + sign * spread) for x, y, spread in bands for sign in (-1, 1)])
@@ -63,10 +80,48 @@ def draw_overlay(
                 panel.axvline(end, color="#BBBBBB", lw=1, zorder=0)
             panel.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS, integer=axis == "aggregation"))
             panel.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
-            panel.set_xlabel(axis_label(axis, shown), fontsize=9)
-        row[0].set_ylabel(key, fontsize=9)
-        _name_lines(row[-1], drawn)
-    return [save(figure, path), *save_vectors(figure, path, formats)]
+            panel.set_xlabel(axis_label(axis, shown), fontsize=style.points(9))
+        row[0].set_ylabel(key, fontsize=style.points(9))
+        if not style.width:
+            _name_lines(row[-1], drawn, style)
+    if style.width:
+        figure.legend(
+            [
+                Line2D([], [], lw=1.4, label=name, **{**look.line, "markevery": None})
+                for name, look in zip(names, looks, strict=True)
+            ],
+            names,
+            loc="outside lower center",
+            ncols=_LEGEND_COLUMNS[style.width],
+            frameon=False,
+            fontsize=style.points(8),
+        )
+    return style.save(figure, path)
+
+
+def question(cells: Sequence[Cell], metrics: Sequence[str], axes: Iterable[str]) -> str:
+    """Return what a figure of curves shows: ``Test accuracy and loss over virtual time``."""
+    of_clients = any(with_rows(key, ["test"]) != key for key in metrics)
+    measured = [with_rows(key, (run.rows for cell in cells for run in cell.runs)) for key in metrics]
+    text = f"{' and '.join(measured)} over {' and '.join(_over(axis, cells) for axis in axes)}"
+    return text[0].upper() + text[1:] if of_clients else f"Test {text}"
+
+
+def _over(axis: str, cells: Sequence[Cell]) -> str:
+    """Return what an axis is called in a sentence."""
+    rounds = "aggregations" if any_without_rounds(cells) else "rounds"
+    is_real = axis_label(axis, cells) == "seconds"
+    return {"time": "time" if is_real else "virtual time", "aggregation": rounds, "bytes": "bytes sent"}[axis]
+
+
+def _names(cells: Sequence[Cell], style: FigureStyle) -> list[str]:
+    """Return the names of lines; in a paper, methods that alone tell settings apart as their papers call them."""
+    names = [cell.label for cell in cells]
+    if style.width and names == [cell.method for cell in cells]:
+        from fedapp.config.citations import paper_name  # imports Flower, which takes a second
+
+        return [paper_name(name) for name in names]
+    return names
 
 
 def _few(cells: Sequence[Cell], metrics: Sequence[str]) -> tuple[list[Cell], str]:
@@ -102,7 +157,7 @@ def _draw_band(
     return grid, middle
 
 
-def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]]) -> None:
+def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], style: FigureStyle) -> None:
     """Write each line's name beside its end, pushed apart where ends are close."""
     low, high = axes.get_ylim()
     ends: list[tuple[float, str, Any]] = []
@@ -119,7 +174,7 @@ def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]]) -> None:
             xycoords="axes fraction",
             textcoords="axes fraction",
             color=INK,
-            fontsize=8,
+            fontsize=style.points(8),
             va="center",
             annotation_clip=False,
             arrowprops={

@@ -210,7 +210,7 @@ def draw_figures(path: Path, experiment: Experiment) -> None:
     from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
     from fedapp.report.gantt import draw_timeline
 
-    draw_curves(path, type(experiment.config).defaults())
+    draw_curves(path)
     draw_timeline(path)
     if experiment.config.test_on == OWN:
         from fedapp.report.by_client import draw_by_client

@@ -13,9 +13,9 @@ from rich.console import Console
 from fedapp.config import ConfigError, Value
 from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
 from fedapp.names import AUTO, ENGINES
+from fedapp.report.style import FigureStyle, Font, FontSize, Formats, Width
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.axes import completed_axis, read_axes
-from fedapp.sweeps.formats import read_formats
 from fedapp.sweeps.plan import TAKEN, SweepPlan, checked, keys_of, read_file
 from fedapp.sweeps.point import NUM_CLIENTS
 from fedapp.sweeps.results import remarks, table, write_results
@@ -68,9 +68,10 @@ def sweep(
         int,
         typer.Option(min=0, help="number of seeds to tune on; 0: as many as are reported, and 3 at most"),
     ] = 0,
-    formats: Annotated[
-        str, typer.Option("--format", help="formats of the figure beside PNG, with commas: pdf, svg")
-    ] = "",
+    formats: Formats = "",
+    width: Width = "",
+    font: Font = "",
+    font_size: FontSize = 0.0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -98,7 +99,7 @@ def sweep(
     """
     try:
         options = {"tune": tune, "by": by, "tuning-seeds": tuning_seeds}
-        forms = read_formats(formats)
+        style = FigureStyle.read(formats, width, font, font_size)
         part = Shard.read(shard) if shard else None
         if part and merge:
             raise ConfigError(
@@ -115,7 +116,7 @@ def sweep(
                 if merge
                 else make_sweep(plan, folder, engine=engine, jobs=jobs, console=console)
             )
-            paths = write_results(outcome, forms)
+            paths = write_results(outcome, style)
     except (*USER_ERRORS, OSError) as error:  # such as a folder that can't be written
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``fedapp list`` and ``fedapp compare``: looking at runs that are there."""
+"""``fedapp list``, ``fedapp compare`` and ``fedapp report``: looking at runs that are there."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +9,12 @@ from rich.console import Console
 
 from fedapp.config import ConfigError
 from fedapp.report.comparison import Comparison
-from fedapp.report.exports import csv_of, json_of, latex_of, markdown_of
+from fedapp.report.exports import csv_of, json_of
+from fedapp.report.paper import ORDERS, RESULT, latex_of, markdown_of, write_paper
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.runs import client_tables_of, differences_table, reasons, runs_in, runs_table, sweeps_in
-from fedapp.sweeps.formats import read_formats
+from fedapp.report.style import FigureStyle, Font, FontSize, Formats, Width
+from fedapp.sweeps.sweep import tuning_of
 
 # Columns of a terminal in which a run and what tells it from others have room beside each other.
 WIDE = 120
@@ -56,43 +58,98 @@ def compare_command(
         Path | None,
         typer.Option("--out", "-o", help="folder for a figure and the table; default: only printed"),
     ] = None,
-    formats: Annotated[
-        str, typer.Option("--format", help="formats of the figure beside PNG, with commas: pdf, svg")
-    ] = "",
+    formats: Formats = "",
+    width: Width = "",
+    font: Font = "",
+    font_size: FontSize = 0.0,
     csv: Annotated[bool, typer.Option("--csv", help="print the table as CSV")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="print a table of LaTeX for each metric")] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="print a Markdown table for each metric")
+    latex: Annotated[
+        bool,
+        typer.Option(
+            "--latex",
+            help="print a table of LaTeX for each metric; with --out into files, with the references",
+        ),
     ] = False,
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="print a Markdown table for each metric; with --out into a file"),
+    ] = False,
+    order: Annotated[
+        str, typer.Option(help=f"order of the settings in tables for a paper: {' or '.join(ORDERS)}")
+    ] = RESULT,
 ) -> None:
     """Runs beside each other: at their end, at equal time, equal rounds and equal bytes, and a verdict.
 
     Runs that differ in their seed alone are one line, mean ± standard deviation. Names say what tells them apart.
     With --csv, --json, --latex or --markdown nothing else is on the standard output.
     """
-    by_option = ((csv_of, csv), (json_of, json), (latex_of, latex), (markdown_of, markdown))
-    forms = [form for form, wanted in by_option if wanted]
+    papers = [form for form, wanted in (("latex", latex), ("markdown", markdown)) if wanted]
+    forms = ["csv"] * csv + ["json"] * json + papers
+    drawn = {"--format": formats, "--width": width, "--font": font, "--font-size": font_size or ""}
     try:
-        if len(forms) > 1 or (forms and out):
-            raise ConfigError("--csv, --json, --latex, --markdown and --out: one at a time")
-        if formats and not out:
-            raise ConfigError(f"--format {formats}: goes with --out, which has the figure")
-        forms_of_figures = read_formats(formats)
-        comparison = Comparison(recorded(runs))
+        if (len(forms) > 1 and (not out or forms != papers)) or ((csv or json) and out):
+            raise ConfigError(
+                "--csv, --json, --latex, --markdown: one at a time, and --csv and --json without --out"
+            )
+        if order not in ORDERS:
+            raise ConfigError(f"--order {order}: is no order of settings; allowed are {', '.join(ORDERS)}")
+        if order != RESULT and not papers:
+            raise ConfigError(f"--order {order}: goes with --latex or --markdown")
+        if (given := [f"{option} {value}" for option, value in drawn.items() if value]) and not out:
+            raise ConfigError(f"{given[0]}: goes with --out, which has the figure")
+        style = FigureStyle.read(formats, width, font, font_size)
+        found = recorded(runs)
+        comparison = Comparison(found, tuning_of(run.path for run in found))
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
-    console = Console(stderr=bool(forms))
-    for form in forms:
-        print(form(comparison), end="")
-    for table in () if forms else comparison.tables():
-        console.print(table)
+    is_printed = bool(forms) and not out
+    console = Console(stderr=is_printed)
+    if is_printed:
+        print(_printed(comparison, forms[0], order), end="")
+    else:
+        for table in comparison.tables():
+            console.print(table)
     for note in comparison.remarks:
         console.print(note, style="yellow", markup=False, highlight=False)
     for line in comparison.verdict_lines:
         console.print(line, markup=False, highlight=False)
-    for path in comparison.write(out.expanduser(), forms_of_figures) if out else ():
-        print(path.absolute())
+    if out:
+        folder = out.expanduser()
+        for path in (*comparison.write(folder, style), *write_paper(comparison, folder, papers, order)):
+            print(path.absolute())
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="folders of runs, or of one run each")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="the page's file; report.html by default")
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="serve the page here, and follow the runs")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="with --live; 0: any that is free")] = 0,
+    formats: Formats = "",
+    width: Width = "",
+    font: Font = "",
+    font_size: FontSize = 0.0,
+) -> None:
+    """Runs as one page that opens without a network: curves, clients, data, graph, configs (docs/report.md).
+
+    With --format, --width or --font the curves are also figures beside the page.
+    """
+    from fedapp.report.page.command import report  # pyarrow and Plotly are slow to import
+
+    try:
+        style = FigureStyle.read(formats, width, font, font_size)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
+    report(runs, out, live=live, port=port, tuning_of=tuning_of, style=style)
+
+
+def _printed(comparison: Comparison, form: str, order: str) -> str:
+    """Return a comparison in one of the forms that are printed."""
+    if form in ("latex", "markdown"):
+        return latex_of(comparison, order) if form == "latex" else markdown_of(comparison, order)
+    return csv_of(comparison) if form == "csv" else json_of(comparison)
 
 
 def _folders(path: Path) -> list[Path]:

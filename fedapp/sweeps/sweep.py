@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +14,13 @@ from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders, renew
-from fedapp.report.cells import Cell, best_of, equal_time, why_unlike
+from fedapp.report.cells import UNTUNED, Cell, Tuning, best_of, equal_time, why_unlike
 from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
 from fedapp.report.verdict.of_runs import verdict_of
 from fedapp.report.verdict.verdict import Verdict
-from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, read_file
+from fedapp.sweeps.plan import DATASET, SEED, SweepPlan, keys_of, read_file
 from fedapp.sweeps.point import (
     DIVERGED,
     FINISHED,
@@ -112,10 +112,27 @@ class Outcome:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict on the settings by ``by``, at `time` or the end of their runs."""
-        doubts = tuning_doubts(self.plan, self.picks, self.tried, self.path / TUNING) if self.picks else ()
         files = f"{CSV} in {self.path}" + f", and {TUNING_CSV} of the tuning" * bool(self.picks)
         return verdict_of(
-            self.cells, self.by, time=self.time, stated=self.plan.stated, doubts=doubts, files=files
+            self.cells,
+            self.by,
+            time=self.time,
+            stated=self.plan.stated,
+            doubts=self.tuning.doubts,
+            files=files,
+        )
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        """The tuning of the settings; without one the metric by which they are compared alone."""
+        if not self.picks:
+            return Tuning(by=self.by)
+        plan, number = self.plan, len(self.plan.seeds_to_tune_on)
+        return Tuning(
+            tuple(key for axis in plan.tune for key in keys_of(axis, plan.grid[axis])),
+            f"{', '.join(plan.tune)} tuned for each setting by {self.by} on {number} other seed{'s' * (number > 1)}",
+            self.by,
+            tuple(tuning_doubts(plan, self.picks, self.tried, self.path / TUNING)),
         )
 
     @property
@@ -168,7 +185,15 @@ class Outcome:
         labels = {axis: members[0].labels[axis] for axis in self.plan.grid if axis != SEED}
         ends = [(each, self.status_of(each)[0]) for each in members]
         runs = [self.run_of(each) for each, status in ends if status == FINISHED]
-        return Cell(name_of(labels), runs, [status for _, status in ends if status != FINISHED], labels)
+        lacking = [status for _, status in ends if status != FINISHED]
+        told = [axis for axis in self.plan.cell_axes if len(self.plan.grid[axis]) > 1]
+        return Cell(
+            name_of(labels),
+            runs,
+            lacking,
+            labels,
+            name_of({axis: labels[axis] for axis in told}) if told else "",
+        )
 
     def _unpicked(self) -> list[Cell]:
         """Return the cells that have no run, as no value could be picked for them."""
@@ -357,6 +382,20 @@ def outcome_in(folder: Path) -> Outcome:
         by, picks, planned = _picked(plan, planned, on_other_seeds, folder)
     by = by or _usual([RecordedRun(folder_of(each, folder / RUNS)) for each in planned])
     return Outcome(folder, plan, planned, failures_in(folder), by, picks, on_other_seeds)
+
+
+def tuning_of(runs: Iterable[Path]) -> Tuning:
+    """Return the tuning of the sweep in whose folder all runs are; `UNTUNED` where they aren't of one sweep.
+
+    Raises
+    ------
+    ConfigError
+        If the sweep's plan can't be read.
+    """
+    folders = {run.resolve().parent for run in runs}
+    if len(folders) != 1 or (here := folders.pop()).name != RUNS or not (here.parent / PLAN).is_file():
+        return UNTUNED
+    return outcome_in(here.parent).tuning
 
 
 def _from_anywhere(plan: SweepPlan) -> dict[str, Any]:

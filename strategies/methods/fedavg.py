@@ -1,7 +1,7 @@
 """Federated averaging.
 
-B. McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; as in
-Dhasade, Kremer & Renard, algorithm 1:
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. A. y Arcas, "Communication-efficient learning of deep networks
+from decentralized data", AISTATS 2017; as in Dhasade, Kremer & Renard, algorithm 1:
 
     client i, from w_i ← w̄_t:   w_i ← w_i − γ g_i(w_i)        τ times
     server:                      w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)

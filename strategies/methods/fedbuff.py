@@ -1,7 +1,7 @@
 """FedBuff: a new model when m contributions have arrived.
 
-J. Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022; as in
-Fraboni et al. 2023, section 4.5:
+J. Nguyen, K. Malik, H. Zhan, A. Yousefpour, M. Rabbat, M. Malek and D. Huba, "Federated learning with buffered
+asynchronous aggregation", AISTATS 2022; as in Fraboni et al. 2023, section 4.5:
 
     identical    d_i = s(δ)/m
     time-based   d_i = s(δ) p_i / (share of the aggregations that client i contributes to)

@@ -1,6 +1,7 @@
 """FedFix: a new model every Δt seconds, from the contributions that have arrived since the last one.
 
-Fraboni et al. 2023, section 4.4:
+Y. Fraboni, R. Vidal, L. Kameni and M. Lorenzi, "A general theory for federated optimization with asynchronous and
+heterogeneous clients updates", JMLR 24, 2023, section 4.4:
 
     d_i = ⌈τ_i / Δt⌉ p_i        eq. 40
 

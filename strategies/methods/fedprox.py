@@ -1,7 +1,7 @@
 """FedProx: federated averaging with a proximal term in the local objective.
 
-T. Li et al., "Federated optimization in heterogeneous networks", MLSys 2020; as in Dhasade, Kremer & Renard,
-eq. 4 and Buttaci 2024, eqs. 4.3-4.4:
+T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar and V. Smith, "Federated optimization in heterogeneous
+networks", MLSys 2020; as in Dhasade, Kremer & Renard, eq. 4 and Buttaci 2024, eqs. 4.3-4.4:
 
     client i minimises f_i(w) + α/2 ‖w − w̄_t‖²:   w_i ← w_i − γ [ g_i(w_i) + α (w_i − w̄_t) ]
     server:                                         w̄_{t+1} = w̄_t + Σ_i p_i (w_i − w̄_t)

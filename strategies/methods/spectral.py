@@ -1,7 +1,9 @@
 """The spectral-graph perturbed method.
 
-Buttaci 2024, section 4.3 and algorithm 2. Clients are nodes of a graph; the adjacency A_ij is
-the similarity of the data of clients i and j, p_ij = A_ij / (1ᵀ A 1) and p_i = Σ_j p_ij:
+E. Buttaci and G. C. Calafiore, "Aiding global convergence in federated learning via local perturbation and mutual
+similarity information", arXiv 2410.05545, 2024; here by Buttaci's thesis (docs/references.md), section 4.3 and
+algorithm 2. Clients are nodes of a graph; the adjacency A_ij is the similarity of the data of clients i and j,
+p_ij = A_ij / (1ᵀ A 1) and p_i = Σ_j p_ij:
 
     server, round t:         u_t^i = (1/p_i) Σ_j p_ij w_{t−1,E}^j                       eq. 4.6
     client i, from w ← w̄_t:  w̃ = β w + (1−β) u_t^i,   w ← w − γ g_i(w̃)                 E times

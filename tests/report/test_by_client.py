@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from fedapp.report import by_client
+from fedapp.report import figures as all_figures
 from fedapp.report.by_client import FIGURE, draw_by_client, draw_clients_of_runs, scores_of
 from fedapp.report.client_tables import ClientsFile
 from fedapp.report.comparison import Comparison
@@ -30,8 +30,8 @@ def with_clients(folder: Path, columns: dict[str, list[float]], **config: Any) -
 def figures(monkeypatch):
     """Every figure that is drawn."""
     drawn: list[Figure] = []
-    save = by_client.save
-    monkeypatch.setattr(by_client, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
+    save = all_figures.save
+    monkeypatch.setattr(all_figures, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
     return drawn
 
 
@@ -80,14 +80,14 @@ def test_runs_are_over_each_other_and_those_without_clients_left_out(tmp_path, f
     )
     without = write_run(tmp_path / "without", [0.0], [0.5])
     runs = {path.name: RecordedRun(path) for path in (without, one, other)}
-    assert draw_clients_of_runs(tmp_path / "all.png", runs, "digits") == tmp_path / "all.png"
+    assert draw_clients_of_runs(tmp_path / "all.png", runs) == [tmp_path / "all.png"]
     assert [line[0].partition("\n")[0] for line in lines_of(figures[0])] == [
         "one, global model",
         "other, global model",
         "other, own models",
     ]
     nothing = {"without": RecordedRun(without)}
-    assert draw_clients_of_runs(tmp_path / "none.png", nothing, "digits") is None
+    assert draw_clients_of_runs(tmp_path / "none.png", nothing) == []
     assert draw_by_client(without) is None
     assert not (tmp_path / "none.png").exists()
 

@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fedapp.cli import app
-from fedapp.report import overlay
+from fedapp.report import figures
 from fedapp.report.cells import best_of
 from fedapp.report.comparison import Comparison
 from fedapp.report.differences import has_own_data
@@ -239,7 +239,9 @@ def test_a_comparison_for_other_programs(runs, tmp_path, form):
     elif form == "json":
         rows = json.loads(done.stdout)["rows"]
     else:
-        row = ["fedavg lr=0.1", "2, 1 !", "0.850 ± 0.071", "0.600 ± 0.141", "0.850"]
+        cited = r"FedAvg~\cite{mcmahan2017communication}, lr=0.1"
+        name = cited if form == "latex" else "FedAvg, lr=0.1 (McMahan et al. 2017)"
+        row = [name, "2, 1 !", "0.850 ± 0.071", "0.600 ± 0.141", "0.850"]
         sign = " | " if form == "markdown" else " & "
         assert sign.join(row) in done.stdout.replace(r"$\pm$", "±")
         return
@@ -250,7 +252,9 @@ def test_a_comparison_for_other_programs(runs, tmp_path, form):
 
 def test_one_form_at_a_time(runs):
     done = CliRunner().invoke(app, ["compare", *map(str, runs), "--csv", "--json"])
-    assert done.output.strip() == "error: --csv, --json, --latex, --markdown and --out: one at a time"
+    assert done.output.strip() == (
+        "error: --csv, --json, --latex, --markdown: one at a time, and --csv and --json without --out"
+    )
 
 
 def test_in_80_columns_nothing_is_cut_off(runs, tmp_path):
@@ -468,7 +472,7 @@ def test_the_view_of_curves_has_room_for_the_deviation_over_seeds(tmp_path, monk
         for seed, level in ((0, 0.6), (1, 0.8))
     ]
     drawn = []
-    monkeypatch.setattr(overlay, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     Comparison([RecordedRun(path) for path in runs]).write(tmp_path / "out")
     low, high = drawn[0].axes[0].get_ylim()
     assert low < 0.7 - 0.2 / 2**0.5 < 0.7 + 0.2 / 2**0.5 < high  # mean and deviation by hand

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedapp.report import overlay
+from fedapp.report import figures
 from fedapp.report.cells import cells_of
 from fedapp.report.looks import COLORS, MethodStyle, looks_of
 from fedapp.report.overlay import draw_overlay
@@ -89,8 +89,8 @@ def test_figures_and_the_page_have_the_looks(tmp_path, monkeypatch):
     ]
     looks = looks_of(["fedfix", "fedavg", "fedavg"])
     drawn: list[Figure] = []
-    monkeypatch.setattr(overlay, "save", lambda figure, path: drawn.append(figure) or path)
-    draw_overlay(Path("none"), cells_of(map(RecordedRun, runs)), ["accuracy"], {"time": 1.0}, "")
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+    draw_overlay(Path("none"), cells_of(map(RecordedRun, runs)), ["accuracy"], {"time": 1.0})
     lines = drawn[0].axes[0].get_lines()
     assert [(line.get_color(), line.get_marker()) for line in lines] == [
         (look.color, look.mark) for look in looks

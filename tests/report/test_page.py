@@ -22,6 +22,7 @@ from fedapp.cli import app
 from fedapp.report.client_tables import Away, ClientsFile, TasksFile, write_away
 from fedapp.report.page import LivePage, make_page
 from fedapp.report.page.content import LINES, RUNS, page_content
+from fedapp.report.page.html import packed, unpacked
 
 POLL = 2000  # milliseconds between two questions of a page that follows a run
 EVIL = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -38,7 +39,8 @@ def write_run(
 ) -> Path:
     folder.mkdir(parents=True)
     rng = np.random.default_rng(len(folder.name))
-    (folder / "config.toml").write_text(tomli_w.dumps({"seed": 0, "lr": 0.1, **config}))
+    places = {"run-name": folder.name, "log-format": "text" if len(folder.name) % 2 else "json"}
+    (folder / "config.toml").write_text(tomli_w.dumps({"seed": 0, "lr": 0.1, **places, **config}))
     file = ClientsFile(folder)
     lines = []
     for number in range(evaluations):
@@ -194,7 +196,7 @@ def test_a_run_is_on_the_page_once(tmp_path):
     assert done.exit_code == 0, done.output
     page = out.read_text("utf-8")
     content = json.loads(
-        page.partition('<script id="content" type="application/json">')[2].partition("</script>")[0]
+        unpacked(page.partition('<script id="content" type="text/plain">')[2].partition("</script>")[0])
     )
     assert [each["name"] for each in content["runs"]] == ["one"]
 
@@ -211,6 +213,28 @@ def test_the_file_asks_for_nothing_and_holds_no_tag_of_others(tmp_path):
     assert "[[" not in page[: page.index("<style>")]
 
 
+def test_a_packed_text_is_ascii_without_a_tag_and_comes_back():
+    for text in ("", "a", "<!--<script>", "é € 😀", *("x" * length for length in range(1, 9))):
+        assert unpacked(packed(text)) == text
+        assert packed(text).isascii()
+        assert "<" not in packed(text)
+
+
+def test_the_page_of_eight_runs_is_below_two_megabytes(tmp_path):
+    pytest.importorskip("plotly")
+    runs = [
+        write_run(tmp_path / f"run-{strategy}-{seed}", 20, 100, strategy=strategy, seed=seed)
+        for strategy in ("fedavg", "fedfix", "scaffold", "feddyn")
+        for seed in range(2)
+    ]
+    out = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(out), "--format", "svg"])
+    assert done.exit_code == 0, done.output
+    assert out.stat().st_size < 2e6
+    assert ">scaffold</" in (tmp_path / "page.svg").read_text()
+    assert (tmp_path / "page.png").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -218,6 +242,8 @@ def test_the_file_asks_for_nothing_and_holds_no_tag_of_others(tmp_path):
         (["one", "-o", "no/such/folder.html"], "error: -o no/such/folder.html: can't be written"),
         (["one", "--live", "-o", "a.html"], "error: -o a.html: --live serves the page and writes no file"),
         (["one", "--port", "80"], "error: --port 80: goes with --live"),
+        (["one", "--live", "--format", "pdf"], "error: --format, --width, --font: --live writes no figures"),
+        (["one", "--width", "wide"], "error: --width wide: is no width of figures; allowed are one-column"),
     ],
 )
 def test_what_cannot_be_is_one_line(arguments, said, tmp_path, monkeypatch):
@@ -412,7 +438,9 @@ def test_seeds_are_one_setting_and_two_settings_are_beside_each_other(browser, t
     assert top["y"] + top["height"] < 900  # scores and curves of both on one screen
     assert page.locator("#config tbody tr").count() == 2  # strategy, seed
     page.locator("#alike").click()
-    assert page.locator("#config tbody tr").count() == 3  # and lr
+    assert page.locator("#config tbody tr").count() == 5  # and lr, run-name and log-format
+    assert page.locator("#config tr.differs th").all_inner_texts() == ["seed", "strategy"]
+    assert page.locator("#curves p").inner_text() == "Lines and bands: mean ± 1 s.d. of 2 seeds."
     page.locator("#runs button[aria-pressed]").first.click()
     assert page.locator("#two").is_hidden()
     assert {name.split()[0].strip(",") for name, _ in page.evaluate(drawn)} == {"fedfix"}

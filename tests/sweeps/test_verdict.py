@@ -1,5 +1,6 @@
 """The verdict at a sweep's end: its numbers from the sweep's files, and what the tuning may have spoiled."""
 
+import json
 from typing import Any
 
 import pandas as pd
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import app
+from fedapp.report.page.html import unpacked
 
 SMALL: dict[str, Any] = {"num_clients": 3, "model": "logistic", "batch_size": 0, "quiet": True}
 
@@ -57,3 +59,21 @@ def test_the_tuning_may_spoil_it(tmp_path):
     assert "1 seed can't tell settings apart: " in done.output
     assert f"Numbers: runs.csv in {tmp_path}, and tuning.csv of the tuning" in done.output
     assert "significant" not in done.output
+    doubts = [
+        line.removeprefix("Caution: ")
+        for line in done.output.splitlines()
+        if " tried" in line or " tries" in line
+    ]
+    assert len(doubts) == 3
+    compared = CliRunner().invoke(app, ["compare", str(tmp_path), "--latex"], env={"COLUMNS": "300"})
+    assert all(f"Caution: {doubt}" in compared.stderr for doubt in doubts)
+    caption = "lr, proximal-mu tuned for each setting by loss on 1 other seed"
+    assert caption in compared.stdout
+    assert "method & lr & proximal-mu & " in compared.stdout
+    pytest.importorskip("plotly")
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page.html").read_text("utf-8")
+    content = json.loads(unpacked(page.partition('id="content" type="text/plain">')[2].partition("<")[0]))
+    assert set(doubts) <= set(content["verdict"]["doubts"])
+    assert content["verdict"]["metric"].startswith("loss ")

@@ -1,40 +1,73 @@
-"""``fedapp report``: the page as a file, or served while runs go on."""
+"""``fedapp report``: the page as a file, or served while runs go on; and its curves as figures."""
 
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedapp.config import ConfigError
+from fedapp.report.comparison import Comparison
 from fedapp.report.page.content import page_content
 from fedapp.report.page.html import NoPlotlyError, make_page
-from fedapp.report.page.live import LivePage
+from fedapp.report.page.live import LivePage, TuningOf
+from fedapp.report.recorded import RecordedRun
 from fedapp.report.runs import runs_in
+from fedapp.report.style import SCREEN, FigureStyle
 
 
-def report(folders: Sequence[Path], out: Path | None, *, live: bool, port: int) -> None:
-    """Write the page of the runs in ``folders`` to ``out``, or serve it ``live`` until Ctrl-C."""
+def report(
+    folders: Sequence[Path],
+    out: Path | None,
+    *,
+    live: bool,
+    port: int,
+    tuning_of: TuningOf,
+    style: FigureStyle = SCREEN,
+) -> None:
+    """Write the page of the runs in ``folders`` to ``out``, or serve it ``live`` until Ctrl-C.
+
+    With another style than that of a screen the curves are also figures beside the page.
+    """
     if live and out is not None:
         raise SystemExit(f"error: -o {out}: --live serves the page and writes no file; give one of the two")
+    if live and style != SCREEN:
+        raise SystemExit("error: --format, --width, --font: --live writes no figures; give one of the two")
     if port and not live:
         raise SystemExit(f"error: --port {port}: goes with --live")
-    runs: dict[Path, Path] = {}
+    found: dict[Path, Path] = {}
     for folder in folders:
-        if not (found := runs_in(folder)):
+        if not (in_folder := runs_in(folder)):
             raise SystemExit(f"error: {folder}: holds no run, a folder with a config.toml")
-        runs.update({path.resolve(): path for path in found})
+        found.update({path.resolve(): path for path in in_folder})
+    runs = list(found.values())
+    path = out or Path("report.html")
     try:
         if live:
-            _serve(LivePage(list(runs.values()), port))
+            _serve(LivePage(runs, port, tuning_of))
             return
-        path = out or Path("report.html")
-        path.write_text(make_page(page_content(list(runs.values()))), "utf-8")
+        path.write_text(make_page(page_content(runs, tuning_of(runs))), "utf-8")
+        paths = [path, *_figures(runs, path, tuning_of, style)]
     except NoPlotlyError as error:
         raise SystemExit(f"error: fedapp report {error}") from None
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
     except OSError as error:
-        where = (
-            f"--port {port}: can't be listened on" if live else f"-o {out or 'report.html'}: can't be written"
-        )
+        where = f"--port {port}: can't be listened on" if live else f"-o {path}: can't be written"
         raise SystemExit(f"error: {where} ({error})") from None
-    print(path.absolute())
+    for each in paths:
+        print(each.absolute())
+
+
+def _figures(runs: Sequence[Path], page: Path, tuning_of: TuningOf, style: FigureStyle) -> list[Path]:
+    """Draw the curves of the page's settings beside the page, if a style is given; return the paths."""
+    if style == SCREEN:
+        return []
+    from fedapp.report.overlay import draw_overlay  # matplotlib is slow to import
+
+    comparison = Comparison([RecordedRun(run) for run in runs], tuning_of(runs))
+    if not comparison.axes or not comparison.metrics:
+        raise ConfigError("--format: no run has curves yet")
+    figure = page.with_suffix(".png")
+    return draw_overlay(figure, comparison.cells, comparison.metrics[:2], comparison.axes, style=style)
 
 
 def _serve(page: LivePage) -> None:

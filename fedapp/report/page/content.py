@@ -5,7 +5,9 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import BadZipFile
@@ -15,8 +17,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fedapp.report import as_number, read_config, read_metrics
-from fedapp.report.cells import Cell, cells_of, equal_time, why_unlike
+from fedapp.report.cells import UNTUNED, Cell, Tuning, cells_of, equal_time, why_unlike
 from fedapp.report.client_tables import WALL, column, read_clients
+from fedapp.report.differences import PLACES, differing
 from fedapp.report.files import (
     LOSS,
     metrics_among,
@@ -76,8 +79,11 @@ _COUNTS = (
 )
 
 
-def page_content(runs: Sequence[Path]) -> dict[str, Any]:
-    """Return the content of the page for run folders, as JSON holds it; ``left_out`` says what isn't in it."""
+def page_content(runs: Sequence[Path], tuning: Tuning = UNTUNED) -> dict[str, Any]:
+    """Return the content of the page for run folders, as JSON holds it; ``left_out`` says what isn't in it.
+
+    ``tuning`` is that of the sweep that all runs are of.
+    """
     left_out = []
     if len(runs) > RUNS:
         left_out.append(f"{len(runs) - RUNS} of {len(runs)} runs: the first {RUNS} are shown")
@@ -96,10 +102,17 @@ def page_content(runs: Sequence[Path]) -> dict[str, Any]:
             {**_run(run.path, name, len(shown)), "look": look}
             for run, name, look in zip(recorded, names, looks, strict=True)
         ],
-        "scores": (scores := list(dict.fromkeys([*(name for first in firsts for name in first), LOSS]))),
-        **_settings(recorded, dict(zip((run.path for run in recorded), names, strict=True)), scores),
+        "scores": (scores := list(dict.fromkeys([*filter(None, [tuning.by]), *chain(*firsts), LOSS]))),
+        **_settings(recorded, dict(zip((run.path for run in recorded), names, strict=True)), scores, tuning),
+        "places": _places(recorded),
         "left_out": left_out,
     }
+
+
+def _places(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the keys that say where and how runs are recorded, not what they compute."""
+    with_path = differing([run.config for run in runs])
+    return [key for key in PLACES if key not in with_path]
 
 
 def _looks(strategies: Sequence[str]) -> list[dict[str, Any]]:
@@ -111,10 +124,10 @@ def _looks(strategies: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _settings(
-    runs: Sequence[RecordedRun], names: Mapping[Path, str], scores: Sequence[str]
+    runs: Sequence[RecordedRun], names: Mapping[Path, str], scores: Sequence[str], tuning: Tuning
 ) -> dict[str, Any]:
     """Return the settings, each the runs that differ in their seed alone: curves and scores, mean ± deviation."""
-    cells = cells_of(runs)
+    cells = [replace(cell, name=cell.label) for cell in cells_of(runs, tuning.keys)]
     looks = _looks([cell.method for cell in cells])
     time = equal_time(cells)
     keys = [*scores, "train-loss", *(form.format(key) for key in scores for form in _OF_CLIENTS)]
@@ -125,7 +138,9 @@ def _settings(
     several = sum(bool(cell.runs) for cell in cells) > 1
     unlike = next(filter(None, (why_unlike(cells, key) for key in scores)), "")
     return {
-        "verdict": _verdict(cells, next(iter(metrics_of(runs)), LOSS), time) if several else None,
+        "verdict": _verdict(cells, tuning.by or next(iter(metrics_of(runs)), LOSS), time, tuning)
+        if several
+        else None,
         "place": place + f"; not comparable: {unlike}" * bool(unlike),
         "settings": [
             {
@@ -143,9 +158,10 @@ def _settings(
     }
 
 
-def _verdict(cells: Sequence[Cell], metric: str, time: float | None) -> dict[str, Any]:
+def _verdict(cells: Sequence[Cell], metric: str, time: float | None, tuning: Tuning) -> dict[str, Any]:
     """Return the verdict by a metric: sentences, what may spoil it, each setting's mean and costs, files."""
-    verdict = verdict_of(cells, metric, time=time, files="metrics.jsonl in the folder of each run")
+    files = "metrics.jsonl in the folder of each run"
+    verdict = verdict_of(cells, metric, time=time, doubts=tuning.doubts, files=files)
     return {
         "sentences": verdict.sentences,
         "doubts": verdict.doubts,

@@ -2,16 +2,20 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+from fedapp.report.cells import UNTUNED, Tuning
 from fedapp.report.files import read_summary
 from fedapp.report.page.content import page_content
 from fedapp.report.page.html import as_json, make_page
 
 HOST = "127.0.0.1"
+
+TuningOf = Callable[[Sequence[Path]], Tuning]  # the tuning of the sweep that all of some runs are of
 
 
 class LivePage:
@@ -25,6 +29,8 @@ class LivePage:
         Folders of runs.
     port : int
         0: any that is free.
+    tuning_of : callable
+        Returns the tuning of the sweep that all runs are of, whenever the content is made.
 
     Raises
     ------
@@ -34,10 +40,13 @@ class LivePage:
         If Plotly isn't installed.
     """
 
-    def __init__(self, runs: Sequence[Path], port: int = 0) -> None:
+    def __init__(
+        self, runs: Sequence[Path], port: int = 0, tuning_of: TuningOf = lambda runs: UNTUNED
+    ) -> None:
         self.runs = list(runs)
+        self._tuning_of = tuning_of
         self._made: tuple[object, str] = (None, "")
-        make_page(page_content(self.runs), live=True)  # raises NoPlotlyError before the server starts
+        make_page(self._content(), live=True)  # raises NoPlotlyError before the server starts
         self.server = ThreadingHTTPServer((HOST, port), self._handler())
         self.server.daemon_threads = True
 
@@ -68,8 +77,11 @@ class LivePage:
             if (status := _status(path)) is not None
         ]
         if self._made[0] != stamp:
-            self._made = (stamp, as_json({**page_content(self.runs), "live": True}))
+            self._made = (stamp, as_json({**self._content(), "live": True}))
         return self._made[1]
+
+    def _content(self) -> dict[str, Any]:
+        return page_content(self.runs, self._tuning_of(self.runs))
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         page = self
@@ -80,7 +92,7 @@ class LivePage:
                 if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
                     self.send_error(HTTPStatus.FORBIDDEN)
                 elif self.path == "/":
-                    text = make_page(page_content(page.runs), live=True)
+                    text = make_page(page._content(), live=True)
                     self._answer(text.encode(), "text/html; charset=utf-8")
                 elif self.path == "/content.json":
                     self._answer(page.content().encode(), "application/json")

@@ -15,7 +15,7 @@
   const SIGNS = { circle: "●", square: "■", "triangle-up": "▲", diamond: "◆", "triangle-down": "▼", cross: "✚", x: "✖",
     "triangle-left": "◀", "triangle-right": "▶", pentagon: "⬟", hexagon: "⬢", star: "★" };
   const hidden = new Set();
-  let content = JSON.parse(document.getElementById("content").textContent);
+  let content = window.content;
   const chosen = { axis: content.axis, metric: null, run: null, state: null, single: false, equal: false };
 
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
@@ -131,9 +131,19 @@
     });
   }
 
+  // Says what lines and bands are, where settings have several seeds.
+  function banded(charts) {
+    const seeds = [...new Set(settings().map((setting) => setting.seeds).filter((number) => number > 1))].sort((a, b) => a - b);
+    const text = seeds.length ? `Lines and bands: mean ± 1 s.d. of ${seeds.join(" or ")} seeds.` : "";
+    const said = charts.parentNode.querySelector("p") || charts.parentNode.insertBefore(make("p"), charts);
+    said.textContent = text;
+    said.hidden = !text;
+  }
+
   function curves() {
     const charts = section("curves", "Curves");
     if (grouped()) tick(charts, "single", "single runs", chosen.single, (value) => { chosen.single = value; });
+    banded(charts);
     pick(charts, "axis", "over", Object.entries(AXES), chosen.axis, (value) => { chosen.axis = value; });
     const keys = [...new Set(content.runs.flatMap((run) => Object.keys(run.curves.columns || {})))].sort();
     const metrics = keys.filter((key) => !(key in AXES));
@@ -435,13 +445,14 @@
     const config = block("config", "Config");
     const all = [...new Set(runs.flatMap((run) => Object.keys(run.config)))];
     const cell = (run, key) => key in run.config ? String(run.config[key]) : "–";
-    const differs = (key) => new Set(runs.map((run) => cell(run, key))).size > 1;
+    // Keys such as run-name, which say where and how a run is recorded, differ without the runs' differing in them.
+    const differs = (key) => !content.places.includes(key) && new Set(runs.map((run) => cell(run, key))).size > 1;
     const order = [...all.filter(differs), ...all.filter((key) => !differs(key))];
     const many = runs.length > 1 && all.some(differs);
     const listed = many && !chosen.equal ? order.filter(differs) : order;
     if (many) {
-      const alike = make("button", chosen.equal ? "hide what is alike" : `show ${all.length - order.filter(differs).length} ` +
-        "keys that are alike", { type: "button", id: "alike", "aria-pressed": chosen.equal });
+      const alike = make("button", chosen.equal ? "hide the other keys" : `show the ${all.length - order.filter(differs).length} ` +
+        "other keys", { type: "button", id: "alike", "aria-pressed": chosen.equal });
       alike.addEventListener("click", () => { chosen.equal = !chosen.equal; tables(); });
       config.append(alike);
     } else config.append(make("p", runs.length > 1 ? "All are alike." : ""));
@@ -516,5 +527,9 @@
 
   draw();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  // On paper charts are as wide as its columns.
+  matchMedia("print").addEventListener("change", () => document.querySelectorAll(".plot").forEach((plot) => {
+    Plotly.relayout(plot, { width: plot.clientWidth, height: plot.clientHeight });
+  }));
   if (content.live) setTimeout(follow, 2000);
 })();
