@@ -10,8 +10,9 @@ from rich.console import Console
 import fedapp
 from fedapp.report.cells import best_of, cells_of, why_unlike
 from fedapp.report.comparison import Comparison
-from fedapp.report.exports import json_of, latex_of
+from fedapp.report.exports import json_of
 from fedapp.report.page.content import page_content
+from fedapp.report.paper import latex_of
 from fedapp.report.recorded import RecordedRun
 from tests.report.test_comparison import write_run
 
