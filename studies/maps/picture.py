@@ -1,183 +1,188 @@
-"""The map as a picture: a panel for each problem (rows) and measure (columns), a cell for each pair of labels."""
+"""The map as a picture: for each cell and measure a strip of the best methods, compared with the baseline.
+
+The baseline is the plan's first method. A strip has each method's advantage over it, paired over the seeds: how many
+times as fast it reaches the target, or by how much its mean is better.
+"""
 
 import math
-from collections.abc import Collection, Mapping
-from itertools import cycle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from fedapp.report.figures import INK, new_figure, save
-from strategies import REGISTRY, AsynchronousStrategy
-from studies.maps.plan import MapPlan
-from studies.maps.rule import CLOSE, MEASURES, WON, Measure, Win, Wins
+from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
+from fedapp.report.looks import MethodStyle, looks_of
+from fedapp.report.verdict.paired import interval
+from studies.maps.plan import MapPlan, Spot
+from studies.maps.rule import CLOSE, MEASURES, WON, Measure, Win, Wins, merit, standing
+from studies.maps.scores import MapScore
 
-# Methods that wait for the slowest are warm, the others cool: told apart in most forms of colour blindness.
-_WARM = ("#CC3311", "#EE7733", "#DDAA33", "#AA4499", "#882255", "#EE99AA", "#993404")
-_COOL = (
-    "#0077BB",
-    "#33BBEE",
-    "#009988",
-    "#117733",
-    "#44AA99",
-    "#332288",
-    "#88CCEE",
-    "#999933",
-    "#66CCAA",
-    "#004488",
-)
-_GREY, _WHITE = "#D9D9D9", "#FFFFFF"
-
-# What is ahead by so much has its colour in full: times the time, and part of the metric's range.
-FULL: dict[Measure, float] = {"time": 2.0, "mean": 0.05}
-_PALEST, _NAMED = 0.3, 3
-_LINE, _LONG, _TITLE = (
-    10,
-    15,
-    95,
-)  # points from line to line of a cell; characters of a line there, and of the title
-_DARK = 0.5  # luminance below which letters are white
+MOST = 6  # methods of a strip, beside the baseline
+_ROW, _AROUND = 0.15, 0.75  # inches of a method's row, and of a cell's title and axis
+_TITLE, _CELL_TITLE = 95, 54  # characters of a line
+_COLUMN = 4.0  # inches of a strip
 
 
-def draw_map(path: Path, plan: MapPlan, wins: Wins) -> Path:
-    """Draw the map, 1200 pixels wide; return its path."""
-    rows = sum(len(plan.sides(problem)[1]) for problem in plan.problems)
-    figure = new_figure(1.5 + 0.85 * len(plan.problems) + 0.66 * rows, "\n".join(wrap(plan.title, _TITLE)))
-    heights = [0.85 + 0.66 * len(plan.sides(problem)[1]) for problem in plan.problems]
-    grid = figure.subplots(
-        len(plan.problems), len(MEASURES), squeeze=False, gridspec_kw={"height_ratios": heights}
+@dataclass(frozen=True)
+class StripRow:
+    """A method in a strip.
+
+    Attributes
+    ----------
+    advantage, low, high : float
+        Over the baseline, with Student's interval; times as fast, or units of the metric. The interval of one seed is
+        NaN.
+    is_best : bool
+        Whether the method wins the cell, or isn't told apart from the best.
+    """
+
+    method: str
+    advantage: float
+    low: float
+    high: float
+    is_best: bool
+
+
+def strip(plan: MapPlan, scores: Sequence[MapScore], found: Win, measure: Measure) -> list[StripRow]:
+    """Return the rows of a strip, the best first: the first `MOST` methods, the best ones' rivals, and the baseline.
+
+    By time those methods are shown that reach the target on every seed. The result is empty if the baseline's runs
+    are missing or diverged, or if no method can win.
+    """
+    known = {each.method: each for each in scores if each.can_win}
+    base = known.get(next(iter(plan.methods)))
+    if base is None or not found.best:
+        return []
+    shown = [each for each in standing(plan, scores) if each.method in known]
+    if measure == "time":
+        shown = [each for each in shown if each.reached == len(each.times)]
+    shown.sort(key=lambda each: -float(merit(plan, each, measure).mean()))
+    rivals = found.best[:MOST]
+    kept = [each for place, each in enumerate(shown) if place < MOST or each.method in rivals]
+    if base not in kept:
+        kept.append(base)
+    return [_row(plan, each, base, found, measure) for each in kept]
+
+
+def _row(plan: MapPlan, each: MapScore, base: MapScore, found: Win, measure: Measure) -> StripRow:
+    ahead = merit(plan, each, measure) - merit(plan, base, measure)
+    low, high = interval(ahead, plan.rule.level)
+    scale = math.exp if measure == "time" else float
+    return StripRow(
+        each.method, scale(float(ahead.mean())), scale(low), scale(high), each.method in found.best
     )
-    winners = {found.best[0] for found in wins.values() if found.outcome == WON}
-    colors = colors_of(plan, winners)
-    for problem, panels in zip(plan.problems, grid, strict=True):
-        for measure, axes in zip(MEASURES, panels, strict=True):
-            across, upwards = _sides(plan, problem)
-            _frame(axes, plan, problem, panel_title(plan, problem, measure), is_left=measure == MEASURES[0])
-            for spot in (each for each in plan.spots if each.problem == problem):
-                found = wins[spot, measure]
-                place = (across.index(spot.across), upwards.index(spot.upwards))
-                _cell(axes, place, found, measure, colors)
-    handles = [Patch(color=color, label=name) for name, color in colors.items()]
-    handles.append(Patch(color=_GREY, label=CLOSE))
+
+
+def draw_map(path: Path, plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]], wins: Wins) -> Path:
+    """Draw the map; return its path."""
+    strategies = {name: str(own["strategy"]) for name, own in plan.methods.items()}
+    # A method under its own name has the method's own look, and its variations have others.
+    names = sorted(strategies, key=lambda name: name != strategies[name])
+    looks = dict(zip(names, looks_of(strategies[name] for name in names), strict=True))
+    spots = [spots_of_row for problem in plan.problems for spots_of_row in _rows(plan, problem)]
+    strips = {
+        (spot, measure): strip(plan, scores[spot], wins[spot, measure], measure)
+        for spot in scores
+        for measure in MEASURES
+    }
+    most = [max(1, *(len(strips[spot, measure]) for spot in row for measure in MEASURES)) for row in spots]
+    columns = len(MEASURES) * max(map(len, spots))
+    heights = [_AROUND + _ROW * number for number in most]
+    figure = new_figure(0.9 + sum(heights), "\n".join(wrap(plan.title, _TITLE)))
+    figure.set_size_inches(_COLUMN * columns, 0.9 + sum(heights))
+    grid = figure.subplots(len(spots), columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for row, panels in zip(spots, grid, strict=True):
+        for axes in panels[len(MEASURES) * len(row) :]:
+            axes.set_axis_off()
+        pairs = [(spot, measure) for spot in row for measure in MEASURES]
+        for (spot, measure), axes in zip(pairs, panels, strict=False):
+            axes.set_title(_cell_title(plan, spot, measure), fontsize=8, color=INK, loc="left")
+            _draw_strip(axes, plan, strips[spot, measure], wins[spot, measure], measure, looks)
     figure.legend(
-        handles=handles,
+        handles=[
+            Line2D([], [], marker="o", color=INK, lw=0, label="wins, or isn't told apart from the best"),
+            Line2D([], [], marker="o", color=INK, mfc="white", lw=0, label="behind the best"),
+            Line2D([], [], color="#999999", ls="--", label=f"the baseline, {next(iter(plan.methods))}"),
+        ],
         loc="outside lower center",
-        ncols=min(len(handles), 6),
+        ncols=3,
         frameon=False,
         fontsize=8,
-        title=f"the winner, the stronger the further it is ahead of the next (in full: {FULL['time']:g}×, "
-        f"{FULL['mean']:g}); {len(plan.seeds)} seeds",
+        title=f"the best methods of each cell, and {100 * (1 - plan.rule.level):g} % intervals of their paired "
+        f"advantage over the baseline; {len(plan.seeds)} seeds",
         title_fontsize=8,
     )
     return save(figure, path)
 
 
-def panel_title(plan: MapPlan, problem: str, measure: Measure) -> str:
-    """Return what a panel is about."""
+def _draw_strip(
+    axes: Axes,
+    plan: MapPlan,
+    rows: Sequence[StripRow],
+    found: Win,
+    measure: Measure,
+    looks: dict[str, MethodStyle],
+) -> None:
+    """Draw a cell's strip, or in words what came of the cell."""
+    style_axes(axes)
+    if not rows:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, result_text(found), transform=axes.transAxes, ha="center", fontsize=8, color=INK)
+        return
+    axes.axvline(1.0 if measure == "time" else 0.0, color="#999999", ls="--", lw=1, zorder=1)
+    for place, row in enumerate(rows):
+        look = looks[row.method]
+        axes.plot([row.low, row.high], [place, place], color=look.color, lw=1.6, zorder=2)
+        fill = look.color if row.is_best else "white"
+        axes.plot(row.advantage, place, look.mark, color=look.color, mfc=fill, ms=5, zorder=3)
+    names = [row.method for row in rows]
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.tick_params(labelsize=7, length=2)
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if row.is_best and found.outcome == WON else "normal")
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
+    axes.set_xlabel(_advantage_text(plan, found, measure), fontsize=7, color=INK)
+
+
+def result_text(found: Win) -> str:
+    """Return what came of a cell that has no strip."""
+    return "no method reaches it on every seed" if found.outcome not in (WON, CLOSE) else found.outcome
+
+
+def _advantage_text(plan: MapPlan, found: Win, measure: Measure) -> str:
+    """Return what a strip's axis is, and what came of its cell."""
+    base = next(iter(plan.methods))
+    what = f"times as fast as {base}" if measure == "time" else f"better than {base} by"
+    came = f"{found.best[0]} wins" if found.outcome == WON else f"{len(found.best)} aren't told apart"
+    return f"{what}; {came}"
+
+
+def _cell_title(plan: MapPlan, spot: Spot, measure: Measure) -> str:
+    """Return what a cell is about."""
+    across, upwards = plan.sides(spot.problem)
     if measure == "time":
-        return f"{problem}: time to {plan.metric} {plan.problems[problem].target:g}"
-    return f"{problem}: {plan.metric}, mean over {plan.budget:g} s"
+        what = f"time to {plan.metric} {plan.problems[spot.problem].target:g}"
+    else:
+        what = f"{plan.metric}, mean over {plan.budget:g} s"
+    sides = [f"{plan.across.name}: {spot.across}"] * bool(across) + [
+        f"{plan.upwards.name}: {spot.upwards}"
+    ] * bool(upwards)
+    return "\n".join([f"{spot.problem}: {what}", *wrap("; ".join(sides), _CELL_TITLE)])
 
 
-def colors_of(plan: MapPlan, winners: Collection[str]) -> dict[str, str]:
-    """Return the colours of methods that win somewhere, in the order of the plan."""
-    palettes = {True: cycle(_WARM), False: cycle(_COOL)}
-    waits = {name: _waits(str(own["strategy"])) for name, own in plan.methods.items() if name in winners}
-    return {name: next(palettes[each]) for name, each in waits.items()}
-
-
-def _waits(strategy: str) -> bool:
-    """Tell whether a method has rounds; one of a user's own counts as one that has."""
-    known = REGISTRY.get(strategy)
-    return known is None or not issubclass(known, AsynchronousStrategy)
-
-
-def strength(found: Win, measure: Measure) -> float:
-    """Return how strong a winner's colour is, 0 to 1."""
-    if not math.isfinite(found.by):
-        return 1.0
-    part = (
-        math.log(max(found.by, 1.0)) / math.log(FULL[measure])
-        if measure == "time"
-        else found.by / FULL[measure]
-    )
-    return float(np.clip(part, 0, 1))
-
-
-def text_of(found: Win, measure: Measure) -> list[str]:
-    """Return the lines of a cell: who, by how much, before whom."""
-    if found.outcome == CLOSE:
-        more = len(found.best) - _NAMED
-        return [*found.best[:_NAMED], *([f"and {more} more"] if more > 0 else [])]
-    if found.outcome != WON:
-        return [found.outcome]
-    (who,) = found.best
-    if not found.runner_up:
-        return [who, "all others", "diverged"]
-    bound = "≥ " * found.at_least
-    by = f"{bound}{found.by:.2f}×" if measure == "time" else f"+{abs(found.by):.3f}"
-    return [who, by, f"vs {found.runner_up}"]
-
-
-def _sides(plan: MapPlan, problem: str) -> tuple[list[str], list[str]]:
-    """Return a panel's labels across and upwards: those that are numbers rise, others have the file's order."""
-    across, upwards = plan.sides(problem)
-    return _rising(across), _rising(upwards)
+def _rows(plan: MapPlan, problem: str) -> list[list[Spot]]:
+    """Return a problem's cells, row by row from the top; labels that are numbers rise upwards and to the right."""
+    across, upwards = (_rising(labels) for labels in plan.sides(problem))
+    return [[Spot(problem, each, upward) for each in across] for upward in reversed(upwards)]
 
 
 def _rising(labels: list[str]) -> list[str]:
     try:
-        return sorted(labels, key=float)
+        return sorted(labels, key=lambda label: float(label))
     except ValueError:
         return labels
-
-
-def _frame(axes: Axes, plan: MapPlan, problem: str, title: str, *, is_left: bool) -> None:
-    across, upwards = _sides(plan, problem)
-    axes.set(xlim=(0, len(across)), ylim=(0, len(upwards)))
-    axes.set_xticks(np.arange(len(across)) + 0.5, across)
-    axes.set_yticks(np.arange(len(upwards)) + 0.5, upwards if is_left else [""] * len(upwards))
-    axes.tick_params(length=0, labelsize=9, colors=INK)
-    axes.spines[:].set_visible(False)
-    axes.set_title(title, fontsize=9, color=INK)
-    axes.set_xlabel(plan.across.name, fontsize=8, color=INK)
-    if is_left:
-        axes.set_ylabel(plan.upwards.name, fontsize=8, color=INK)
-
-
-def _cell(
-    axes: Axes, place: tuple[int, int], found: Win, measure: Measure, colors: Mapping[str, str]
-) -> None:
-    """Draw one cell."""
-    fill = _WHITE
-    if found.outcome == WON:
-        fill = _blend(colors[found.best[0]], _PALEST + (1 - _PALEST) * strength(found, measure))
-    elif found.outcome == CLOSE:
-        fill = _GREY
-    axes.add_patch(Rectangle(place, 1, 1, facecolor=fill, edgecolor="white", lw=1.5))
-    lines, ink = text_of(found, measure), "white" if _luminance(fill) < _DARK else "black"
-    for at, line in enumerate(lines):
-        axes.annotate(
-            line,
-            (place[0] + 0.5, place[1] + 0.5),
-            (0, _LINE * ((len(lines) - 1) / 2 - at)),
-            ha="center",
-            va="center",
-            textcoords="offset points",
-            color=ink,
-            fontsize=7 if len(line) <= _LONG else 6.3,
-            fontweight="bold" if at == 0 and found.outcome == WON else "normal",
-        )
-
-
-def _blend(color: str, part: float) -> str:
-    """Return a colour over white."""
-    return str(to_hex([part * value + 1 - part for value in to_rgb(color)]))
-
-
-def _luminance(color: str) -> float:
-    return float(np.dot(to_rgb(color), (0.299, 0.587, 0.114)))

@@ -24,7 +24,7 @@ def write_report(plan: MapPlan, curves: Curves, versions: Mapping[str, str], fol
 
     scores = scores_of(plan, curves)
     wins = wins_of(plan, scores)
-    picture = draw_map(folder / PICTURE, plan, wins)
+    picture = draw_map(folder / PICTURE, plan, scores, wins)
     frame(plan, scores).to_csv(folder / TABLE, index=False)
     text = "\n".join(_lines(plan, scores, wins, curves, versions)) + "\n"
     (folder / REPORT).write_text(text, "utf-8")

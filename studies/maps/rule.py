@@ -98,8 +98,8 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     there = [each for each in standing(plan, scores) if each.can_win]
     if not there:
         return Win(NONE)
-    merit = {each.method: _merit(plan, each, measure) for each in there}
-    order = sorted(merit, key=lambda method: -float(merit[method].mean()))
+    merits = {each.method: merit(plan, each, measure) for each in there}
+    order = sorted(merits, key=lambda method: -float(merits[method].mean()))
     by_name = {each.method: each for each in there}
     always = [method for method in order if by_name[method].reached == len(by_name[method].times)]
     if measure == "time" and not always:
@@ -111,12 +111,12 @@ def win(plan: MapPlan, scores: Sequence[MapScore], measure: Measure) -> Win:
     close = [
         method
         for method in others
-        if by_name[method].is_open or not told_apart(merit[best] - merit[method], plan.rule.level)
+        if by_name[method].is_open or not told_apart(merits[best] - merits[method], plan.rule.level)
     ]
     runner_up = others[0]
-    ahead = merit[best] - merit[runner_up]
+    ahead = merits[best] - merits[runner_up]
     rival = by_name[runner_up]
-    by_rival = {method: advantage_p(merit[best] - merit[method]) for method in others}
+    by_rival = {method: advantage_p(merits[best] - merits[method]) for method in others}
     scale = math.exp if measure == "time" else float
     low, high = interval(ahead, plan.rule.level)
     return Win(
@@ -156,8 +156,8 @@ def advantage_p(differences: Array) -> float:
     return 0.0 if are_equal(differences) else p_value(differences)
 
 
-def _merit(plan: MapPlan, each: MapScore, measure: Measure) -> Array:
-    """Return the score of each judged seed, higher is better."""
+def merit(plan: MapPlan, each: MapScore, measure: Measure) -> Array:
+    """Return a method's score on each judged seed, (seeds,), higher is better; by time the logarithm of 1/time."""
     if measure == "mean":
         return sign_of(plan.metric) * np.array(each.means)
     return -np.log(np.maximum(np.minimum(each.times, plan.budget), 1e-9))

@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 import fedapp
 from fedapp.cli import app
 from fedapp.report.comparison import Comparison
-from fedapp.report.exports import PaperTable, latex_of, markdown_of
 from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.verdict.costs import costs_of
@@ -166,26 +165,3 @@ def test_the_verdict_is_in_compare_its_report_the_page_and_python(tmp_path):
     ]
     assert page_content([runs[0].path])["verdict"] is None
     assert fedapp.compare(*(each.path for each in runs)).verdict() == verdict_of(runs)
-
-
-def test_a_table_for_a_paper_is_bold_by_the_verdict(tmp_path):
-    """The best first, the same decimals everywhere; b isn't apart from the best, c is."""
-    ends = {"c": flat(0.5, 0.512, 0.504), "b": flat(0.9, 0.8, 0.9), "a": flat(0.92, 0.93, 0.92)}
-    comparison = Comparison(swept(tmp_path, ends))
-    shown = PaperTable.of(comparison, "accuracy")
-    assert [(cells[0], bold) for cells, bold in shown.rows] == [("a", True), ("b", True), ("c", False)]
-    assert [cells[2] for cells, _ in shown.rows] == ["0.923 ± 0.006", "0.867 ± 0.058", "0.505 ± 0.006"]
-    assert shown.caption == (
-        "digits mlp: accuracy, mean ± standard deviation over 3 seeds. Bold: the best mean at time 10 and what isn't "
-        "apart from it (paired t-tests, p-values by Holm over all 3 pairs, level 0.05)."
-    )
-    rows = [line for line in latex_of(comparison).splitlines() if "textbf" in line]
-    assert rows[0].startswith(r"\textbf{a} & 3 & \textbf{0.923 $\pm$ 0.006} & 0.923 $\pm$ 0.006 & ")
-    assert (
-        markdown_of(comparison)
-        .splitlines()[4]
-        .startswith("| **a** | 3 | **0.923 ± 0.006** | 0.923 ± 0.006 |")
-    )
-    alone = PaperTable.of(Comparison(comparison.runs[:4:3]), "accuracy")  # one seed of two settings
-    assert not any(bold for _, bold in alone.rows)
-    assert "Bold" not in alone.caption

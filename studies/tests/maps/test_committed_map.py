@@ -16,7 +16,7 @@ from fedapp.sweeps.plan import read_file
 from strategies import REGISTRY, AsynchronousStrategy
 from studies.maps.curves import FILE, MapCurve, read_curves
 from studies.maps.measures import mean_over
-from studies.maps.picture import _sides, colors_of
+from studies.maps.picture import _rows
 from studies.maps.plan import MapPlan
 from studies.maps.rule import advantage_p
 from studies.maps.scores import scores_of
@@ -330,14 +330,12 @@ def test_what_the_page_of_the_methods_says_against_its_table_follows_from_the_cu
     assert f"{ahead(away, 'feddyn').mean():.3f}" == "0.034"
 
 
-def test_winners_have_colours_of_their_own():
-    plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
-    colors = colors_of(plan, {"fedcompass", "fadas", "fedbuff", "feddyn", "fedavgm"})
-    assert list(colors) == ["fedavgm", "feddyn", "fedbuff", "fedcompass", "fadas"]
-    assert len(set(colors.values())) == 5
-
-
 def test_rows_of_the_picture_rise_where_they_are_numbers():
     plan = read_file(EXPERIMENTS / "map.toml", MapPlan)
     assert plan.sides("synthetic")[1] == ["5", "1", "50"]  # the order of the runs
-    assert _sides(plan, "synthetic") == (["each of its own law"], ["1", "5", "50"])
+    rows = _rows(plan, "synthetic")
+    assert [[spot[1:] for spot in row] for row in rows] == [
+        [("each of its own law", "50")],
+        [("each of its own law", "5")],
+        [("each of its own law", "1")],
+    ]
