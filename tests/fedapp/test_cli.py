@@ -146,7 +146,7 @@ def test_methods_are_told_in_short_in_full_and_of_ones_own():
         "own keys: aggregation-weights, arrival-weight-bound, dp-max-contributions,\n      fedfix-interval"
         in full
     )
-    assert "Fraboni et al. 2023, section 4.4:" in full
+    assert "JMLR 24, 2023, section 4.4:" in full
     assert "own keys:" in run("methods", "custom.half_life:HalfLife").output
     assert "error: strategy = 'fedfax': must be one of" in run("methods", "fedfax").output
     assert (
