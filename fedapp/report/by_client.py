@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from fedapp.report.client_tables import last_clients, names_of_clients
-from fedapp.report.figures import STEPS, new_figure, shortened, style_axes
+from fedapp.report.figures import STEPS, new_figure, save_all, shortened, style_axes
 from fedapp.report.files import LOSS, data_of, rows_in_words, without_digest
 from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.overlay import MOST
@@ -91,7 +91,7 @@ def draw_clients_of_runs(
     beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
     below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
     axes.legend(frameon=False, fontsize=style.points(8), **(below if style.width else beside))
-    return style.save(figure, path)
+    return save_all(figure, path, style)
 
 
 def _draw_sorted(

@@ -320,6 +320,19 @@ def style_axes(axes: Axes, style: FigureStyle = SCREEN) -> None:
     axes.tick_params(labelsize=style.points(9), colors=INK, length=3)
 
 
+def save_all(figure: Figure, path: Path, style: FigureStyle) -> list[Path]:
+    """Write a figure as PNG and in the formats of a style; return the paths, the PNG's first."""
+    if style == SCREEN:
+        return [save(figure, path)]
+    figure.set_dpi(style.dpi)
+    paths = [path.with_suffix(f".{form}") for form in style.formats if form != "png"]
+    with style.fonts():
+        save(figure, path)
+        for each in paths:
+            figure.savefig(each)
+    return [path, *paths]
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write a figure as PNG; a line in the log names signs that the font hasn't, which are boxes in the figure."""
     texts = {text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)}

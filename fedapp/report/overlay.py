@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.cells import Cell, any_without_rounds, axis_label, best_of, direction_of
-from fedapp.report.figures import INK, STEPS, new_figure, style_axes
+from fedapp.report.figures import INK, STEPS, new_figure, save_all, style_axes
 from fedapp.report.files import with_rows
 from fedapp.report.looks import MethodStyle, looks_of
 from fedapp.report.series import Array, mean_and_spread
@@ -96,7 +96,7 @@ def draw_overlay(
             frameon=False,
             fontsize=style.points(8),
         )
-    return style.save(figure, path)
+    return save_all(figure, path, style)
 
 
 def question(cells: Sequence[Cell], metrics: Sequence[str], axes: Iterable[str]) -> str:

@@ -3,15 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedapp.config import ConfigError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FORMATS = ("pdf", "svg", "png")
 WIDTHS = {"one-column": 3.5, "two-columns": 7.16}  # inches, the columns of IEEE's journals
@@ -102,20 +98,6 @@ class FigureStyle:
         fallback = [*names, *rcParams["font.sans-serif"]] if self.font else rcParams["font.sans-serif"]
         with rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "font.sans-serif": fallback}):
             yield
-
-    def save(self, figure: "Figure", path: Path) -> list[Path]:
-        """Write a figure as PNG and in the formats; return the paths, the PNG's first."""
-        from fedapp.report.figures import save
-
-        if self == FigureStyle():
-            return [save(figure, path)]
-        figure.set_dpi(self.dpi)
-        paths = [path.with_suffix(f".{form}") for form in self.formats if form != "png"]
-        with self.fonts():
-            save(figure, path)
-            for each in paths:
-                figure.savefig(each)
-        return [path, *paths]
 
 
 SCREEN = FigureStyle()
