@@ -202,9 +202,9 @@ class EventPump:
                 self.session.contribution_weights.own_time.intervals += 1
                 yield Step(None, interval_over=True)
             case RefreshClients():
-                yield from self._look()
+                yield from self._refresh_clients()
 
-    def _look(self) -> Iterator[Step]:
+    def _refresh_clients(self) -> Iterator[Step]:
         """Look up the connected clients; clients that are new, or back, are free."""
         yield from self._release()
         session, run, task_table = self.session, self.session.run, self.session.task_table
@@ -379,7 +379,7 @@ class EventPump:
         session, task_table, scheduler = self.session, self.session.task_table, self.session.run.scheduler
         if not scheduler.real_time:
             # In virtual time nothing else refreshes the clients; a node may have left, or changed its id.
-            yield from self._look()
+            yield from self._refresh_clients()
         if member.misses < MAX_MISSES:
             yield Step([member])
             return
