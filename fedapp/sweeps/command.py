@@ -54,7 +54,13 @@ def sweep(
             autocompletion=_engines,
         ),
     ] = "",
-    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, each in a process of one thread")] = 1,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="runs at a time, each in a process of one thread; 0: one after the other, in this process",
+        ),
+    ] = 1,
     tune: Annotated[
         list[str] | None,
         typer.Option(

@@ -35,7 +35,9 @@ TINY = "model='logistic' batch-size=0 num-server-rounds=2 num-clients=3 figures=
 
 
 def command(*arguments: str):
-    return CliRunner().invoke(app, ["sweep", *arguments], env={"COLUMNS": "120"})
+    """Run ``fedapp sweep``, in this process unless it says how many others."""
+    jobs = () if {"--jobs", "--engine=ray", "ray"} & set(arguments) else ("--jobs", "0")
+    return CliRunner().invoke(app, ["sweep", *arguments, *jobs], env={"COLUMNS": "120"})
 
 
 def sweep(out: Path, *arguments: str, base: str = TINY):

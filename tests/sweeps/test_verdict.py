@@ -51,6 +51,7 @@ def test_the_tuning_may_spoil_it(tmp_path):
     plan = ["lr=0.001,0.002,0.004", "strategy=fedavg,fedprox", "proximal-mu=0.1,0.2", "seed=0"]
     config = "num-clients=3 model=logistic batch-size=0 num-server-rounds=2"
     options = ["--tune", "lr", "--tune", "proximal-mu", "--by", "loss", "-c", config, "-o", str(tmp_path)]
+    options += ["--jobs", "0"]
     done = CliRunner().invoke(app, ["sweep", *plan, *options], env={"COLUMNS": "300"})
     assert done.exit_code == 0, done.output
     assert "Caution: lr of fedavg is best at the end of what was tried; go on beyond it" in done.output
