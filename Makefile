@@ -2,7 +2,7 @@
 # make test     set up .venv and run the tests, some 5 minutes on two idle cores; FILE=tests/strategies/core: one room
 # make test-real set up .venv and run the thorough tests on real Ray and SuperLinks, and the first guide, some 6 minutes
 # make test-studies set up .venv and run the tests of the studies: theory, reproduced papers, maps, benchmarks
-# make test-flower VERSION=1.42.0: run the library's tests on that Flower, which goes to a folder of its own
+# make test-flower VERSION=1.42.0 (or nightly): run the library's tests on that Flower, in a folder of its own
 # make test-all set up .venv and run every test, hours: all cases of all products, and faults of real deployments
 # make docs     set up .venv and make the documentation, site/; python3 -m http.server -d site shows it, search and all
 # make bench    set up .venv and measure speed beside stock Flower and a bare PyTorch loop
@@ -35,11 +35,13 @@ test-studies: $(INSTALLED)
 	$(PYTEST) studies/tests $(SELECT)
 
 # Flower alone: its requirements are the environment's, as an index may lack one of the versions that it asks for.
+FLOWER = .venv/flower-$(VERSION)
 test-flower: $(INSTALLED)
-	$(if $(VERSION),,$(error VERSION is missing: make test-flower VERSION=1.42.0))
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv/flower-$(VERSION) flwr==$(VERSION)
-	PYTHONPATH=$(CURDIR)/.venv/flower-$(VERSION):$(CURDIR) $(BIN)/python -c "import flwr, importlib.metadata as m; assert m.version('flwr') == '$(VERSION)'"
-	PYTHONPATH=$(CURDIR)/.venv/flower-$(VERSION):$(CURDIR) $(PYTEST) $(or $(FILE),tests/strategies) $(SELECT)
+	$(if $(VERSION),,$(error VERSION is missing: make test-flower VERSION=1.42.0, or VERSION=nightly))
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(FLOWER) \
+		$(if $(filter nightly,$(VERSION)),--pre flwr-nightly,flwr==$(VERSION))
+	PYTHONPATH=$(CURDIR)/$(FLOWER):$(CURDIR) $(BIN)/python -c "import flwr; assert '$(FLOWER)/' in flwr.__file__"
+	PYTHONPATH=$(CURDIR)/$(FLOWER):$(CURDIR) $(PYTEST) $(or $(FILE),tests/strategies) $(SELECT)
 
 test-all:
 	$(MAKE) test test-studies SELECT="-m ''"

@@ -1,7 +1,31 @@
-"""All uses of Flower's non-public modules, each with its reason; flwr 1.41 and 1.42.
+"""All uses of Flower's non-public modules, each with its reason; flwr 1.41 to 1.43.
 
 Public are ``flwr.app``, ``flwr.clientapp``, ``flwr.serverapp`` and ``flwr.simulation``. The linter refuses other
 modules of Flower anywhere else. If a version of Flower lacks one of these, the import says so, and what needs it.
+
+The public call that would replace each use; Flower has none of them yet:
+
+=================================================  ==================================================================
+non-public                                         public call that would replace it
+=================================================  ==================================================================
+``ErrorCode``, texts of mods' errors               names of the codes in ``flwr.app``, one code for each mod's refusal
+``make_message``, ``_message_id``,                 ``Message(content or error, metadata=…)``, which Flower's own code
+``_reply_to_message_id``, a copied ``_metadata``   calls and its signature leaves out, and ``copy.copy`` of a message
+``message_to_proto``, ``context_to_proto``         ``Message.to_bytes`` and ``Context.to_bytes``, and their inverses
+``Run``, ``TaskIdentity``                          a ``Grid`` in one process, in ``flwr.serverapp``
+``create_message_error_unavailable_res_message``   the same ``Grid``, with nodes that leave
+``Grid._runtime_client``, ``Grid._client``,        ``Grid.pull_messages(max_bytes=…)``
+``ConfirmMessageReceivedRequest``
+``InMemoryGrid`` by its name                       ``Grid.is_simulation``
+``DeprecatedRunInfoStore``, found by ``gc``        ``Grid.get_nodes`` with the contexts of simulated clients
+``backend_config_stream`` of a frame               the federation config in the ServerApp's ``Context``
+``ClientApp``, found by ``gc``                     the simulated ClientApp in the ServerApp's ``Context``
+``ClientApp._registered_funcs``, ``._mods``        ``ClientApp.message_types`` and ``ClientApp.mods``
+``FedAvg._construct_messages``,                    the same names without ``_``: every subclass that fills in a hook
+``FedAvg._check_and_log_replies``                  of ``FedAvg`` calls them
+``flatten_dict``, ``parse_config_args``            a function that reads what ``flwr run --run-config`` reads
+``run_simulation`` (public, but deprecated)        a call that takes both apps and runs them as ``flwr run`` does
+=================================================  ==================================================================
 """
 
 import gc

@@ -111,7 +111,11 @@ def test_a_larger_reply_is_read_up_to_the_bound_and_dropped(kind):
 
 def test_one_large_reply_leaves_the_others_as_they_are():
     found, link = pulled([reply(), reply(MORE), reply(1000)], MOST)
-    assert [each.has_error() for each in found] == [False, True, False]
+    assert {each.metadata.reply_to_message_id: each.has_error() for each in found} == {
+        "request-0": False,
+        f"request-{MORE}": True,
+        "request-1000": False,
+    }
     assert len(link.received) == 3
 
 
