@@ -22,7 +22,7 @@ from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
 from fedapp.report.verdict.verdict import Verdict
 from fedapp.sweeps.results import remarks, runs_frame, tuning_frame
-from fedapp.sweeps.sweep import Outcome
+from fedapp.sweeps.sweep import Outcome, tuning_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -287,7 +287,7 @@ class ComparedRuns:
     """Runs beside each other, those that differ in their seed alone as one."""
 
     def __init__(self, runs: Sequence[RecordedRun]) -> None:
-        self._comparison = Comparison(runs)
+        self._comparison = Comparison(runs, tuning_of(run.path for run in runs))
 
     @cached_property
     def table(self) -> "pd.DataFrame":

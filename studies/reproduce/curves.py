@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
-from fedapp.report.looks import MethodStyle, looks_of
+from fedapp.report.looks import COLORS, MethodStyle, looks_of
 from fedapp.report.overlay import set_view
 from fedapp.report.series import Array
 from studies.reproduce.runs import Runs
@@ -62,6 +63,10 @@ def panels(
         if runs
     }
     looks = dict(zip(strategies, looks_of(strategies.values()), strict=True))
+    if len(set(strategies.values())) == 1:  # nothing but lines of one method, which colours tell apart best
+        looks = {
+            name: MethodStyle(color, "o") for name, color in zip(strategies, cycle(COLORS), strict=False)
+        }
     for row, axes_row in zip(grid, axes_grid, strict=True):
         for axes in axes_row[len(row) :]:
             axes.set_axis_off()
