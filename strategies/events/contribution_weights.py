@@ -30,8 +30,9 @@ from strategies.core.reporter import Reporter
 from strategies.core.run_state import RunState
 from strategies.events import observed_periods
 from strategies.events.event_stream import checked_interval
-from strategies.events.own_time import FAVOURED, OwnTime
+from strategies.events.own_time import HALVED, OwnTime
 from strategies.events.tasks import TaskTable
+from strategies.flower.arrays import Vector
 from strategies.timing.scheduler import Times
 from strategies.updates.safeguards import Safeguards
 
@@ -105,6 +106,8 @@ class ContributionWeights:
         Whether each arrival moves the model by a robust rule over the clients' last updates.
     favours_fast : bool
         Whether clients count the more, the faster they are.
+    sees_updates : bool
+        Whether the server has single updates, not their masked sums.
 
     Attributes
     ----------
@@ -124,11 +127,13 @@ class ContributionWeights:
         summed: bool = True,
         windowed: bool = False,
         favours_fast: bool = False,
+        sees_updates: bool = True,
     ) -> None:
         self._run, self._task_table = run, task_table
         self._population, self._safeguards = population, safeguards
         self.aggregation_weights, self._hooks, self._summed = aggregation_weights, hooks, summed
-        self._windowed, self._favours_fast, self.own_time = windowed, favours_fast, OwnTime()
+        self._windowed, self._favours_fast = windowed, favours_fast and not windowed
+        self._looks, self.own_time = sees_updates, OwnTime()
         # The task table's changes, Δt, and the state of the graph of clients, at the last look.
         self._looked: tuple[int, float | None, object] = (-1, None, None)
         self._client_weights: dict[int, float] | None = None
@@ -163,18 +168,34 @@ class ContributionWeights:
         """Whether contributions weigh by what their client's own time is due."""
         return self.bounds_time and (self.aggregation_weights != IDENTICAL or self._windowed)
 
-    def rate_allows(self, member: ClientState) -> bool:
-        """Note a contribution that has come; return False if its client answers too often for it to count."""
-        if not self.bounds_time:
+    def note_arrival(self, member: ClientState) -> None:
+        """Note that a client has answered, whether or not the method accepts its work."""
+        if self.bounds_time:
+            self.own_time.note(member.client.index, self._present)
+
+    @property
+    def _present(self) -> dict[int, ClientState]:
+        return {member.client.index: member for member in self._task_table.active_clients}
+
+    def rate_allows(self, member: ClientState, update: Vector) -> bool:
+        """Return False if the client of an update (D,) answers too often for it to count."""
+        if not self.bounds_time or not (bound := self._rate_bound):
             return True
-        present = {each.client.index: each for each in self._task_table.active_clients}
-        if self.own_time.within(member.client.index, present, self._rate_bound):
+        own, index, present = self.own_time, member.client.index, self._present
+        if not own.within(index, present, bound):
+            self._run.warn_once(
+                "%s answers more than %g times as often as the median of the others: further answers are discarded "
+                "(rate_bound)",
+                member.client,
+                bound,
+            )
+            return False
+        if not (self._looks and self._favours_fast) or own.agrees(index, present, update):
             return True
         self._run.warn_once(
-            "%s answers more than %g times as often as the median of the others: further answers are discarded "
-            "(rate_bound)",
+            "%s answers more often than the median of the others, and against the course of their updates: such "
+            "answers are discarded (rate_bound)",
             member.client,
-            self._rate_bound,
         )
         return False
 
@@ -183,7 +204,7 @@ class ContributionWeights:
         """How many times as often as the median of the others a client counts; 0: no bound."""
         config = self._run.config
         bound = config.rate_bound if isinstance(config, AsyncConfigBase) else 0.0
-        return bound * FAVOURED if self._favours_fast and not self._windowed else bound
+        return bound if self._looks or not self._favours_fast else bound * HALVED
 
     def settle(self, member: ClientState) -> None:
         """Note that a client's contribution was aggregated."""

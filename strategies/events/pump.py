@@ -301,8 +301,9 @@ class EventPump:
         asked = [*task.extra_vectors, *([messages.STEPS] if task.steps else ())]
         staleness = run.aggregations - task.version
         contribution = session.receiver.contribution(local, reply, task.version, staleness, asked)
+        session.contribution_weights.note_arrival(member)
         accepted = self.strategy.accept(contribution)
-        too_often = accepted and not session.contribution_weights.rate_allows(member)
+        too_often = accepted and not session.contribution_weights.rate_allows(member, contribution.update)
         accepted = accepted and not too_often
         if session.executor.counts_on_arrival or not accepted:
             outcome, size = ACCEPTED if accepted else messages.TOO_OLD, contribution.num_bytes

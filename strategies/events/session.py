@@ -71,6 +71,7 @@ class EventSession(Session):
             summed=self.robust is None,
             windowed=self.robust is not None and self.robust.window > 0,
             favours_fast=aggregation_weights == IDENTICAL or able.sets_steps,
+            sees_updates=not config.uses_secure_sums,
         )
         needs_messages = able.writes_requests or self.compressed is not None or config.uses_secure_sums
         self.dispatcher = Dispatcher(

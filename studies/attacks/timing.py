@@ -46,6 +46,11 @@ METHODS = (
     "rennala",
     "fadas",
     "fedcompass",
+    "ca2fl",
+    "ace",
+    "aced",
+    "ringleader",
+    "area",
 )
 
 
@@ -162,7 +167,7 @@ def result(method: str, lie: str, data: Arrays, *, reverses: bool, seed: int = 0
     return (
         100 * float(right.mean()),
         strategy.session.aggregations,
-        weights.get(0, 0.0) / sum(weights.values()),
+        weights.get(0, 0.0) / (sum(weights.values()) or 1.0),
     )
 
 

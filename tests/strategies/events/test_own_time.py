@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from strategies import AsyncFedAvg, FedBuff, FedFix, Ringmaster, clock
+from strategies import FADAS, AsyncFedAvg, FedAsync, FedBuff, FedCompass, FedFix, Rennala, Ringmaster, clock
 from strategies.clock import WallClock
-from strategies.events.own_time import CAPACITY, FAVOURED, OwnTime
+from strategies.events.own_time import CAPACITY, UNSEEN, OwnTime
 from strategies.flower import messages
+from strategies.updates import pipeline
 
 RATE = 4.0
 EVERYBODY = dict.fromkeys(range(5))
@@ -43,17 +44,38 @@ def test_a_late_answer_has_its_due_once_and_a_burst_next_to_nothing():
     assert again.due(0, 0.2, 35, 0) == pytest.approx(0.2)
 
 
+def within(own: OwnTime, index: int, rate: float = RATE) -> bool:
+    own.note(index, EVERYBODY)
+    return own.within(index, EVERYBODY, rate)
+
+
 def test_a_client_counts_at_most_four_times_as_often_as_the_median_of_the_others():
     own, counted = OwnTime(), 0
     for _ in range(100):
-        counted += sum(own.within(0, EVERYBODY, RATE) for _ in range(20))
-        assert all(own.within(index, EVERYBODY, RATE) for index in range(1, 5))
+        counted += sum(within(own, 0) for _ in range(20))
+        assert all(within(own, index) for index in range(1, 5))
     assert counted == pytest.approx(CAPACITY + 99 * RATE, abs=RATE)
     assert all(
         OwnTime().within(0, dict.fromkeys(range(2)), RATE) for _ in range(50)
     )  # either may be the faulty one
     unbounded = OwnTime()
-    assert all(unbounded.within(0, EVERYBODY, 0.0) for _ in range(50))
+    assert all(within(unbounded, 0, 0.0) for _ in range(50))
+
+
+def test_what_a_client_sends_beyond_the_rate_of_the_others_counts_where_it_goes_their_way():
+    east, west, north = np.array([1.0, 0.0]), np.array([-1.0, 0.0]), np.array([0.0, 1.0])
+    for sent, counts in ((west, UNSEEN + 99), (east, 2000.0), (north, 2000.0)):
+        own, counted = OwnTime(), 0
+        for _ in range(100):
+            assert all(own.agrees(index, EVERYBODY, east) for index in range(1, 5))
+            counted += sum(own.agrees(0, EVERYBODY, sent) for _ in range(20))
+            again = OwnTime()
+            again.restore(own.state())
+            own = again
+        assert counted == pytest.approx(counts, abs=1)
+    # As long as fewer than three have answered, nobody knows the others' way.
+    first = OwnTime()
+    assert sum(first.agrees(0, EVERYBODY, east) for _ in range(20)) == UNSEEN
 
 
 def exponential(rng: np.random.Generator, index: int) -> float:
@@ -76,6 +98,7 @@ def test_of_honest_clients_with_random_times_hardly_anything_is_cut(law, num_cli
         now, index = heapq.heappop(queue)
         heapq.heappush(queue, (now + law(rng, index), index))
         contributions += 1
+        own.note(index, present)
         if not own.within(index, present, RATE):
             refused += 1
             continue
@@ -104,8 +127,14 @@ def passes_at_once(monkeypatch):
 def shares(federation, model, train_config):
     """Run a method with five clients whose tasks take ``times(client, task)`` seconds; return their shares."""
 
-    def run(kind: Any, times: Callable[[int, int], float], seconds: float = 60.0, **options: Any) -> Any:
-        grid, tasks = federation([0.0, 1.0, 2.0, 3.0, 4.0], [1] * 5), [0] * 5
+    def run(
+        kind: Any,
+        times: Callable[[int, int], float],
+        seconds: float = 60.0,
+        centres: Any = (0.0, 1.0, 2.0, 3.0, 4.0),
+        **options: Any,
+    ) -> Any:
+        grid, tasks = federation(list(centres), [1] * 5), [0] * 5
         push = grid.push_messages
 
         def pushed(requests: Iterable[Message]) -> list[str]:
@@ -154,8 +183,33 @@ def test_a_client_weighs_what_its_own_time_is_due(kind, times, shares):
     assert found == pytest.approx([0.2] * 5, abs=0.02)
 
 
-def test_where_fast_clients_count_more_they_have_at_most_four_times_the_median(shares):
-    _, contributions = shares(Ringmaster, fast)
-    assert contributions[0] <= 1.1 * FAVOURED * RATE * np.median(contributions[1:]) + CAPACITY
-    _, without = shares(Ringmaster, fast, rate_bound=0.0)
-    assert without[0] > 10 * np.median(without[1:])
+def f80(index: int, task: int) -> float:
+    return 0.2 * (index + 1)
+
+
+EQUAL = [100.0] * 5  # no client arrives there
+FAVOUR_FAST = [FedAsync, Ringmaster, Rennala, FADAS, FedCompass]
+
+
+@pytest.mark.parametrize("kind", FAVOUR_FAST)
+def test_where_fast_clients_count_more_nothing_is_cut_of_honest_fixed_times(kind, shares, caplog):
+    _, contributions = shares(kind, f80, 10.0, EQUAL)
+    assert contributions[0] > 3 * np.median(contributions[1:])
+    assert "are discarded" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", FAVOUR_FAST)
+def test_where_fast_clients_count_more_a_reversed_one_counts_as_often_as_the_others(
+    kind, shares, monkeypatch
+):
+    make = pipeline.Contribution.of.__func__
+
+    def made(cls: Any, *arguments: Any, **options: Any) -> Any:
+        contribution = make(cls, *arguments, **options)
+        if contribution.client.index == 0:
+            np.negative(contribution.update, out=contribution.update)
+        return contribution
+
+    monkeypatch.setattr(pipeline.Contribution, "of", classmethod(made))
+    _, contributions = shares(kind, fast, 15.0, EQUAL)
+    assert contributions[0] <= 1.5 * np.median(contributions[1:]) + UNSEEN
