@@ -38,11 +38,11 @@ from fedapp.server.trackers import make_tracker
 from fedapp.training.travelling import frozen_bytes
 from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
-from strategies.core.openings import Openings
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
 from strategies.flower.exchange import never
 from strategies.flower.grids import DEPLOYMENT, engine_of
+from strategies.secure.openings import Openings
 
 log = logging.getLogger("flwr.fedapp")
 

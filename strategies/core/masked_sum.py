@@ -23,6 +23,7 @@ from strategies.secure.client import KEYS, MASKED, SHARES, UNMASK, PublicKeys, S
 from strategies.secure.graph import terms_for
 from strategies.secure.masking import Decoded, Quantizer, SecureSumError, size_of
 from strategies.secure.mod import BY_PATH, METRICS, REFUSED, values_of
+from strategies.secure.openings import Update
 from strategies.secure.server import ServerSession
 from strategies.updates.sums import SummingGrid
 
@@ -213,21 +214,25 @@ class MaskedSum:
             masked,
             requests,
         )
+        updates = self._updates()
+        opened = {"clients": [each for each, _ in updates], "versions": [version for _, version in updates]}
         unmask_requests = {
-            each: {name: those for name, those in (("here", here), ("gone", gone)) if those}
+            each: {**opened, **{name: those for name, those in (("here", here), ("gone", gone)) if those}}
             for each, (here, gone) in server.unmask_requests().items()
         }
-        self._check_repeated()
+        self._check_repeated(updates)
         self.opened = True
         self._ask(UNMASK, unmask_requests, revealed)
 
-    def _check_repeated(self) -> None:
-        """Raise SecureSumError if this sum and one that was opened before tell the updates of few clients."""
-        if (openings := self._run.options.openings) is None:
-            return
+    def _updates(self) -> list[Update]:
+        """Return the updates in the sum: each client's index, and the version of the model that it was sent."""
         versions, number = self._options.versions, self._options.number
-        updates = [(each, versions.get(each, number)) for each in self.summed]
-        if reason := openings.refusal(updates, self._threshold):
+        return [(each, versions.get(each, number)) for each in self.summed]
+
+    def _check_repeated(self, updates: Sequence[Update]) -> None:
+        """Raise SecureSumError if this sum and one that was opened before tell the updates of few clients."""
+        openings = self._run.options.openings
+        if openings is not None and (reason := openings.refusal(updates, self._threshold)):
             raise SecureSumError(reason)
 
     def result(self, weights: Mapping[int, float] | None) -> Decoded:
@@ -244,9 +249,10 @@ class MaskedSum:
         except SecureSumError:
             if self._silent:
                 log.warning(
-                    "%s: secure sum: clients that masked their update and then sent no share: %s",
+                    "%s: secure sum: clients that masked their update and then sent no share: %s (%s)",
                     self._options,
                     display_names(sorted(self._silent, key=lambda client: client.index)),
+                    self._run.last_failure,
                 )
             raise
         found = quantizer.decode(total, number, self._numbers)
@@ -360,10 +366,10 @@ class MaskedSum:
 
     def _miss(self, stage: str, client: Client, reason: str, reply: Message | None) -> None:
         """Note why a client isn't in the sum; in the stage ``UNMASK`` it is in the sum, which other shares open."""
+        self._run.last_failure = reason
         if stage == UNMASK:
             self._silent.append(client)
             return
-        self._run.last_failure = reason
         self.missed[client.index] = Missed(reason, reply)
 
     def _left_out(self, before: Mapping[int, object], core: Mapping[int, object], did: str) -> None:

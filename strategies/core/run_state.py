@@ -18,7 +18,6 @@ from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.core.best_model import BestModel
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.config import FlowerOptions, StrategyConfig, SynchronousConfig
-from strategies.core.openings import Openings
 from strategies.flower.arrays import (
     NOT_FINITE,
     OVERFLOWS,
@@ -32,6 +31,7 @@ from strategies.flower.errors import DivergedError, RunError
 from strategies.flower.exchange import never
 from strategies.flower.frozen import FrozenGrid, FrozenParameterCache, FrozenParameters, split_initial
 from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
+from strategies.secure.openings import Openings
 from strategies.timing.scheduler import Scheduler
 from strategies.updates.buffers import Buffers
 from strategies.updates.server_optimizer import ServerOptimizer

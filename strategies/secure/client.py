@@ -74,6 +74,8 @@ class ClientSession:
         The neighbours' public keys.
     held : dict of int to (bytes, bytes)
         The shares of neighbours' seeds and of their keys of masks; empty if a neighbour dealt none that opens.
+    model : int
+        A digest of the model that the client was sent, for the update that it masked.
     """
 
     client: int
@@ -84,6 +86,7 @@ class ClientSession:
     seed: bytes = field(default_factory=lambda: os.urandom(SEED_BYTES), repr=False)
     neighbours: dict[int, PublicKeys] = field(default_factory=dict)
     held: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)
+    model: int = 0
 
     def keys(self) -> PublicKeys:
         """Return the public keys."""

@@ -15,11 +15,15 @@ Without rounds a client trains first: it is asked to keep its update, of which i
 full, its clients take part in the four stages, and mask what they have kept in the third.
 
 A device whose ``node_config`` has ``only-masked=true`` refuses to train without a secure sum, whatever it is asked.
+One whose ``node_config`` names a folder, ``state-path``, remembers there which sums its updates were in, and refuses
+to open another sum of an update from which the difference would tell it (strategies/secure/openings.py).
 Only a simulated client draws its noise from the seed.
 """
 
+import hashlib
 from collections.abc import Callable
 from math import isnan, nan
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -32,11 +36,15 @@ from strategies.flower.internals import with_content
 from strategies.flower.simulated import is_simulated
 from strategies.secure.client import KEYS, MASKED, OVER, SHARES, UNMASK, ClientSession, PublicKeys
 from strategies.secure.masking import LARGEST_NUMBER, Quantizer, SecureSumError
+from strategies.secure.openings import Openings
 
 # Error code of a client that can't or won't take part in a stage (Flower's codes are below 100).
 REFUSED = 106
 
 ONLY_MASKED = "only-masked"
+
+# The folder, by the node's config, where a device keeps what outlives its SuperNode, and the record of sums in it.
+STATE_PATH, OPENINGS = "state-path", "openings.jsonl"
 
 # Fields of the stage in which updates are masked: whether each is divided by its client's path, which is summed, too;
 # the names of the metrics that are summed, too; whether the update is of a task that is over, so that the client has
@@ -93,6 +101,7 @@ def _answer(message: Message, context: Context, call_next: CallNext, asked: dict
                 return found
             content = found
         elif stage == UNMASK:
+            _remember(context, asked, session)
             shares = session.reveal(asked.get("here", []), asked.get("gone", []))
             content = _fields(clients=list(shares), shares=list(shares.values()))
         else:
@@ -103,14 +112,18 @@ def _answer(message: Message, context: Context, call_next: CallNext, asked: dict
 
 def _trained(
     message: Message, context: Context, call_next: CallNext, asked: dict[str, Any]
-) -> tuple[Vector, Message] | Message:
-    """Let the app train; return its update (D,) and its reply, or the reply alone if it has no model."""
+) -> tuple[Vector, Message, int] | Message:
+    """Let the app train; return its update (D,), its reply and a digest of the model that was sent.
+
+    The reply alone if it has no model.
+    """
     key = asked["arrays"]
     sent = messages.model_of(message, key)
     if sent is None:
         raise SecureSumError("there is no model to train")
     layout = Layout.of(sent)
     base = layout.to_vector(sent)  # read before the app may overwrite the message's memory
+    digest = int.from_bytes(hashlib.sha256(base.tobytes()).digest()[:6])  # exact as a float, too
     rest = {name: record for name, record in message.content.items() if name != messages.SECURE}
     reply = call_next(with_content(message, RecordDict(rest)), context)
     if not reply.has_content():
@@ -120,7 +133,7 @@ def _trained(
         raise SecureSumError("its reply has no model")
     update = layout.to_vector(trained)
     update -= base
-    return update, reply
+    return update, reply, digest
 
 
 def _keep_update(message: Message, context: Context, call_next: CallNext, asked: dict[str, Any]) -> Message:
@@ -129,20 +142,21 @@ def _keep_update(message: Message, context: Context, call_next: CallNext, asked:
     found = _trained(message, context, call_next, asked)
     if isinstance(found, Message):
         return found
-    update, reply = found
-    measured = np.array(_measured(reply, asked.get(METRICS, [])))
+    update, reply, digest = found
+    measured = np.array([digest, *_measured(reply, asked.get(METRICS, []))])
     context.state[UPDATE] = ArrayRecord({str(asked["task"]): pack(update), METRICS: pack(measured)})
     content = _fields(task=asked["task"])
     _say_applied(content, reply)
     return Message(content, reply_to=message)
 
 
-def _kept_update(context: Context, task: int) -> tuple[Vector, list[float]]:
-    """Return the update (D,) and the metrics of a task, which are forgotten: they are masked once."""
+def _kept_update(context: Context, task: int) -> tuple[Vector, int, list[float]]:
+    """Return the update (D,), its model's digest and the metrics of a task, which are forgotten: masked once."""
     record = context.state.pop(UPDATE, None)
     if not isinstance(record, ArrayRecord) or str(task) not in record:
         raise SecureSumError(f"this client keeps no update of its task {task}")
-    return unpack(record[str(task)]), unpack(record[METRICS]).tolist()
+    digest, *measured = unpack(record[METRICS]).tolist()
+    return unpack(record[str(task)]), int(digest), measured
 
 
 def _masked(
@@ -151,13 +165,13 @@ def _masked(
     """Return the masked update, of training now or before; or the app's own reply to training without a model."""
     content, numbers = RecordDict(), list[float]()
     if asked.get(FROM_BEFORE):
-        update, measured = _kept_update(context, asked["task"])
+        update, session.model, measured = _kept_update(context, asked["task"])
         weight, counts = float(asked["weight"]), 1.0
     else:
         found = _trained(message, context, call_next, asked)
         if isinstance(found, Message):
             return found
-        update, reply = found
+        update, reply, session.model = found
         measured, weight = _measured(reply, asked.get(METRICS, [])), _weight(reply, asked)
         counts = weight
         if asked.get(BY_PATH):
@@ -181,6 +195,25 @@ def _noise(context: Context, asked: dict[str, Any], client: int) -> np.random.Ge
     if asked["repeatable"] and is_simulated(context) and not context.node_config.get(ONLY_MASKED):
         return streams.generator(asked["seed"], "distributed-noise", client, asked["task"])
     return streams.unpredictable()
+
+
+def _remember(context: Context, asked: dict[str, Any], session: ClientSession) -> None:
+    """Note the sum that is about to be opened; raise SecureSumError if it and an earlier one tell few updates."""
+    if (folder := context.node_config.get(STATE_PATH)) is None:
+        return
+    versions = dict(zip(asked["clients"], asked["versions"], strict=True))
+    if session.client not in versions or session.held.keys() & versions.keys() != set(asked.get("here", [])):
+        raise SecureSumError("the clients of the sum aren't those whose shares are asked for")
+    versions[session.client] = session.model
+    path = Path(str(folder), OPENINGS)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        openings = Openings(path, (session.client, session.model))
+        reason = openings.refusal(list(versions.items()), session.threshold)
+    except (OSError, ValueError) as error:
+        raise SecureSumError(f"{STATE_PATH} = {str(folder)!r}: {OPENINGS} can't be used ({error})") from None
+    if reason:
+        raise SecureSumError(reason)
 
 
 def _measured(reply: Message, names: list[str]) -> list[float]:
@@ -254,6 +287,7 @@ def _store(context: Context, number: int, session: ClientSession) -> None:
         "seal-key": session.seal_key,
         "mask-key": session.mask_key,
         "seed": session.seed,
+        "model": session.model,
         "neighbours": list(session.neighbours),
         "keys": [key for keys in session.neighbours.values() for key in (keys.seal, keys.mask)],
         "held": list(session.held),
@@ -279,4 +313,5 @@ def _kept(context: Context, number: int) -> ClientSession:
         kept["seed"],
         {each: PublicKeys(*keys) for each, keys in zip(kept.get("neighbours", []), known, strict=True)},
         dict(zip(kept.get("held", []), held, strict=True)),
+        kept["model"],
     )

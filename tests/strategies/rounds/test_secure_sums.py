@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from strategies import (
     REGISTRY,
@@ -16,6 +16,7 @@ from strategies import (
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedBuff,
     FederatedStrategy,
     FedNova,
     FedProx,
@@ -25,10 +26,11 @@ from strategies import (
 )
 from strategies.clock import WallClock
 from strategies.core.conflicts import ConflictError
-from strategies.core.openings import Openings
-from strategies.secure import masks_updates
-from strategies.secure.masking import Quantizer
+from strategies.secure import masks_updates, mod
+from strategies.secure.client import ClientSession
+from strategies.secure.masking import Quantizer, SecureSumError
 from strategies.secure.mod import ONLY_MASKED
+from strategies.secure.openings import Openings
 from strategies.updates.sums import BlockSum
 from tests.strategies.secure.runs import CENTRES, CLIPPING, MODS, PRIVATE, SECURE, SIZES, Make, Runs
 
@@ -328,8 +330,49 @@ def test_a_repeated_round_without_one_client_is_not_opened(
     for _ in range(2):  # the record outlives the process
         attacked, _, _ = run(rounds=3, state=states[1], goes={4: "masked"}, openings=Openings(file), **SECURE)
         assert attacked == before
-    assert "it differs by 1 updates from a sum that was opened before the run was resumed" in caplog.text
+    assert "it differs by 1 updates from a sum of the same updates that was opened before" in caplog.text
     assert run(rounds=3, state=states[1], openings=Openings(file), **SECURE)[0] == whole  # the same clients
+
+
+def test_clients_remember_their_sums_where_the_server_restores_an_older_checkpoint(
+    run: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The attack of the test before, by a server without its record; the clients' processes are new, too."""
+    states = dict[int, Any]()
+    whole = run(rounds=3, states=states, remember=tmp_path, **SECURE)[0]
+    assert len((tmp_path / "0" / "openings.jsonl").read_text("ascii").splitlines()) == 3
+    before = run(rounds=1, **SECURE)[0]
+    attacked, _, _ = run(rounds=2, state=states[1], goes={4: "masked"}, remember=tmp_path, **SECURE)
+    assert attacked == before
+    assert "sum of the same updates that was opened before" in caplog.text
+    assert run(rounds=3, state=states[1], remember=tmp_path, **SECURE)[0] == whole  # the same clients
+    # Other updates, of a run from another model, are no matter.
+    other = {"server_lr": 0.5, **SECURE}
+    assert run(rounds=2, goes={4: "masked"}, remember=tmp_path / "new", **other)[0] != before
+
+
+def test_clients_of_a_buffer_remember_their_sums(
+    run: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"rounds": 1, "buffer_size": 6, "remember": tmp_path, **SECURE}
+    first = run(FedBuff, **options)[0]
+    assert run(FedBuff, **options)[0] == first  # the same clients
+    with pytest.raises(RunError):  # no model was made
+        run(FedBuff, goes={4: "masked"}, **options)
+    assert "sum of the same updates that was opened before" in caplog.text
+
+
+def test_a_client_refuses_to_open_a_sum_whose_clients_are_told_wrongly(tmp_path: Path) -> None:
+    context = Context(1, 1, {"state-path": str(tmp_path)}, RecordDict(), {})
+    session = ClientSession(0, 2, "unmask", held={1: (b"s", b"k"), 2: (b"s", b"k")}, model=9)
+    asked = {"clients": [0, 1], "versions": [5, 5], "here": [1, 2], "gone": []}
+    with pytest.raises(SecureSumError, match="aren't those whose shares are asked for"):
+        mod._remember(context, asked, session)
+    mod._remember(context, {**asked, "here": [1], "gone": [2]}, session)
+    with pytest.raises(SecureSumError, match="it differs by 1 updates"):
+        mod._remember(context, {**asked, "clients": [0, 1, 2], "versions": [5, 5, 5]}, session)
+    session.model = 10
+    mod._remember(context, {**asked, "clients": [0, 1, 2], "versions": [5, 5, 5]}, session)
 
 
 def test_sums_that_share_updates_are_opened_if_they_are_equal_or_differ_by_many() -> None:

@@ -1,14 +1,15 @@
 """Runs with secure sums of six bare clients, which go away where a test says so."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import Context, Message
 
 from strategies import FedAvg, FederatedStrategy, RunError, messages
-from strategies.core.openings import Openings
 from strategies.secure import masks_updates
+from strategies.secure.openings import Openings
 
 Make = Callable[..., Any]
 
@@ -49,12 +50,18 @@ class Runs:
         state: dict[str, Any] | None = None,
         states: dict[int, Any] | None = None,
         openings: Openings | None = None,
+        remember: Path | None = None,
         **options: Any,
     ) -> tuple[list[float], Any, Any]:
-        """Return the model's values, the metrics and the grid; go on from ``state``, fill ``states``."""
+        """Return the model's values, the metrics and the grid; go on from ``state``, fill ``states``.
+
+        ``remember``: the folder in which each client remembers the sums of its updates.
+        """
         grid = self._federation(CENTRES, SIZES, mods=mods, describes=describes, seed=seed_of_grid)
         for partition, stage in (goes or {}).items():
             grid.node(partition).context.node_config["goes"] = stage
+        for partition in range(len(SIZES) if remember else 0):
+            grid.node(partition).context.node_config["state-path"] = str(remember / str(partition))
         for partition, number in enumerate(steps):
             grid.node(partition).context.node_config["local-steps"] = number
         strategy = kind(**options)

@@ -1,4 +1,4 @@
-"""The secure sums that a run has opened, so that a repeated one doesn't tell a single update.
+"""The secure sums that were opened, so that a repeated one doesn't tell a single update.
 
 A run that goes on from a checkpoint repeats the rounds since then, and their clients may send the same updates. Of
 two sums of the same updates, one with a client and one without, the difference is that client's update. So a sum is
@@ -22,13 +22,17 @@ class Openings:
     ----------
     path : Path, optional
         A file that outlives the process, with a line for each sum; what it has is known at once.
+    of : Update, optional
+        The update whose sums alone matter.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, of: Update | None = None) -> None:
         self._path, self._sums = path, list[frozenset[Update]]()
         if path is not None and path.exists():
-            for line in path.read_text("ascii").splitlines():
-                self._sums.append(frozenset((client, version) for client, version in json.loads(line)))
+            with path.open(encoding="ascii") as lines:
+                for line in lines:
+                    if of is None or json.dumps(of) in line:
+                        self._sums.append(frozenset((each, version) for each, version in json.loads(line)))
 
     def refusal(self, updates: Collection[Update], least: int) -> str:
         """Return why the sum of these updates isn't opened; "" if it may be, and is noted now."""
@@ -36,8 +40,8 @@ class Openings:
         for earlier in self._sums:
             if mine & earlier and 0 < (number := len(mine ^ earlier)) < least:
                 return (
-                    f"it differs by {number} updates from a sum that was opened before the run was resumed, and the "
-                    f"difference of the two would tell them; allowed are the same clients, or {least} others"
+                    f"it differs by {number} updates from a sum of the same updates that was opened before, and "
+                    f"the difference of the two would tell them; allowed are the same clients, or {least} others"
                 )
         if mine not in self._sums:
             self._note(mine)
