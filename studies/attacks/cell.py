@@ -4,12 +4,14 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 
+import torch
+
 from fedapp import federation, server
 from fedapp.api.values import load_config
 from fedapp.logs import shown_from
 from fedapp.server.evaluation import Evaluation
 from strategies import RunError
-from studies.attacks.hostile import ATTACKS, HONEST, HostileGrid
+from studies.attacks.hostile import ATTACKS, FROM, HONEST, STRONGER, TARGET, HostileGrid, patched
 from studies.attacks.problem import divided, keys_of, normalised, pictures, plain
 
 ROUNDS = 20
@@ -146,15 +148,39 @@ class Cell:
         }
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Of a run's final model the parts of test rows, 0 if the run has failed, or the model isn't finite.
+
+    Attributes
+    ----------
+    accuracy : float
+        Of all rows, those with the right class.
+    backdoor : float
+        Of the rows of other classes than a backdoor's, those that its patch puts into its class.
+    one_class : float
+        Of the rows of the class that is called another one, those with the right class.
+    """
+
+    accuracy: float = 0.0
+    backdoor: float = 0.0
+    one_class: float = 0.0
+
+
 def accuracy(cell: Cell, data_path: str) -> float:
     """Return the final accuracy on the test rows; 0 if the run has failed, or its model isn't finite."""
+    return outcome(cell, data_path).accuracy
+
+
+def outcome(cell: Cell, data_path: str) -> Outcome:
+    """Return what a run's final model does."""
     dataset = divided(pictures(data_path), cell.division, cell.clients)
     with shown_from(logging.CRITICAL):
         federation.renew()
         config = load_config({**cell.keys(), "dataset": dataset})
         experiment = server.prepare(config, cell.clients)
         hostile = () if cell.attack == HONEST else range(cell.hostile)
-        grid = HostileGrid(cell.clients, ATTACKS.get(cell.attack), hostile, cell.seed)
+        grid = HostileGrid(cell.clients, {**ATTACKS, **STRONGER}.get(cell.attack), hostile, cell.seed)
         try:
             result = experiment.strategy.start(
                 grid,
@@ -164,8 +190,24 @@ def accuracy(cell: Cell, data_path: str) -> float:
                 train_config=server.task_config(experiment),
             )
         except RunError:
-            return 0.0
+            return Outcome()
         finally:
             grid.trainer.close()
         found = Evaluation(experiment, by_client="never")(config.num_server_rounds, result.arrays)
-    return float(found["accuracy"])  # type: ignore[arg-type]
+    x, y = federation.to_tensors(
+        experiment.dataset, experiment.partition.test_indices, config.normalize, experiment.device
+    )
+    state, model = federation.to_state(result.arrays, experiment.device), experiment.scored_model.eval()
+
+    def classes(inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            outputs: torch.Tensor = torch.func.functional_call(model, dict(state), (inputs,))
+        return outputs.argmax(dim=1)
+
+    with_patch, truth = x[y != TARGET].clone(), y == FROM
+    patched(with_patch)[:] = 1.0
+    return Outcome(
+        float(found["accuracy"]),  # type: ignore[arg-type]
+        float((classes(with_patch) == TARGET).float().mean()),
+        float((classes(x[truth]) == FROM).float().mean()),
+    )
