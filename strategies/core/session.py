@@ -35,11 +35,13 @@ from strategies.core.run_state import Memory, RunState, State
 from strategies.core.server_step import ServerStep
 from strategies.core.stability import StabilityMonitor, keys_that_help
 from strategies.flower.arrays import Vector
+from strategies.flower.errors import RunError
 from strategies.flower.grids import DEPLOYMENT, MEMORY, engine_of
 from strategies.flower.packing import packing
 from strategies.timing.scheduler import Scheduler
 from strategies.timing.task_costs import TaskCosts
 from strategies.timing.virtual_scheduler import make_scheduler
+from strategies.updates.clipping import AdaptiveClip
 from strategies.updates.compressors import NONE
 from strategies.updates.safeguards import Bounds, Safeguards
 from strategies.updates.server_optimizer import ServerOptimizer
@@ -337,6 +339,7 @@ class Session:
         run.attach_grid(self.grid)
         if run.best is not None and self.safeguards.active and run.flower.fraction_evaluate:
             run.best.refuse_spreads()
+        self._check_clipping()
         if self.compressed is not None:
             evaluating = not strategy.has_rounds and run.flower.fraction_evaluate > 0
             self.compressed.check_grid(self.grid, evaluating=evaluating)
@@ -348,6 +351,15 @@ class Session:
             self.is_open = False
         if self.population.roster.devices:
             log_never_counted(self.population.roster, self.client_stats)
+
+    def _check_clipping(self) -> None:
+        """Raise RunError where one device could move the norm of clipping as it likes."""
+        adapts = isinstance(self.receiver.clip, AdaptiveClip)
+        if adapts and self.strategy.config.uses_secure_sums and self.safeguards.active:
+            raise RunError(
+                "dp_clipping_norm = 0, secure_sums = True: of masked counts of long updates one device can say what "
+                "it likes, and the norm follows; with safeguards allowed are dp_clipping_norm > 0, secure_sums = False"
+            )
 
     def stops_after(self, aggregation: int) -> bool:
         """Return True if the caller of ``start`` ends the run after this aggregation."""

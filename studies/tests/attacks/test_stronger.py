@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 
 from strategies.flower.arrays import Layout
 from strategies.updates.buffers import Buffers
@@ -15,7 +16,7 @@ KNOWN = [np.array([3.0, 4.0]), np.array([1.0, 4.0])]  # mean (2, 4), deviation (
 
 
 def sent(name: str, **lie: object) -> np.ndarray:
-    layout, rng = Layout.of_shapes({"w": (2,)}), np.random.default_rng(0)
+    layout, rng = Layout.of(ArrayRecord({"w": Array(BASE)})), np.random.default_rng(0)
     made = Lie(layout, Buffers.of(layout, ()), BASE, BASE + KNOWN[0], KNOWN[0], rng, known=KNOWN, **lie)
     send = STRONGER[name].sends
     assert send is not None

@@ -387,6 +387,12 @@ def test_sums_that_share_updates_are_opened_if_they_are_equal_or_differ_by_many(
     assert not openings.refusal([(0, 6), (1, 6), (2, 6)], 3)  # other updates of the same clients
 
 
+def test_on_devices_no_norm_follows_masked_counts(run: Make) -> None:
+    run.refuses(
+        "dp_clipping_norm = 0, secure_sums = True: of masked counts", clock=WallClock(), **SECURE, **PRIVATE
+    )
+
+
 def test_on_devices_a_line_says_that_no_length_is_bounded(run, caplog) -> None:
     run(rounds=1, clock=WallClock(), **SECURE)
     assert (
