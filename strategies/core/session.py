@@ -358,7 +358,8 @@ class Session:
         if adapts and self.strategy.config.uses_secure_sums and self.safeguards.active:
             raise RunError(
                 "dp_clipping_norm = 0, secure_sums = True: of masked counts of long updates one device can say what "
-                "it likes, and the norm follows; with safeguards allowed are dp_clipping_norm > 0, secure_sums = False"
+                "it likes, and the norm follows; with safeguards allowed are dp_clipping_norm > 0, secure_sums = "
+                "False"
             )
 
     def stops_after(self, aggregation: int) -> bool:

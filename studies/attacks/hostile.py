@@ -103,7 +103,8 @@ def _drift(lie: Lie) -> Vector:
 
 def _against_last_move(lie: Lie) -> Vector:
     """Go against where the global model went last, as far as the bound of norms lets pass."""
-    return lie.sent(_along(-lie.moved if np.any(lie.moved) else -lie.update, AT_BOUND * _length(lie)))
+    against: Vector = -lie.update if not np.any(lie.moved) else -np.asarray(lie.moved)
+    return lie.sent(_along(against, AT_BOUND * _length(lie)))
 
 
 def _colluding(lie: Lie) -> Vector:

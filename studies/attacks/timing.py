@@ -31,6 +31,7 @@ Times = Callable[[int, float], float]  # of the hostile device, by its task and 
 LIES: dict[str, Times] = {
     "honest": lambda task, usual: usual,
     "late, then a burst": lambda task, usual: 8.0 if task == 1 else 0.01,
+    "usual, then a burst": lambda task, usual: usual if task < 25 else 0.01,
     "20 times as fast": lambda task, usual: 0.05,
     "ever later": lambda task, usual: min(2.4 ** (task - 1), FOREVER),
     "silent": lambda task, usual: FOREVER,
