@@ -287,6 +287,9 @@ class AsynchronousStrategy(FederatedStrategy):
     ) -> Result:
         """Run until ``num_rounds`` aggregations are done, or the time budget is spent.
 
+        On the model that the last ``start`` of this object returned, the run goes on from there; on another model it
+        begins anew.
+
         Parameters
         ----------
         timeout : float

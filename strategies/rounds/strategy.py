@@ -121,6 +121,9 @@ class SynchronousStrategy(FederatedStrategy):
     ) -> Result:
         """Run up to ``num_rounds`` rounds; see ``flwr.serverapp.strategy.Strategy.start``.
 
+        On the model that the last ``start`` of this object returned, the run goes on from there; on another model it
+        begins anew.
+
         Parameters
         ----------
         timeout : float
