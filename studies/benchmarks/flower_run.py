@@ -6,6 +6,8 @@ Each contender runs twice in a new FLWR_HOME: cold, where the command starts the
 the SuperLink of the cold run. Contenders take turns. Wall seconds are those of the command. CPU seconds are those of
 all processes that descend from it, the SuperLink's and Ray's included, from the command's start to its end. Every run
 must succeed, and accuracies of one workload must agree within a point. Linux only.
+
+``--contenders quickstart,swapped`` compares Flower's FedAvg with this library's in the same app of Flower's.
 """
 
 import argparse
@@ -38,6 +40,7 @@ from studies.benchmarks.workloads import WORKLOADS, Data
 QUICKSTART = Path(__file__).with_name("quickstart")
 MEASURED = Path(__file__).with_name("flower_run.json")  # behind the figures of docs/scale.md
 CONTENDERS = ("auto", "ray", "quickstart")  # this app by the key `engine`; Flower's app
+SWAPPED = "swapped"  # Flower's app with this library's FedAvg in place of Flower's
 STARTS = ("cold", "warm")
 MARKS = "flwr-run "  # prefix of marks in docs/scale.md: flwr-run seconds: W1-cold auto
 LINES = 25  # last lines of a failed command's output that are shown
@@ -61,7 +64,7 @@ def main() -> None:
             job = replace(job, evaluate_every=job.rounds)
             runs: dict[tuple[str, str], list[JsonObject]] = {}
             for repeat in range(arguments.repeats):
-                for name in CONTENDERS:
+                for name in arguments.contenders.split(","):
                     for start, found in cold_and_warm(
                         name, job, Path(temporary, f"{workload.name}-{repeat}-{name}")
                     ):
@@ -94,6 +97,8 @@ def options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workloads", default="W1,W2", help="of W1, W2, comma-separated")
+    every = ", ".join((*CONTENDERS, SWAPPED))
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help=f"of {every}, comma-separated")
     parser.add_argument("--rounds", type=int, default=0, help="default: each workload's own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data-path", type=Path, help="MNIST as .npz, in place of generated images")
@@ -163,8 +168,10 @@ def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> Jso
         If the run leaves no accuracy, or ran on another engine than it should.
     """
     folder.mkdir()
-    if name == "quickstart":
+    is_quickstart = name in ("quickstart", SWAPPED)
+    if is_quickstart:
         config = {
+            SWAPPED: name == SWAPPED,
             "num-server-rounds": job.rounds,
             "model": job.model,
             "data": job.data,
@@ -177,7 +184,7 @@ def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> Jso
     given = folder / "run.toml"
     given.write_text(tomli_w.dumps(config), "utf-8")
     federation = f"num-supernodes={job.num_clients} client-resources-num-cpus=1"
-    command = ["flwr", "run", str(QUICKSTART if name == "quickstart" else ROOT), "--stream"]
+    command = ["flwr", "run", str(QUICKSTART if is_quickstart else ROOT), "--stream"]
     command += ["--run-config", str(given), "--federation-config", federation]
     began, used = time.monotonic(), cpu_seconds()
     done = subprocess.run(
@@ -193,7 +200,7 @@ def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> Jso
 
 def accuracy_of(name: str, folder: Path) -> float:
     """Return the accuracy that a run reached."""
-    if name == "quickstart":
+    if name in ("quickstart", SWAPPED):
         return float((folder / "accuracy").read_text("utf-8"))
     summary = json.loads((folder / "run" / "summary.json").read_text("utf-8"))
     if (summary["engine"] == "ray") != (name == "ray"):
