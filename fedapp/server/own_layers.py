@@ -37,6 +37,7 @@ class OwnLayers(Observer):
         layout = Layout.of(as_kept(0, arrays, arrays))
         kept = KeptByClients(strategy.session.run, lambda: layout, lambda: self._number)
         strategy.run_options.stateful_components.append(kept)
+        strategy.run_options.only_own_arrays = not experiment.travelling
         strategy.session.population.listeners.append(kept.hand_back)
         if isinstance(strategy, AsynchronousStrategy):
             strategy.run_options.evaluation_fields = partial(_under_way, strategy)

@@ -109,6 +109,8 @@ class RunOptions:
         Asked at every poll; True ends the run with the last complete aggregation.
     frozen : FrozenParameters, optional
         The arrays of clients' models that are none of this model's, as they never change; clients build them.
+    only_own_arrays : bool
+        Whether each array of a client's model is its own, so that the model of the run is empty, and stays so.
     default_config : StrategyConfig, optional
         Baseline config, by default the method's defaults; ``summary`` logs the differences.
     evaluation_fields : callable
@@ -133,6 +135,7 @@ class RunOptions:
     on_client_model: ClientModelFn | None = None
     should_stop: Callable[[], bool] = never
     frozen: FrozenParameters | None = None
+    only_own_arrays: bool = False
     default_config: StrategyConfig | None = None
     evaluation_fields: Callable[[Client], dict[str, int]] = _no_fields
     stateful_components: list[Any] = field(default_factory=list)

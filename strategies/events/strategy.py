@@ -308,7 +308,7 @@ class AsynchronousStrategy(FederatedStrategy):
         """
         if not self.capabilities.makes_models and self.interval is None:
             raise RunError(f"{type(self).__name__} makes no model: it fills in neither ready nor interval")
-        if not initial_arrays:
+        if not (initial_arrays or self.run_options.only_own_arrays):
             raise RunError(
                 f"{type(self).__name__}: initial_arrays has no arrays, and without rounds no replies make the first "
                 "model: give the initial model"

@@ -141,7 +141,7 @@ class SynchronousStrategy(FederatedStrategy):
         session: RoundSession = self._fresh_session(initial_arrays)
         session.stop_after = should_stop
         with session.opened(grid, initial_arrays, timeout, train_config, evaluate_config, evaluate_fn):
-            if not session.initial_arrays:
+            if not (session.initial_arrays or self.run_options.only_own_arrays):
                 check_replies_make_it(session)
             session.begin(num_rounds)
             for server_round in session.remaining_rounds():
@@ -192,7 +192,7 @@ class SynchronousStrategy(FederatedStrategy):
             aggregate = cohort.executor.run(cohort, session.grid)
             return (None, None) if aggregate is None else self._conclude(cohort, aggregate)
         replies = session.collector.collect(cohort, session.grid, cohort.asked)
-        if not session.run.result.arrays:
+        if not (session.run.result.arrays or self.run_options.only_own_arrays):
             replies = take_first_model(session, cohort, replies)
         if "aggregate_train" not in self.capabilities.round_hooks:
             return self.aggregate_train(cohort.number, replies)

@@ -80,10 +80,6 @@ def test_a_run_that_goes_on_is_the_same_to_the_last_bit(go, tmp_path, strategy):
     ("values", "text"),
     [
         (
-            {"over-select": 0.5},
-            "over-select = 0.5 with participation = 'full': the scheme draws no number of clients",
-        ),
-        (
             {"over-select": 0.5, "participation": "uniform"},
             "over-select = 0.5: all 4 clients are asked without it; fraction-train = 1 must be less",
         ),
