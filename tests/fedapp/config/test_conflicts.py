@@ -86,7 +86,9 @@ def test_conflicts_of_the_strategies_are_said_in_keys_when_a_config_is_loaded() 
 def test_a_sweep_with_a_run_that_cannot_be_is_refused_before_its_first_run() -> None:
     from fedapp.sweeps.plan import SweepPlan, checked
 
-    plan = checked("x", {"base": {"over-select": 0.5, "participation": "paired"}, "grid": {"seed": [0, 1]}}, SweepPlan)
+    plan = checked(
+        "x", {"base": {"over-select": 0.5, "participation": "paired"}, "grid": {"seed": [0, 1]}}, SweepPlan
+    )
     with pytest.raises(KeyConflictError) as raised:
         plan.runs()
     assert raised.value.keys == ("over-select", "participation")
