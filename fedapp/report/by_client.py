@@ -102,7 +102,7 @@ def _draw_sorted(
     tenth = ordered[: -(-len(ordered) // 10)].mean()
     places = (np.arange(len(ordered)) + 0.5) / len(ordered)
     label = f"{label}\nmean {ordered.mean():.3g}, {'lowest' if higher is None else 'worst'} tenth {tenth:.3g}"
-    style = {**look.line, "lw": 1.4, "label": label}
+    style = {**look.line(values), "lw": 1.4, "label": label}
     if len(ordered) <= _DOTS:
         style["markevery"] = None
     if own:

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 BLUE, VERMILION, GREEN, WINE = "#0072B2", "#D55E00", "#009E73", "#882255"
 ORANGE, SKY, PINK, GREY = "#E69F00", "#56B4E9", "#CC79A7", "#7A7A7A"
 
@@ -104,16 +107,18 @@ class MethodStyle:
         """The mark's name in Plotly."""
         return _SYMBOLS[self.mark]
 
-    @property
-    def line(self) -> dict[str, Any]:
-        """The keywords of a line in matplotlib, with few marks."""
+    def line(self, values: ArrayLike = ()) -> dict[str, Any]:
+        """Return the keywords of a line of some values in matplotlib, with few marks.
+
+        Without a finite value there is no mark: matplotlib fails to place any on such a line.
+        """
         return {
             "color": self.color,
             "ls": _DASHES[self.dash],
             "marker": self.mark,
             "ms": 4,
             "mew": 0,
-            "markevery": 1 / MARKS_ON_LINE,
+            "markevery": 1 / MARKS_ON_LINE if np.isfinite(values).any() else None,
         }
 
 

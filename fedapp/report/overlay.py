@@ -87,7 +87,7 @@ def draw_overlay(
     if style.width:
         figure.legend(
             [
-                Line2D([], [], lw=1.4, label=name, **{**look.line, "markevery": None})
+                Line2D([], [], lw=1.4, label=name, **look.line())
                 for name, look in zip(names, looks, strict=True)
             ],
             names,
@@ -151,7 +151,7 @@ def _draw_band(
 ) -> tuple[Array, Array]:
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = cell.band(key, axis)
-    axes.plot(grid, middle, lw=1.4, **look.line)
+    axes.plot(grid, middle, lw=1.4, **look.line(middle))
     if len(cell.seeds) > 1:
         axes.fill_between(grid, middle - spread, middle + spread, color=look.color, alpha=opacity, lw=0)
     return grid, middle

@@ -22,6 +22,7 @@ from strategies.clients.client_statistics import ClientStatistics, Timeline
 from strategies.clients.registered import NodeRecord, Registry
 from strategies.clients.roster import Client, Roster
 from strategies.clock import Clock
+from strategies.core.capabilities import fills_in
 from strategies.core.client_vectors import ClientVectors
 from strategies.core.compressed_updates import CompressedUpdates
 from strategies.core.config import AsynchronousConfig, SecureConfig, StrategyConfig
@@ -136,7 +137,12 @@ class Session:
             flower.configrecord_key,
             flower.min_available_nodes,
             Registry(NodeRecord(config.registered_nodes), config.participation, run.client_names),
-            partial(_rests_on_descriptions, run, has_rounds=able.has_rounds),
+            partial(
+                _rests_on_descriptions,
+                run,
+                has_rounds=able.has_rounds,
+                draws=fills_in(type(strategy), "select"),
+            ),
         )
         graph, updates = _graph(config, run)
         counts_absent = able.corrects_participation and graph is None
@@ -422,15 +428,17 @@ def _graph(config: StrategyConfig, run: RunState) -> tuple[ClientGraph | None, L
     return UpdateGraph(updates, config.message_floor, config.neighbours), updates
 
 
-def _rests_on_descriptions(run: RunState, *, has_rounds: bool) -> bool:
+def _rests_on_descriptions(run: RunState, *, has_rounds: bool, draws: bool) -> bool:
     """Return True if a run is told to have clients describe themselves, or needs their indices or sizes beforehand.
 
-    Without rounds the weights and periods of all clients count from the first task on; times, presence and draws with
-    known weights go by the client's index; and masked sums by sizes that are agreed beforehand.
+    A method that draws its participants by itself (``draws``) may do so by index or by p_i. Without rounds the
+    weights and periods of all clients count from the first task on; times, presence and draws with known weights go
+    by the client's index; and masked sums by sizes that are agreed beforehand.
     """
     config, by_index = run.config, ("time_scenario", "availability", "task_failure", "registered_nodes")
     return (
         run.flower.describe
+        or draws
         or not has_rounds
         or config.client_weights == "adjacency"
         or config.uses_secure_sums

@@ -153,7 +153,7 @@ def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:
             width = student.ppf(0.975, n - 1) * curves.std(axis=0, ddof=1) / math.sqrt(n)
             low, high = middle - width, middle + width
         for axes in (whole, half):
-            axes.plot(grid, middle, lw=1.6, **looks[name].line)
+            axes.plot(grid, middle, lw=1.6, **looks[name].line(middle))
             if n > 1 and name in banded:
                 axes.fill_between(grid, low, high, color=looks[name].color, alpha=0.12, lw=0)
     end = max(grid[-1] for grid, _ in drawn.values())

@@ -153,7 +153,8 @@ def _draw(path: Path, judged: dict[str, Runs]) -> Path:
             for method, look in zip(METHODS, looks_of(map(str.lower, METHODS)), strict=True):
                 for number, run in enumerate(judged.get(case_of(concurrency, method), Runs([]))):
                     name = "_" if number else method
-                    axes.plot(cost(run), run.column("accuracy"), lw=1, alpha=0.8, label=name, **look.line)
+                    values = run.column("accuracy")
+                    axes.plot(cost(run), values, lw=1, alpha=0.8, label=name, **look.line(values))
             axes.set(xlabel=label, ylabel="test accuracy", ylim=(0, 1), title=f"{concurrency} at work")
             axes.title.set_fontsize(9)
     handles, names = grid[0][0].get_legend_handles_labels()

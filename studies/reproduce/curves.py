@@ -24,7 +24,7 @@ _CLOSE, _END = 0.15, 0.6
 def draw_band(axes: Axes, runs: Runs, key: str, x: str, look: MethodStyle, label: str) -> tuple[Array, Array]:
     """Draw the mean over seeds, for two or more with a band of one standard deviation; return the mean's line."""
     grid, middle, spread = runs.band(key, x)
-    axes.plot(grid, middle, lw=1.3, label=label, **look.line)
+    axes.plot(grid, middle, lw=1.3, label=label, **look.line(middle))
     if len(runs) > 1:
         axes.fill_between(grid, middle - spread, middle + spread, color=look.color, alpha=0.15, lw=0)
     return grid, middle

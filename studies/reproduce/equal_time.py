@@ -116,7 +116,7 @@ def _draw_rates(folder: Path, problem: str, cells: Cells) -> Path:
                 [mean(values) for values in ends],
                 lw=1.5,
                 label=method,
-                **(look.line | {"markevery": None}),
+                **look.line(),
             )
             axes.vlines(
                 rates, [min(values) for values in ends], [max(values) for values in ends], color=look.color

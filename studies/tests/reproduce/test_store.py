@@ -9,6 +9,7 @@ import tomli_w
 from pyarrow import parquet
 
 from fedapp.config import RunConfig
+from fedapp.report.client_tables import ClientsFile
 from fedapp.server.journal import machine
 from fedapp.sweeps.point import PlannedRun, is_finished
 from studies.reproduce import store
@@ -78,9 +79,12 @@ def test_the_surrogate_objective_weighs_clients_by_how_often_they_answer(tmp_pat
     # τ = 0.25 and 1: shares 4/5 and 1/5; mean 0.8 · 1 + 0.2 · 6 = 2, variance 0.8 · 1² + 0.2 · 4² = 4.
     records = [
         {"aggregation": 0, "time": 0.0},
-        {"aggregation": 1, "time": 1.0, "clients": {"loss": [1.0, 6.0], "task-time": [0.25, 1.0]}},
+        {"aggregation": 1, "time": 1.0},
     ]
     planned = write_folder(tmp_path / "run", records)
+    file = ClientsFile(tmp_path / "run")
+    file.append(1, 1.0, {"loss": [1.0, 6.0], "task-time": [0.25, 1.0]}, {})
+    file.publish(last=True)
     columns = read_folder(planned, tmp_path / "run").columns
     np.testing.assert_allclose(columns["hardware-loss"], [np.nan, 2.0])
     np.testing.assert_allclose(columns["hardware-loss-std"], [np.nan, 2.0])
