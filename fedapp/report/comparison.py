@@ -15,7 +15,6 @@ from fedapp.report.cells import (
     Cell,
     Tuning,
     axes_of,
-    best_of,
     cells_of,
     direction_of,
     end_text,
@@ -150,11 +149,11 @@ class Comparison:
         return self.verdict.lines if sum(bool(cell.runs) for cell in self.cells) > 1 else []
 
     def tables(self) -> list[Table]:
-        """Return a table for each metric for the terminal; the best is bold, at equal time if `time` is one."""
+        """Return a table for each metric for the terminal; what leads is bold, at equal time if `time` is one."""
         return [self._table(key) for key in self.metrics]
 
     def _table(self, key: str) -> Table:
-        best = best_of(self.cells, key, self.time)
+        leader = self.verdict_by(key).leader
         title = "\n".join(filter(None, (why_unlike(self.cells, key), f"{self.title}: {self.heading(key)}")))
         table = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         rows = self.rows(key)
@@ -162,7 +161,7 @@ class Comparison:
         for number, name in enumerate(self.header[1:], 1):
             add_values(table, name, [row[number] for row in rows])
         for cell, row in zip(self.cells, rows, strict=True):
-            table.add_row(*map(Text, row), style="bold" if cell is best else None)
+            table.add_row(*map(Text, row), style="bold" if cell.name == leader else None)
         return table
 
     def write(self, folder: Path, style: FigureStyle = SCREEN) -> list[Path]:

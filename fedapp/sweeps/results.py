@@ -129,7 +129,7 @@ def table(outcome: Outcome) -> Table:
     """Return the table of all cells for the terminal; the best is bold."""
     seeds = outcome.plan.seeds
     over = f"over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    best = outcome.best
+    leader = outcome.leader
     unlike = f"{outcome.unlike}\n" if outcome.unlike else ""
     found = Table(
         title=f"{unlike}{place_text(outcome)}, {'mean ± standard deviation ' * (len(seeds) > 1)}{over}",
@@ -144,7 +144,7 @@ def table(outcome: Outcome) -> Table:
         else:
             add_values(found, name, [row[number] for _, row in rows])
     for cell, row in rows:
-        found.add_row(*map(Text, row), style="bold" if best is not None and cell.name == best.name else None)
+        found.add_row(*map(Text, row), style="bold" if cell.name == leader else None)
     return found
 
 
@@ -159,16 +159,15 @@ def place_text(outcome: Outcome) -> str:
 def report(outcome: Outcome, has_figure: bool) -> str:
     """Return the report: table, figure, what was picked, what is to be known, the plan."""
     head = header(outcome)
-    best = outcome.best
+    leader = outcome.leader
     text = [f"# {_title(outcome)}", ""]
     if verdict := outcome.verdict_lines:
         text += ["## Verdict", "", *(f"- {line}" for line in verdict), "", "## Settings", ""]
     text += [f"**Not comparable:** {outcome.unlike}", ""] if outcome.unlike else []
     text += [markdown_row(head), "|" + "---|" * len(head)]
     for cell, row in lines(outcome):
-        is_best = best is not None and cell.name == best.name
-        text.append(markdown_row([f"**{each}**" if is_best else each for each in row]))
-    bold = f" Bold: the best by {outcome.by}." * (best is not None)
+        text.append(markdown_row([f"**{each}**" if cell.name == leader else each for each in row]))
+    bold = f" Bold: what leads by {outcome.by}." * bool(leader)
     place = place_text(outcome)
     text += ["", f"{place[0].upper()}{place[1:]}: mean ± standard deviation over the seeds.{bold}"]
     text += ["", f"![curves]({FIGURE})"] if has_figure else []

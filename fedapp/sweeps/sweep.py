@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, Value
 from fedapp.federation import absolute, local_folders, renew
-from fedapp.report.cells import UNTUNED, Cell, Tuning, best_of, equal_time, why_unlike
+from fedapp.report.cells import UNTUNED, Cell, Tuning, equal_time, why_unlike
 from fedapp.report.differences import DATA_PATH, has_own_data
 from fedapp.report.files import LOSS
 from fedapp.report.recorded import UNREADABLE, RecordedRun, metrics_of
@@ -105,9 +105,9 @@ class Outcome:
         return equal_time(self.cells)
 
     @property
-    def best(self) -> Cell | None:
-        """The best setting by ``by``; None if there is none, or if it isn't known which values are better."""
-        return best_of(self.cells, self.by, self.time, self.plan.stated)
+    def leader(self) -> str:
+        """The setting that leads by ``by``; empty if the tests tell none apart from all others."""
+        return self.verdict.leader
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -59,18 +59,46 @@ def test_two_methods_and_nothing_to_spoil_it(tmp_path):
     assert found.files == "metrics.jsonl in the folder of each run"
 
 
-def test_costs_are_those_of_the_first_evaluation_that_reaches_the_target(tmp_path):
-    """Both reach on every seed what the worse reaches on its worst: .81. Two of FedAvg's seeds are there at 8."""
+def test_costs_are_those_of_the_evaluation_from_which_the_target_is_kept(tmp_path):
+    """Both have on every seed what the worse ends with on its worst: .81. Two of FedAvg's seeds are there at 8."""
     comparison = Comparison(swept(tmp_path, CLEAR))
     target, costs = costs_of(comparison.cells, "accuracy", higher=True, time=None)
     assert target == 0.81
     # Two million bytes for each aggregation: one by time 5, two by time 8.
-    assert costs[0] == Cost("feddyn", 5.0, 2e6, 8000.0, 5, 5)
+    assert costs[0] == Cost("feddyn", 5.0, 2e6, 8000.0, 5, 5, 5.0, 5.0)
     assert (costs[1].time, costs[1].reached) == (pytest.approx((3 * 5 + 2 * 8) / 5), 5)
     assert comparison.verdict.sentences[1] == (
-        "To accuracy ≥ 0.81: feddyn takes time 5, 2.0 MB sent, 8.0 kB on the server; fedavg takes time 6.2, 2.8 MB "
-        "sent, 8.0 kB on the server."
+        "To keep accuracy ≥ 0.81: feddyn takes time 5, 2.0 MB sent, 8.0 kB on the server; fedavg takes time 6.2 "
+        "(5 to 8), 2.8 MB sent, 8.0 kB on the server."
     )
+
+
+def test_a_peak_that_is_lost_again_is_no_target_and_costs_nothing_before_it_is_kept(tmp_path):
+    """a has .9 on each seed at 5, and ends at .8 and .7: it keeps .7, b's end, from 10, on seed 1 from 5 on."""
+    curves = {"a": [[0.1, 0.9, 0.6, 0.8], [0.1, 0.9, 0.7, 0.7]], "b": [[0.1, 0.5, 0.6, 0.7]] * 2}
+    comparison = Comparison(swept(tmp_path, curves))
+    target, costs = costs_of(comparison.cells, "accuracy", higher=True, time=None)
+    assert target == 0.7
+    assert [(cost.time, cost.earliest, cost.latest) for cost in costs] == [(7.5, 5, 10), (10, 10, 10)]
+    lucky = {**curves, "c": [[0.1, 0.9, 0.9, 0.9], [0.1, 0.2, 0.9, 0.1]]}
+    said = verdict_of(swept(tmp_path / "three", lucky)).sentences[-1]
+    assert said.startswith("To keep accuracy ≥ 0.7: a takes time 7.5 (5 to 10), ")
+    assert said.endswith("; c keeps it on 1 of 2 seeds.")
+    best = {"a": [[0.9, 0.5, 0.6, 0.8]] * 2, "b": [[0.1, 0.5, 0.6, 0.7]] * 2}
+    assert (
+        costs_of(Comparison(swept(tmp_path / "at-once", best)).cells, "accuracy", higher=True, time=None)[1]
+        == ()
+    )
+
+
+def test_one_seed_on_which_two_are_equal_names_no_best(tmp_path):
+    found = verdict_of(swept(tmp_path, {"a": flat(0.5), "b": flat(0.5)}))
+    assert found.sentences[0] == (
+        "1 seed can't tell settings apart: a and b are equal on it (accuracy at time 10: 0.500); a test needs two "
+        "seeds or more."
+    )
+    assert found.leader == ""
+    assert found.doubts == ("1 seed: nothing is known of the deviation over seeds",)
 
 
 def test_of_a_cost_the_target_is_from_above(tmp_path):

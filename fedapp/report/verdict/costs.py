@@ -39,32 +39,35 @@ class Curve:
         return cls(*(values[within] for values in each))
 
     @property
-    def best(self) -> float:
-        """The best value; −∞ if there is none."""
-        return float(np.max(self.metric, initial=-math.inf, where=np.isfinite(self.metric)))
+    def end(self) -> float:
+        """The last value; −∞ if there is none."""
+        return float(self.metric[-1]) if len(self.metric) and np.isfinite(self.metric[-1]) else -math.inf
 
     def cost(self, target: float) -> tuple[float, float, float] | None:
-        """Return time, bytes and server memory at the first evaluation that reaches the target; None if none does."""
-        places = np.flatnonzero(self.metric >= target)
-        if not places.size:
+        """Return time, bytes and server memory at the evaluation from which the target is kept; None if it isn't."""
+        below = np.flatnonzero(~(self.metric >= target))
+        at = int(below[-1]) + 1 if below.size else 0
+        if at == len(self.metric):
             return None
-        at = places[0]
         return float(self.time[at]), float(self.bytes[at]), float(self.server[at])
 
 
 def costs_of(
     judged: Sequence[Cell], metric: str, *, higher: bool, time: float | None
 ) -> tuple[float, tuple[Cost, ...]]:
-    """Return a target, and what each setting takes to reach it.
+    """Return a target, and what each setting takes to reach it and keep it.
 
-    The target is the value that more than half of the settings reach on every seed, to three digits.
+    The target is the value that more than half of the settings have at the end on every seed, to three digits: a peak
+    of a noisy curve is no target. There are no costs if an initial model has it.
     """
     sign = 1.0 if higher else -1.0
     curves = {cell.name: [Curve.of(run, metric, sign, time) for run in cell.runs] for cell in judged}
-    reached = sorted((min(curve.best for curve in each) for each in curves.values()), reverse=True)
+    reached = sorted((min(curve.end for curve in each) for each in curves.values()), reverse=True)
     if not reached or not math.isfinite(value := reached[len(reached) // 2]):
         return math.nan, ()
     target = _rounded_down(value)
+    if any((curve.metric[:1] >= target).any() for each in curves.values() for curve in each):
+        return math.nan, ()
     return sign * target, tuple(_cost(name, each, target) for name, each in curves.items())
 
 
@@ -80,27 +83,38 @@ def _rounded_down(value: float) -> float:
 def _cost(setting: str, curves: Sequence[Curve], target: float) -> Cost:
     found = [cost for curve in curves if (cost := curve.cost(target)) is not None]
     time, sent, server = np.mean(found, axis=0).tolist() if found else [math.nan] * 3
-    return Cost(setting, time, sent, server, len(found), len(curves))
+    times = [each for each, *_ in found] or [math.nan]
+    return Cost(setting, time, sent, server, len(found), len(curves), min(times), max(times))
 
 
 def cost_sentence(metric: str, target: float, costs: Sequence[Cost], *, higher: bool) -> str:
-    """Return what the settings that reach the target take, the first ones by name."""
-    there = [cost for cost in costs if cost.reached]
+    """Return what the settings that keep the target on every seed take, the first by name, and name the others."""
+    there = [cost for cost in costs if cost.reached == cost.seeds]
     if not there:
         return ""
     shown = there[:_MOST]
-    more = f"; {len(there) - len(shown)} more reach it" * (len(there) > len(shown))
+    more = f"; {len(there) - len(shown)} more keep it" * (len(there) > len(shown))
+    some = "".join(
+        f"; {cost.setting} keeps it on {cost.reached} of {cost.seeds} seeds"
+        for cost in costs
+        if 0 < cost.reached < cost.seeds
+    )
     never = [cost.setting for cost in costs if not cost.reached]
-    rest = f"; {', '.join(never[:_MOST])} do{'es' * (len(never) == 1)}n't reach it" if never else ""
+    rest = f"; {', '.join(never[:_MOST])} do{'es' * (len(never) == 1)}n't" if never else ""
     relation = "≥" if higher else "≤"
-    return f"To {metric} {relation} {target:.{_DIGITS}g}: {'; '.join(map(_words, shown))}{more}{rest}."
+    words = "; ".join(map(_words, shown))
+    return f"To keep {metric} {relation} {target:.{_DIGITS}g}: {words}{more}{some}{rest}."
 
 
 def _words(cost: Cost) -> str:
     parts = [
-        *([f"time {cost.time:.4g}"] if math.isfinite(cost.time) else []),
+        *([f"time {cost.time:.3g}{_range_of(cost)}"] if math.isfinite(cost.time) else []),
         *([f"{decimal(round(cost.bytes))} sent"] if math.isfinite(cost.bytes) else []),
         *([f"{decimal(round(cost.server_bytes))} on the server"] if math.isfinite(cost.server_bytes) else []),
     ]
-    some = f" (on {cost.reached} of {cost.seeds} seeds)" if cost.reached < cost.seeds else ""
-    return f"{cost.setting} takes {', '.join(parts)}{some}"
+    return f"{cost.setting} takes {', '.join(parts)}"
+
+
+def _range_of(cost: Cost) -> str:
+    low, high = (f"{time:.3g}" for time in (cost.earliest, cost.latest))
+    return "" if low == high else f" ({low} to {high})"

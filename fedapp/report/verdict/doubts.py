@@ -15,6 +15,7 @@ from fedapp.report.verdict.judging import Results
 from fedapp.report.verdict.verdict import Verdict
 
 ENOUGH_SEEDS = 5
+_EARLY = 0.3  # share of the run at its end in which the evaluation before that must be
 _LAST, _RISING = 0.2, 0.05  # share of the run at its end, and of the whole gain that still comes there
 
 _OF_METHOD, _SEED = "strategy", "seed"
@@ -37,6 +38,7 @@ def doubts_on(
     judged = [cell for cell in cells if cell.name in verdict.means]
     found = [
         *_lost(cells),
+        *_missing(cells),
         *_unstable(judged),
         *_running(judged),
         *_at_edge(verdict, judged),
@@ -58,6 +60,13 @@ def _lost(cells: Sequence[Cell]) -> Iterator[str]:
         counts = Counter(status for status in cell.lacking if status in LOST)
         ends = " and ".join(f"{number} {status}" for status, number in counts.items())
         yield f"{cell.name} isn't judged: of {len(cell.runs) + len(cell.lacking)} runs {ends}"
+
+
+def _missing(cells: Sequence[Cell]) -> Iterator[str]:
+    number = sum(status not in LOST for cell in cells for status in cell.lacking)
+    every = sum(len(cell.runs) + len(cell.lacking) for cell in cells)
+    if number:
+        yield f"{number} of {every} runs aren't there: the verdict is on the others"
 
 
 def _unstable(judged: Sequence[Cell]) -> Iterator[str]:
@@ -151,6 +160,9 @@ def _gains(run: RecordedRun, metric: str, time: float | None) -> Array | None:
     """Return a run's gain of a metric in its last fifth, and its whole gain, (2,); None if one isn't known."""
     axis = "time" if math.isfinite(run.reach("time")) and run.reach("time") > 0 else "aggregation"
     end = time if time is not None else run.reach(axis)
+    before = run.along(axis)[run.along(axis) <= (1 - _LAST) * end]
+    if not before.size or before[-1] < (1 - _EARLY) * end:  # what came since is more than a fifth's
+        return None
     begin, late, last = (run.at(axis, share * end, metric) for share in (0.0, 1 - _LAST, 1.0))
     gains = np.array([last - late, last - begin])
     return gains if np.isfinite(gains).all() else None
@@ -162,5 +174,7 @@ def _seeds(results: Results) -> Iterator[str]:
     for setting, values in results.items():
         if lacking := [str(seed) for seed in every if seed not in values]:
             yield f"{setting} lacks seed {', '.join(lacking)}, and is compared on the others"
-    if len(every) < ENOUGH_SEEDS:
-        yield f"{len(every)} seed{'s' * (len(every) > 1)}: with fewer than {ENOUGH_SEEDS}, deviations are guesses"
+    if len(every) == 1:
+        yield "1 seed: nothing is known of the deviation over seeds"
+    elif len(every) < ENOUGH_SEEDS:
+        yield f"{len(every)} seeds: with fewer than {ENOUGH_SEEDS}, deviations are guesses"

@@ -52,18 +52,20 @@ class Pair:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a setting takes to reach the target, as means over the seeds that reach it.
+    """What a setting takes to reach the target and keep it to the end, as means over the seeds that keep it.
 
     Attributes
     ----------
     time : float
-        Seconds of the run's clock; NaN if no seed reaches the target, or if the runs have no times.
+        Seconds of the run's clock; NaN if no seed keeps the target, or if the runs have no times.
     bytes : float
         Bytes sent, up and down.
     server_bytes : float
         Most bytes that the server keeps between aggregations up to there; NaN of runs without that record.
     reached, seeds : int
-        Seeds that reach the target, of all.
+        Seeds that keep the target, of all.
+    earliest, latest : float
+        The shortest and the longest time of a seed.
     """
 
     setting: str
@@ -72,6 +74,8 @@ class Cost:
     server_bytes: float
     reached: int
     seeds: int
+    earliest: float = math.nan
+    latest: float = math.nan
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,12 @@ def sentences_on(verdict: Verdict, *, higher: bool) -> tuple[str, ...]:
 
 
 def _on_one_seed(verdict: Verdict, pair: Pair) -> str:
+    if pair.is_tie:
+        mean = _number(verdict.means[pair.better], pair)
+        return (
+            f"1 seed can't tell settings apart: {pair.better} and {pair.other} are equal on it ({verdict.metric} "
+            f"{verdict.place}: {mean}); a test needs two seeds or more."
+        )
     return (
         f"1 seed can't tell settings apart: {verdict.best} has the best {verdict.metric} {verdict.place}, "
         f"{_means(verdict, pair)}; a test needs two seeds or more."
@@ -54,11 +60,12 @@ def _on_two(verdict: Verdict, pair: Pair) -> str:
 
 
 def _on_leader(verdict: Verdict, of_best: Sequence[Pair], word: str) -> str:
-    closest = of_best[0]
+    closest, weakest = of_best[0], max(pair.p for pair in of_best)
+    bound = f"all {_p(weakest).replace('=', '≤')}, " * (weakest > closest.p)
     return (
         f"{verdict.leader} leads by {verdict.metric} {verdict.place}: {_number(closest.difference, closest)} {word} "
         f"than {closest.other}, the next, {_means(verdict, closest)} ({_interval(closest)}, {_p(closest.p)}), and "
-        f"apart from all {len(of_best)} others ({_method(verdict)})."
+        f"apart from all {len(of_best)} others ({bound}{_method(verdict)})."
     )
 
 
