@@ -14,6 +14,7 @@ from fedapp.report.comparison import Comparison
 from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.verdict.costs import costs_of
+from fedapp.report.verdict.of_runs import verdict_of as judged_by
 from fedapp.report.verdict.verdict import Cost, Verdict
 from tests.report.test_comparison import write_run
 
@@ -89,6 +90,16 @@ def test_a_peak_that_is_lost_again_is_no_target_and_costs_nothing_before_it_is_k
         costs_of(Comparison(swept(tmp_path / "at-once", best)).cells, "accuracy", higher=True, time=None)[1]
         == ()
     )
+
+
+def test_a_direction_against_the_metrics_name_is_doubted(tmp_path):
+    cells = Comparison(swept(tmp_path, CLEAR)).cells
+    found = judged_by(cells, "accuracy", stated={"accuracy": False})
+    assert found.leader == "fedavg"
+    line = "a lower accuracy counts as better, as was asked for; by its name a higher one is"
+    assert found.doubts[0] == line
+    assert line not in judged_by(cells, "accuracy").doubts
+    assert line not in judged_by(cells, "accuracy", stated={"accuracy": True}).doubts
 
 
 def test_one_seed_on_which_two_are_equal_names_no_best(tmp_path):

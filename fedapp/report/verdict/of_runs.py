@@ -9,7 +9,7 @@ from fedapp.report.verdict.costs import cost_sentence, costs_of
 from fedapp.report.verdict.doubts import doubts_on, is_lost
 from fedapp.report.verdict.judging import by_seed, judge
 from fedapp.report.verdict.verdict import Verdict
-from strategies.flower.higher_is_better import unknown_direction
+from strategies.flower.higher_is_better import higher_is_better, unknown_direction
 
 
 def verdict_of(
@@ -59,11 +59,19 @@ def verdict_of(
     return replace(
         found,
         sentences=(*found.sentences, *([sentence] if sentence else [])),
-        doubts=(*doubts, *lines),
+        doubts=(*_against_its_name(metric, higher=higher), *doubts, *lines),
         target=target,
         costs=costs,
         files=files,
     )
+
+
+def _against_its_name(metric: str, *, higher: bool) -> list[str]:
+    """Say that a metric is compared the other way round than its name says."""
+    if higher_is_better(metric) in (None, higher):
+        return []
+    asked, usual = ("higher", "lower") if higher else ("lower", "higher")
+    return [f"a {asked} {metric} counts as better, as was asked for; by its name a {usual} one is"]
 
 
 def _with_own_names(cells: Sequence[Cell]) -> list[Cell]:
