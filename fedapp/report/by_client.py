@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedapp.report.client_tables import last_clients, names_of_clients
 from fedapp.report.figures import STEPS, new_figure, save_all, shortened, style_axes
 from fedapp.report.files import LOSS, data_of, rows_in_words, without_digest
-from fedapp.report.looks import MethodStyle, looks_of
+from fedapp.report.method_styles import MethodStyle, styles_of
 from fedapp.report.overlay import MOST
 from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
 from fedapp.report.style import SCREEN, FigureStyle
@@ -73,7 +73,7 @@ def draw_clients_of_runs(
     axes = figure.subplots()
     style_axes(axes, style)
     higher = higher_is_better(metric, directions_of(list(runs.values())))
-    looks = looks_of(str(runs[name].config.get("strategy", "")) for name in known)
+    looks = styles_of(str(runs[name].config.get("strategy", "")) for name in known)
     for (name, found), look in list(zip(known.items(), looks, strict=True))[:MOST]:
         for whose, values in found.items():
             total = len(last_clients(runs[name].path)[f"{whose}{metric}"])

@@ -25,7 +25,7 @@ from PIL import Image
 from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, data_of, metrics_among, step_of, without_digest
-from fedapp.report.looks import BLUE, VERMILION, MethodStyle, looks_of
+from fedapp.report.method_styles import BLUE, VERMILION, MethodStyle, styles_of
 from fedapp.report.style import SCREEN, FigureStyle
 
 log = logging.getLogger("flwr.fedapp")
@@ -76,7 +76,7 @@ def draw_curves(run_dir: Path) -> Path:
     x_labels = {"aggregation": "server round" if step_of(records) == "round" else "aggregation"}
     if not _says_the_same(columns["aggregation"], columns["time"]):
         x_labels["time"] = "virtual time" if virtual else "seconds"
-    (look,) = looks_of([str(read_config(run_dir).get("strategy", ""))])
+    (look,) = styles_of([str(read_config(run_dir).get("strategy", ""))])
     over = " and ".join(f"{label}s" if key == "aggregation" else label for key, label in x_labels.items())
     title = f"Test {' and '.join((LOSS, *scores))} over {over.replace('seconds', 'time')}"
     figure = new_figure(0.6 + 2.4 * len(x_labels), f"{title}\n{_from_config(run_dir, *_NAMED)}".rstrip())

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from fedapp.report.cells import Cell, any_without_rounds, axis_label, best_of, direction_of
 from fedapp.report.figures import INK, STEPS, new_figure, save_all, style_axes
 from fedapp.report.files import with_rows
-from fedapp.report.looks import MethodStyle, looks_of
+from fedapp.report.method_styles import MethodStyle, styles_of
 from fedapp.report.series import Array, mean_and_spread
 from fedapp.report.style import SCREEN, FigureStyle
 
@@ -55,7 +55,7 @@ def draw_overlay(
         Empty: the metrics and axes in words.
     """
     shown, note = _few([cell for cell in cells if cell.runs], metrics)
-    looks = looks_of(cell.method for cell in shown)
+    looks = styles_of(cell.method for cell in shown)
     metrics = metrics[:1] if style.width else metrics
     axes = dict(list(axes.items())[:1]) if style.width == ONE_COLUMN else axes
     names = _names(shown, style)

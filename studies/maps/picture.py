@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
-from fedapp.report.looks import MethodStyle, looks_of
+from fedapp.report.method_styles import MethodStyle, styles_of
 from fedapp.report.verdict.paired import interval
 from studies.maps.plan import MapPlan, Spot
 from studies.maps.rule import CLOSE, MEASURES, WON, Measure, Win, Wins, merit, standing
@@ -82,7 +82,7 @@ def draw_map(path: Path, plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]
     strategies = {name: str(own["strategy"]) for name, own in plan.methods.items()}
     # A method under its own name has the method's own look, and its variations have others.
     names = sorted(strategies, key=lambda name: name != strategies[name])
-    looks = dict(zip(names, looks_of(strategies[name] for name in names), strict=True))
+    looks = dict(zip(names, styles_of(strategies[name] for name in names), strict=True))
     spots = [spots_of_row for problem in plan.problems for spots_of_row in _rows(plan, problem)]
     strips = {
         (spot, measure): strip(plan, scores[spot], wins[spot, measure], measure)

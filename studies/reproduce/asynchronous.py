@@ -6,7 +6,7 @@ import numpy as np
 
 from fedapp.data import DataError
 from fedapp.report.figures import new_figure, save, style_axes
-from fedapp.report.looks import COLORS
+from fedapp.report.method_styles import COLORS
 from fedapp.sweeps.point import PlannedRun
 from studies.reproduce import surrogate_optima
 from studies.reproduce.curves import Lines, finite, panels

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from scipy.stats import t as student
 
 from fedapp.report.figures import STEPS, new_figure, save, style_axes
-from fedapp.report.looks import MethodStyle, looks_of
+from fedapp.report.method_styles import MethodStyle, styles_of
 from fedapp.report.overlay import MOST, set_view
 from fedapp.report.series import Array
 from fedapp.report.verdict.judging import judge
@@ -143,7 +143,7 @@ def _draw(file: Path, problem: str, best: dict[str, Runs], enough: int) -> Path:
     figure = new_figure(4.2, f"Clients unlike in data and in speed: {facts}{bands}")
     whole, half = figure.subplots(1, 2, width_ratios=(1, 1.25))
     drawn: dict[str, tuple[Array, Array]] = {}
-    looks = dict(zip(best, looks_of(cell[0].config.strategy for cell in best.values()), strict=True))
+    looks = dict(zip(best, styles_of(cell[0].config.strategy for cell in best.values()), strict=True))
     for name, cell in best.items():
         grid, curves = cell.curves("accuracy")
         middle, n = curves.mean(axis=0), len(cell)

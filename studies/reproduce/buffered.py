@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedapp.report.figures import new_figure, save, style_axes
-from fedapp.report.looks import looks_of
+from fedapp.report.method_styles import styles_of
 from strategies import REGISTRY, AsynchronousStrategy
 from strategies.rounds.participation import Participation
 from studies.reproduce.curves import panels
@@ -150,7 +150,7 @@ def _draw(path: Path, judged: dict[str, Runs]) -> Path:
     ):
         for axes, concurrency in zip(row, columns, strict=True):
             style_axes(axes)
-            for method, look in zip(METHODS, looks_of(map(str.lower, METHODS)), strict=True):
+            for method, look in zip(METHODS, styles_of(map(str.lower, METHODS)), strict=True):
                 for number, run in enumerate(judged.get(case_of(concurrency, method), Runs([]))):
                     name = "_" if number else method
                     values = run.column("accuracy")

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
-from fedapp.report.looks import COLORS, MethodStyle, looks_of
+from fedapp.report.method_styles import COLORS, MethodStyle, styles_of
 from fedapp.report.overlay import set_view
 from fedapp.report.series import Array
 from studies.reproduce.runs import Runs
@@ -62,7 +62,7 @@ def panels(
         for name, runs in lines.items()
         if runs
     }
-    looks = dict(zip(strategies, looks_of(strategies.values()), strict=True))
+    looks = dict(zip(strategies, styles_of(strategies.values()), strict=True))
     if len(set(strategies.values())) == 1:  # nothing but lines of one method, which colours tell apart best
         looks = {
             name: MethodStyle(color, "o") for name, color in zip(strategies, cycle(COLORS), strict=False)

@@ -9,7 +9,7 @@ from matplotlib.ticker import LogFormatter
 
 from fedapp.config import Value
 from fedapp.report.figures import new_figure, save, style_axes
-from fedapp.report.looks import looks_of
+from fedapp.report.method_styles import styles_of
 from strategies.methods import async_fedavg, fedfix
 from strategies.timing.time_scenario import TimeScenario
 from studies.reproduce.curves import panels
@@ -107,7 +107,7 @@ def _draw_rates(folder: Path, problem: str, cells: Cells) -> Path:
         axes.yaxis.set_minor_formatter(LogFormatter())  # within one decade 2.2 and not 2.2 × 10⁰
         axes.set_title(f"{scenario}, {C} clients", fontsize=10)
         methods = own.get((C, scenario), {})
-        looks = looks_of(next(iter(by_rate.values()))[0].config.strategy for by_rate in methods.values())
+        looks = styles_of(next(iter(by_rate.values()))[0].config.strategy for by_rate in methods.values())
         for (method, by_rate), look in zip(methods.items(), looks, strict=True):
             rates = sorted(by_rate)
             ends = [by_rate[rate].tails(LOSS) for rate in rates]

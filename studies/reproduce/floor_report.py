@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedapp.report.figures import TEST, TRAIN, new_figure, save, style_axes
-from fedapp.report.looks import COLORS
+from fedapp.report.method_styles import COLORS
 from studies.reproduce import floor_measure
 from studies.reproduce.experiment import Numbers, Results, digest
 from studies.reproduce.floor_measure import KINDS, PARTS, STEPS

@@ -28,7 +28,7 @@ from fedapp.report.files import (
     rows_of,
     stated_directions,
 )
-from fedapp.report.looks import MARKS_ON_LINE, looks_of
+from fedapp.report.method_styles import MARKS_ON_LINE, styles_of
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
 from fedapp.report.series import mean_and_spread
@@ -119,7 +119,7 @@ def _looks(strategies: Sequence[str]) -> list[dict[str, Any]]:
     """Return the looks of runs or settings from their strategies, in Plotly's words."""
     return [
         {"color": each.color, "dash": each.dash, "symbol": each.symbol, "marks": MARKS_ON_LINE}
-        for each in looks_of(strategies)
+        for each in styles_of(strategies)
     ]
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedapp.models import PERCEPTRON_SLOPE
 from fedapp.report.figures import INK, STEPS, TEST, TRAIN, new_figure, save, style_axes
-from fedapp.report.looks import COLORS
+from fedapp.report.method_styles import COLORS
 from studies.reproduce.synthetic.measures import Measured
 
 

@@ -122,7 +122,7 @@ class MethodStyle:
         }
 
 
-def looks_of(strategies: Iterable[str]) -> list[MethodStyle]:
+def styles_of(strategies: Iterable[str]) -> list[MethodStyle]:
     """Return the look of each setting from its strategy; the first setting of a strategy has the strategy's own look.
 
     A strategy that isn't the library's is grey, and has a mark by its place among others of these.

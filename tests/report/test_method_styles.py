@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedapp.report import figures
 from fedapp.report.cells import cells_of
-from fedapp.report.looks import COLORS, MethodStyle, looks_of
+from fedapp.report.method_styles import COLORS, MethodStyle, styles_of
 from fedapp.report.overlay import draw_overlay
 from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
@@ -58,15 +58,15 @@ def test_colours_are_told_apart_without_a_kind_of_cones(sight):
 
 
 def test_each_method_has_a_look_of_its_own():
-    looks = dict(zip(REGISTRY, looks_of(REGISTRY), strict=True))
+    looks = dict(zip(REGISTRY, styles_of(REGISTRY), strict=True))
     assert len({(look.color, look.mark) for look in looks.values()}) == len(REGISTRY)
     assert not [name for name, look in looks.items() if look.color == COLORS[-1]]
-    assert looks_of(["fedfix", "fedavg"]) == [looks["fedfix"], looks["fedavg"]]
+    assert styles_of(["fedfix", "fedavg"]) == [looks["fedfix"], looks["fedavg"]]
 
 
 def test_settings_of_one_method_are_variations_of_its_look():
-    looks = looks_of(["fedavg"] * 8 + ["scaffold"])
-    assert looks[0] == looks_of(["fedavg"])[0]
+    looks = styles_of(["fedavg"] * 8 + ["scaffold"])
+    assert looks[0] == styles_of(["fedavg"])[0]
     assert {look.mark for look in looks[:8]} == {"o"}
     assert len(set(looks)) == 9
     assert looks[1].color == "#003F62"  # 55 % of 0, 114, 178
@@ -74,7 +74,7 @@ def test_settings_of_one_method_are_variations_of_its_look():
 
 
 def test_strategies_of_ones_own_are_grey_and_differ_in_their_marks():
-    assert [(look.color, look.mark) for look in looks_of(["mine:A", "fedavg", "mine:B", "mine:A"])] == [
+    assert [(look.color, look.mark) for look in styles_of(["mine:A", "fedavg", "mine:B", "mine:A"])] == [
         (COLORS[-1], "v"),
         (COLORS[0], "o"),
         (COLORS[-1], "P"),
@@ -87,7 +87,7 @@ def test_figures_and_the_page_have_the_looks(tmp_path, monkeypatch):
         write_run(tmp_path / f"{strategy}-{lr}", [0.0, 1.0], [0.1, 0.5], strategy=strategy, lr=lr)
         for strategy, lr in (("fedfix", 0.1), ("fedavg", 0.1), ("fedavg", 0.2))
     ]
-    looks = looks_of(["fedfix", "fedavg", "fedavg"])
+    looks = styles_of(["fedfix", "fedavg", "fedavg"])
     drawn: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     draw_overlay(Path("none"), cells_of(map(RecordedRun, runs)), ["accuracy"], {"time": 1.0})
