@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedapp.data.dataset import Dataset, Normalize
 from fedapp.data.errors import DataError
 from fedapp.data.loading import DATASETS, load_dataset
-from fedapp.data.partition import PARTITIONERS, TEST_ON, Division, Partition, make_partition
+from fedapp.data.partition import PARTITIONERS, Division, Partition, make_partition
 
 if TYPE_CHECKING:
     from fedapp.data.skew_partitioner import LabelQuantitySkewPartitioner
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DATASETS",
     "PARTITIONERS",
-    "TEST_ON",
     "DataError",
     "Dataset",
     "Division",

@@ -1,6 +1,6 @@
 """Where data are, and the one error type for everything that a user can get wrong about data."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedapp.cache import default_cache_dir
@@ -47,13 +47,6 @@ def one_line(error: BaseException) -> str:
     """Return the type and the first line of a foreign error, for quoting inside a message."""
     first = str(error).strip().splitlines()
     return f"{type(error).__name__}: {first[0][:200]}" if first else type(error).__name__
-
-
-def require_choice(key: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise `DataError` unless `value` is one of `allowed`."""
-    names = tuple(allowed)
-    if value not in names:
-        raise DataError(f"{key} = {value!r}: unknown; allowed: {', '.join(names)}")
 
 
 _NAMED = 8  # most names that a message lists
