@@ -116,19 +116,11 @@ def plan_batches(
     rng : np.random.Generator
         The task's own random stream.
     """
-    width = num_examples if batch_size == 0 else min(batch_size, num_examples)
-    if batch_size == 0:
-        return _whole(num_examples, epochs or steps)
-    if steps:
-        drawn = [rng.choice(num_examples, width, replace=False, shuffle=False) for _ in range(steps)]
-        return Batches(np.stack(drawn), np.full(steps, width), num_examples)
-    per_epoch = -(-num_examples // width)
-    indices = np.zeros((epochs, per_epoch * width), dtype=np.int64)
-    for epoch in range(epochs):
-        indices[epoch, :num_examples] = permutation(num_examples, rng)
-    sizes = np.full((epochs, per_epoch), width)
-    sizes[:, -1] = num_examples - (per_epoch - 1) * width
-    return Batches(indices.reshape(-1, width), sizes.ravel(), num_examples)
+    one = np.ones(1, np.int64)
+    planned = plan_many(
+        num_examples * one, batch_size=batch_size, epochs=epochs * one, steps=steps * one, rngs=[rng]
+    )
+    return planned.of(0)
 
 
 def _whole(num_examples: int, steps: int) -> Batches:
