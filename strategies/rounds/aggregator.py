@@ -194,7 +194,7 @@ class RoundAggregation:
         """Put a valid model through the chain, and add its update unless that is in the sum of its block."""
         session, cohort, client, weight = self._session, self._cohort, local.client, self._weights[place]
         self._transforms(local)
-        asked = [*cohort.extra_names, *session.selection.request_fields(client)]
+        asked = [*cohort.extra_names, *session.selection.stragglers.request_fields(client)]
         if self._block is not None:
             session.receiver.check_reply_metadata(client, reply, asked)
             session.run.any_nonzero_update = session.run.any_nonzero_update or local.moves()

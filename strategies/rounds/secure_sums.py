@@ -125,7 +125,7 @@ class SecureSums:
             current.count(client.index, 0, bounded=False)
             self._timeline.arrived(client.index, self._run.scheduler.now())
             self._receiver.check_reply_metadata(
-                client, reply, [*current.extra_names, *self._selection.request_fields(client)]
+                client, reply, [*current.extra_names, *self._selection.stragglers.request_fields(client)]
             )
 
         try:

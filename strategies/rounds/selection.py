@@ -1,10 +1,10 @@
 """Who takes part in a round: the clients that are there and free, the draw among them, and the weights d_i."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -23,7 +23,6 @@ from strategies.flower.errors import RunError
 from strategies.flower.grids import RAY, engine_of
 from strategies.rounds.deadline import number_needed, number_to_ask
 from strategies.rounds.participation import Participation
-from strategies.rounds.reply_collection import ReplyCollector
 from strategies.rounds.round import Chosen, Round
 from strategies.rounds.stragglers import Stragglers
 from strategies.timing.availability import NEVER
@@ -51,11 +50,6 @@ class Selection:
         self.stragglers = Stragglers(config)
         self.each = 0.0
         self._number = 1  # of the round that is drawn next
-
-    @property
-    def text(self) -> str:
-        """The participation scheme as the config names it."""
-        return cast(SynchronousConfig, self._run.config).participation
 
     @property
     def scheme(self) -> Participation:
@@ -163,21 +157,6 @@ class Selection:
         p = self._population.client_weights_of(here)
         return float(sum(w for client, w in zip(here, p, strict=True) if client.index not in busy_clients))
 
-    def checked(self, chosen: Chosen) -> Chosen:
-        """Return the participants of a round and their weights; RunError where a method gives no numbers."""
-        clients, weights = chosen
-        if self._capabilities.chooses_clients and weights is not None:
-            of_each(f"{self._run.name}.select", weights, clients)
-        return chosen
-
-    def without_stragglers(self, chosen: Chosen, server_round: int) -> Chosen:
-        """Return the participants and weights without the stragglers that are dropped: no request goes to them."""
-        return self.stragglers.without_stragglers(*chosen, server_round)
-
-    def request_fields(self, client: Client) -> Mapping[str, float]:
-        """Return the fields of a participant's request that ask for a part of its usual work."""
-        return self.stragglers.request_fields(client)
-
     def restrict_to(self, clients: Sequence[Client]) -> Participation:
         """Return the scheme with the client indices of ``fixed`` as places among the connected clients."""
         scheme, indices = self.scheme, [client.index for client in clients]
@@ -192,7 +171,7 @@ class Selection:
             log.warning("participation names clients that aren't there: %s", sorted(missing))
         here = scheme.at(place for place, index in enumerate(indices) if index in scheme.fixed)
         if not here.fixed:
-            raise RunError(f"participation = {self.text!r}: none of these clients is there")
+            raise RunError(f"participation = {self._config.participation!r}: none of these clients is there")
         return here
 
     def weights_of(self, current: Round, replies: Sequence[Message | None]) -> Sequence[float]:
@@ -304,16 +283,13 @@ def _check_draw(scheme: str, num_clients: int, *, sized: bool) -> None:
         raise RunError("participation = 'paired': a round needs 2 clients, there is 1")
 
 
-Select = Callable[[Sequence[Client], np.random.Generator], Chosen]
-
-
 class CohortSampler:
     """Finds a round's participants among the connected clients.
 
     Parameters
     ----------
-    select, check : callable
-        Hooks of the method: the draw among the free clients, and the check of the number of clients.
+    session : RoundSession
+        The run. (Its module imports this one, so that no type names it.)
 
     Attributes
     ----------
@@ -321,17 +297,8 @@ class CohortSampler:
         Whether no client is present any more, or none before the time budget is over.
     """
 
-    def __init__(
-        self,
-        run: RunState,
-        population: Population,
-        selection: Selection,
-        collector: ReplyCollector,
-        select: Select,
-        check: Callable[[int], None],
-    ) -> None:
-        self._run, self._population, self._selection, self._collector = run, population, selection, collector
-        self._select, self._check = select, check
+    def __init__(self, session: Any) -> None:
+        self._session = session
         self.no_client_available = False
         # The largest number of clients that was too small so far; None once the number is accepted.
         self._too_few: int | None = 0
@@ -344,12 +311,12 @@ class CohortSampler:
         RunError
             If there are too few clients.
         """
-        run, selection = self._run, self._selection
-        run.clients = self._population.refresh(grid, config)
+        session, run, selection = self._session, self._session.run, self._session.selection
+        run.clients = session.population.refresh(grid, config)
         if not run.clients:  # stopped before they could answer
             return None
         self._check_number(grid)
-        free, busy_clients = self._collector.free_clients(grid), self._collector.busy_clients()
+        free, busy_clients = session.collector.free_clients(grid), session.collector.busy_clients()
         # Where all present clients are at work, the round asks nobody, and ends when the first one is free.
         free = present(run.scheduler, free, selection.scheme.is_eligible, wait=not busy_clients)
         if not free and not busy_clients:
@@ -357,8 +324,11 @@ class CohortSampler:
             return None
         chosen: Chosen = ([], [])
         if free and not selection.waits_for(busy_clients, free):
-            chosen = self._select(free, selection.sampling_rng(server_round))
-        return selection.without_stragglers(selection.checked(chosen), server_round)
+            chosen = session.strategy.select(free, selection.sampling_rng(server_round))
+        clients, weights = chosen
+        if session.strategy.capabilities.chooses_clients and weights is not None:
+            of_each(f"{run.name}.select", weights, clients)
+        return selection.stragglers.without_stragglers(clients, weights, server_round)
 
     def others(
         self, asked: Collection[int], drawn: Round | None, grid: Grid, config: ConfigRecord
@@ -366,9 +336,10 @@ class CohortSampler:
         """Return the clients at the nodes ``asked`` by a user-defined hook; None if all of them were drawn."""
         if drawn is not None and set(asked) <= {client.node_id for client in drawn.clients}:
             return None
+        run = self._session.run
         if drawn is None:
-            self._run.clients = self._population.refresh(grid, config)
-        return [client for client in self._run.clients if client.node_id in asked]
+            run.clients = self._session.population.refresh(grid, config)
+        return [client for client in run.clients if client.node_id in asked]
 
     def _check_number(self, grid: Grid) -> None:
         """Check the number of clients, until it is enough or no more clients come; in real time more may always come.
@@ -381,15 +352,17 @@ class CohortSampler:
         if self._too_few is None:
             return
         before, self._too_few = self._too_few, None
-        clients = self._run.clients
-        number, named = len(clients), self._selection.scheme.fixed
+        clients, strategy = self._session.run.clients, self._session.strategy
+        number, named = len(clients), self._session.selection.scheme.fixed
         if named and not any(client.index in named for client in clients):
-            raise RunError(f"participation = {self._selection.text!r}: none of these clients is there")
+            raise RunError(
+                f"participation = {strategy.config.participation!r}: none of these clients is there"
+            )
         try:
             # A round goes without those that are named and aren't there.
-            self._check(max(number, 1 + max(named, default=-1)))
+            strategy.check(max(number, 1 + max(named, default=-1)))
         except ValueError as error:
-            if not self._run.scheduler.real_time:
+            if not self._session.run.scheduler.real_time:
                 # Flower's simulation registers its nodes while the run is under way already.
                 if engine_of(grid) != RAY or number <= before:
                     raise RunError(str(error)) from None

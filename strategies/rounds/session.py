@@ -57,9 +57,7 @@ class RoundSession(Session):
         config, able = strategy.config, strategy.capabilities
         self.selection = Selection(config, self.run, self.population, able)
         self.collector = self._new_collector()
-        self.sampler = CohortSampler(
-            self.run, self.population, self.selection, self.collector, strategy.select, strategy.check
-        )
+        self.sampler = CohortSampler(self)
         self.tree: TreeNoise | None = None
         if config.dp == "central" and config.dp_mechanism == "tree":
             self.tree = TreeNoise(config.dp_restart, self.run.central_noise)
@@ -131,7 +129,7 @@ class RoundSession(Session):
         for client in cohort.clients:
             extra_vectors = next(vectors_of_clients, {})
             fields = self.requests.fields(client, cohort.number, cohort.number, config)
-            fields.update(part := self.selection.request_fields(client))
+            fields.update(part := self.selection.stragglers.request_fields(client))
             requests.append(self.requests.request(client, fields, arrays, extra_vectors))
             self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))
             if key in extra_vectors:  # sent in place of the model
@@ -169,6 +167,10 @@ class RoundSession(Session):
         self.reporter.stability.note_model(run.model, 1.0)  # from which this round began
         run.aggregations = cohort.number
         result.train_metrics_clientapp[cohort.number] = metrics or MetricRecord()
+
+    def is_evaluation_round(self, server_round: int) -> bool:
+        """Return True if the model of a round is evaluated: every ``eval_every`` rounds, and the last one's."""
+        return server_round % (self.strategy.config.eval_every or 1) == 0 or server_round == self.total
 
     def report(self, *, evaluate: bool, on_clients: bool = True) -> None:
         """Report the last round; with ``evaluate`` its model is evaluated before, by default on clients, too."""

@@ -153,8 +153,7 @@ class SynchronousStrategy(FederatedStrategy):
                 if arrays is None and session.is_cancelled(cohort):
                     break
                 session.finish_round(cohort, arrays, metrics)
-                every = self.config.eval_every or 1
-                session.report(evaluate=server_round % every == 0 or server_round == session.total)
+                session.report(evaluate=session.is_evaluation_round(server_round))
             return session.close()
 
     def _ask(self, session: RoundSession, server_round: int) -> Round | None:
