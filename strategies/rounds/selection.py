@@ -328,7 +328,8 @@ class CohortSampler:
         clients, weights = chosen
         if session.strategy.capabilities.chooses_clients and weights is not None:
             of_each(f"{run.name}.select", weights, clients)
-        return selection.stragglers.without_stragglers(clients, weights, server_round)
+        stragglers: Stragglers = selection.stragglers
+        return stragglers.without_stragglers(clients, weights, server_round)
 
     def others(
         self, asked: Collection[int], drawn: Round | None, grid: Grid, config: ConfigRecord
