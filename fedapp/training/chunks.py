@@ -17,12 +17,8 @@ PART_OF_GPU = 1 / 8
 MOST_PADDING = 1.5
 
 
-def cut(tasks: Sequence[LocalTask], positions: Sequence[int], *, padded: bool) -> Iterator[list[int]]:
-    """Cut sorted tasks into chunks that fit the memory, of like sizes; padded ones so that they waste little."""
-    if not padded:
-        widest = max(task.batches.indices.shape[1] for task in tasks)
-        yield from cut_evenly(tasks[0], widest, positions)
-        return
+def cut_padded(tasks: Sequence[LocalTask], positions: Sequence[int]) -> Iterator[list[int]]:
+    """Cut sorted tasks into chunks that fit the memory, of sizes so alike that padding them wastes little."""
     model_bytes, row_bytes = _bytes(tasks[0])
     row_bytes *= 16  # activations of convolutions are larger
     chunk: list[int] = []

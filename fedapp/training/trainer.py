@@ -16,7 +16,7 @@ depends on the number of threads.
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedapp.names import Way
 from fedapp.training.autograd import train_single, train_vmapped
-from fedapp.training.chunks import cut, cut_evenly, stack_bytes
+from fedapp.training.chunks import cut_evenly, cut_padded, stack_bytes
 from fedapp.training.dense import train_dense
 from fedapp.training.dual import has_dual, train_dual
 from fedapp.training.layers import dense_layers
@@ -149,6 +149,9 @@ def is_dual_faster(task: LocalTask) -> bool:
 # Trained parameters, on the host, and the loss averaged over the steps.
 Trained = tuple[dict[str, np.ndarray], float]
 
+# The steps of a task, its examples in a step, and what else decides how it is trained.
+Shape = tuple[int, ...]
+
 # Of a stack: the trained parameters (G, ...), and the mean losses (G,).
 TrainedStack = tuple[Parameters, Tensor]
 
@@ -179,7 +182,7 @@ def _take_one_thread() -> None:
 def train_one(task: LocalTask) -> Trained:
     """Train one client; the result is detached from ``task.start``."""
     way = way_of(task)
-    return _TRAIN["single" if way == "vmapped" else way]([task])[0]
+    return _unstack(*_TOGETHER["single" if way == "vmapped" else way]([task]))[0]
 
 
 class Trainer:
@@ -214,26 +217,26 @@ class Trainer:
         ``groups`` divide the tasks by their places: tasks of different groups are never stacked. By default all tasks
         are one group.
         """
-        trained: list[Trained | Exception | None] = [None] * len(tasks)
         together = groups or [range(len(tasks))]
         jobs = [job for group in together for job in self._chunks(tasks, group)]
+
+        def work(job: tuple[Way, list[int]]) -> dict[int, Trained | Exception]:
+            done: dict[int, Trained | Exception] = {}
+            for places, found in _each_or_why(lambda own: _TOGETHER[job[0]]([tasks[i] for i in own]), job[1]):
+                each = [found] if isinstance(found, Exception) else _unstack(*found)
+                done |= zip(places, each, strict=True)
+            return done
+
         gpu = bool(tasks) and tasks[0].x.device.type != "cpu"
         # Not in this thread, whose products are divided over torch's own: sums would depend on how many there are.
         run = map if gpu else self._threads.map
-        results = run(lambda job: _each_or_why(_TRAIN[job[0]], [tasks[i] for i in job[1]]), jobs)
-        for (_, positions), result in zip(jobs, results, strict=True):
-            for position, one in zip(positions, result, strict=True):
-                trained[position] = one
-        return trained  # type: ignore[return-value]
+        trained = {place: one for done in run(work, jobs) for place, one in done.items()}
+        return [trained[place] for place in range(len(tasks))]
 
     def stacks(self, block: TaskBlock) -> Iterator[tuple[list[int], TrainedStack | Exception]]:
         """Train a block on this thread; yield the places of tasks, and their result, or the exception of one task."""
         for way, places in self._stacks_of(block):
-            found = _stack_or_why(block, way, places)
-            if isinstance(found, Exception) and len(places) > 1:
-                yield from (([place], _stack_or_why(block, way, [place])) for place in places)
-            else:
-                yield places, found
+            yield from _each_or_why(partial(_train_places, block, way), places)
 
     def waits(self, task: LocalTask, number: int) -> bool:
         """Tell whether threads would wait for each other, with stacks of ``number`` tasks like ``task``.
@@ -270,53 +273,39 @@ class Trainer:
     def _chunks(
         self, tasks: Sequence[LocalTask], group: Sequence[int] | None = None
     ) -> Iterator[tuple[Way, list[int]]]:
-        """Yield a way to train and the positions of tasks, all or a group's, to train that way, a chunk at a time.
-
-        By the tasks alone and their order: what is stacked with what decides the last bits of a sum.
-        """
-        group = range(len(tasks)) if group is None else group
-        ways: dict[tuple[object, ...], Way] = {}  # of tasks that differ in nothing that it follows from
-        first: dict[tuple[object, ...], int] = {}
-        keys: dict[int, tuple[int, ...]] = {}
-        for i in group:
-            task, batches = tasks[i], tasks[i].batches
-            plain = task.constant is None, task.augmentation is None, task.anchor is None
-            kind = id(task.model), task.rule, task.loss, task.optimizer, task.precision, *plain, id(task.x)
-            shape = -len(batches), -batches.indices.shape[1]
-            same = kind, shape, batches.num_examples, batches.whole
-            if same not in ways:
-                ways[same] = self._way(task)
-            keys[i] = first.setdefault((kind, ways[same]), i), *shape
-        for number, alike in groupby(sorted(group, key=keys.__getitem__), key=lambda i: keys[i][0]):
-            positions, way = list(alike), self._way(tasks[number])
-            if way in ("single", "dual"):
-                yield from ((way, [i]) for i in positions)
-                continue
-            for chunk in cut([tasks[i] for i in positions], positions, padded=way == "vmapped"):
-                yield from self._as_stacked(way, tasks[chunk[0]], chunk)
+        """Yield a way to train and the places of tasks, all or a group's, to train that way, a chunk at a time."""
+        places = range(len(tasks)) if group is None else group
+        return self._cut({i: (_shape(tasks[i]), _kind(tasks[i])) for i in places}, tasks.__getitem__)
 
     def _stacks_of(self, block: TaskBlock) -> Iterator[tuple[Way, list[int]]]:
         """Yield a way to train and the places of tasks, a stack at a time: as ``_chunks`` of the same tasks."""
-        kinds = block.kinds
-        first: dict[Way, int] = {}
-        keys: dict[tuple[int, int, int], tuple[int, int, int]] = {}
-        ways: dict[int, Way] = {}
-        for place, kind in enumerate(kinds):
-            if kind not in keys:
-                way = self._way(block.one(place))
-                number = first.setdefault(way, place)
-                keys[kind], ways[number] = (number, -kind[0], -kind[1]), way
-        order = sorted(range(len(kinds)), key=lambda place: keys[kinds[place]])
-        for number, alike in groupby(order, key=lambda place: keys[kinds[place]][0]):
-            places, way = list(alike), ways[number]
+        return self._cut({place: (shape, ()) for place, shape in enumerate(block.kinds)}, block.one)
+
+    def _cut(
+        self, kinds: Mapping[int, tuple[Shape, Hashable]], one: Callable[[int], LocalTask]
+    ) -> Iterator[tuple[Way, list[int]]]:
+        """Cut tasks into chunks; ``kinds``: by place the shape of a task, and what is alike in one chunk.
+
+        By the tasks alone and their order: what is stacked with what decides the last bits of a sum.
+        """
+        ways: dict[tuple[Shape, Hashable], Way] = {}  # of tasks that differ in nothing that it follows from
+        first: dict[tuple[Hashable, Way], int] = {}
+        keys: dict[int, tuple[int, int, int]] = {}
+        for place, same in kinds.items():
+            if same not in ways:
+                ways[same] = self._way(one(place))
+            (steps, width, *_), kind = same
+            keys[place] = first.setdefault((kind, ways[same]), place), -steps, -width
+        for number, alike in groupby(sorted(kinds, key=keys.__getitem__), key=lambda place: keys[place][0]):
+            places, way = list(alike), ways[kinds[number]]
             if way in ("single", "dual"):
-                stacks: Iterable[list[int]] = ([place] for place in places)
+                chunks: Iterable[list[int]] = ([place] for place in places)
             elif way == "vmapped":
-                stacks = cut([block.one(place) for place in places], places, padded=True)
+                chunks = cut_padded([one(place) for place in places], places)
             else:
-                stacks = cut_evenly(block.one(places[0]), max(kinds[place][1] for place in places), places)
-            for stack in stacks:
-                yield from self._as_stacked(way, block.one(stack[0]), stack)
+                chunks = cut_evenly(one(places[0]), max(kinds[place][0][1] for place in places), places)
+            for chunk in chunks:
+                yield from self._as_stacked(way, one(chunk[0]), chunk)
 
     def _as_stacked(self, way: Way, like: LocalTask, places: list[int]) -> Iterator[tuple[Way, list[int]]]:
         """Yield the ways and places of a stack: on a GPU few clients are trained singly, unless ``way`` is given."""
@@ -331,39 +320,39 @@ class Trainer:
         return way if can(way, task) else "single"
 
 
+def _shape(task: LocalTask) -> Shape:
+    batches = task.batches
+    return len(batches), batches.indices.shape[1], batches.num_examples, batches.whole
+
+
+def _kind(task: LocalTask) -> Hashable:
+    """Return what tasks that are trained together have in common."""
+    plain = task.constant is None, task.augmentation is None, task.anchor is None
+    return id(task.model), task.rule, task.loss, task.optimizer, task.precision, *plain, id(task.x)
+
+
 def _each_or_why(
-    train: Callable[[Sequence[LocalTask]], list[Trained]], tasks: Sequence[LocalTask]
-) -> list[Trained | Exception]:
-    """Train a chunk; if that raises, train each of its tasks alone, so that one task's exception is its own."""
+    train: Callable[[list[int]], TrainedStack], places: list[int]
+) -> Iterator[tuple[list[int], TrainedStack | Exception]]:
+    """Train the tasks of these places together; if that raises, each alone, so that one's exception is its own."""
     try:
-        return [*train(tasks)]
+        found: TrainedStack | Exception = train(places)
     except OF_ALL_TASKS:
         raise
     except Exception as error:  # whatever a model, or what it is trained on, has it raise
-        why = error.with_traceback(None)  # which would keep the tensors of the steps
-    if len(tasks) == 1:
-        return [why]
-    return [one for task in tasks for one in _each_or_why(train, [task])]
+        found = error.with_traceback(None)  # which would keep the tensors of the steps
+    if isinstance(found, Exception) and len(places) > 1:
+        for place in places:
+            yield from _each_or_why(train, [place])
+    else:
+        yield places, found
 
 
-def _stack_or_why(block: TaskBlock, way: Way, places: list[int]) -> TrainedStack | Exception:
-    """Train some tasks of a block together; return an exception, unless it is one of ``OF_ALL_TASKS``."""
-    try:
-        if way == "stacked":
-            return train_dense(block.stacked(places))
-        return _TOGETHER[way]([block.one(place) for place in places])
-    except OF_ALL_TASKS:
-        raise
-    except Exception as error:  # of a model, or of what it is trained on
-        return error.with_traceback(None)
-
-
-def _each(train: Callable[[LocalTask], TrainedStack], tasks: Sequence[LocalTask]) -> list[Trained]:
-    return [_to_host(*train(task)) for task in tasks]
-
-
-def _to_host(w: Parameters, loss: Tensor) -> Trained:
-    return {name: as_array(value) for name, value in w.items()}, float(loss)
+def _train_places(block: TaskBlock, way: Way, places: Sequence[int]) -> TrainedStack:
+    """Train some tasks of a block together."""
+    if way == "stacked":
+        return train_dense(block.stacked(places))
+    return _TOGETHER[way]([block.one(place) for place in places])
 
 
 def _unstack(w: Parameters, losses: Tensor) -> list[Trained]:
@@ -383,14 +372,8 @@ def _alone(train: Callable[[LocalTask], TrainedStack], tasks: Sequence[LocalTask
 
 
 _TOGETHER: dict[Way, Callable[[Sequence[LocalTask]], TrainedStack]] = {
+    "stacked": lambda tasks: train_dense(TaskStack.of(tasks)),
     "vmapped": train_vmapped,
     "dual": partial(_alone, train_dual),
     "single": partial(_alone, train_single),
-}
-
-_TRAIN: dict[Way, Callable[[Sequence[LocalTask]], list[Trained]]] = {
-    "stacked": lambda tasks: _unstack(*train_dense(TaskStack.of(tasks))),
-    "vmapped": lambda tasks: _unstack(*train_vmapped(tasks)),
-    "dual": partial(_each, train_dual),
-    "single": partial(_each, train_single),
 }

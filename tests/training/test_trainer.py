@@ -298,12 +298,11 @@ def test_want_of_memory_or_a_gpu_that_stops_is_no_tasks_error(kind, trainer, mon
     def wants(tasks: object) -> None:
         raise kind("no room")
 
-    monkeypatch.setitem(training._TRAIN, "stacked", wants)
+    monkeypatch.setitem(training._TOGETHER, "stacked", wants)
     with pytest.raises(kind, match="no room"):
         trainer().train(tasks_of("mlp", sizes=(4, 4)))
-    monkeypatch.setattr(training, "train_dense", wants)
     with pytest.raises(kind, match="no room"):
-        training._stack_or_why(SimpleNamespace(stacked=list), "stacked", [0])  # type: ignore[arg-type]
+        list(training._each_or_why(wants, [0, 1]))
 
 
 # Chunks --------------------------------------------------------------------------------------------------------
