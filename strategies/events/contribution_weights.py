@@ -23,18 +23,19 @@ from numpy.typing import NDArray
 
 from strategies.clients import client_metrics
 from strategies.clients.client_state import ClientState
+from strategies.clients.roster import Client
 from strategies.clients.weights import mean_and_spread, of_each
 from strategies.core.config import IDENTICAL, AsyncConfigBase
 from strategies.core.population import Population
 from strategies.core.reporter import Reporter
 from strategies.core.run_state import RunState
 from strategies.events import observed_periods
+from strategies.events.arrival_rule import ArrivalRule
 from strategies.events.event_stream import checked_interval
 from strategies.events.own_time import HALVED, OwnTime
 from strategies.events.tasks import TaskTable
 from strategies.flower.arrays import Vector
 from strategies.timing.scheduler import Times
-from strategies.updates.safeguards import Safeguards
 
 log = logging.getLogger("flwr.strategies")
 
@@ -54,9 +55,8 @@ def steady_step(weights: NDArray[np.float64], num_busy: int) -> float:
 
 @dataclass(frozen=True)
 class ClientWeights:
-    """By client index: p_i, d_i, P_i, and q̃_i, the share of the objective that client i has in the long run."""
+    """By client index: d_i, P_i, and q̃_i, the share of the objective that client i has in the long run."""
 
-    client_weights: dict[int, float]
     weight: dict[int, float]
     contribution_periods: dict[int, float] = field(default_factory=dict)
     expected_share: dict[int, float] = field(default_factory=dict)
@@ -100,14 +100,10 @@ class ContributionWeights:
         How contributions weigh: ``time-based``, ``observed`` or ``identical``.
     hooks : WeightHooks
         The method.
-    summed : bool
-        Whether the model moves by the weighted sum. By a robust rule clients' shares q̃_i in it are unknown.
-    windowed : bool
-        Whether each arrival moves the model by a robust rule over the clients' last updates.
+    robust : ArrivalRule, optional
+        The robust rule in place of the weighted sum, in whose result the clients' shares q̃_i are unknown.
     favours_fast : bool
-        Whether clients count the more, the faster they are.
-    sees_updates : bool
-        Whether the server has single updates, not their masked sums.
+        Whether clients count the more, the faster they are, in a weighted sum.
 
     Attributes
     ----------
@@ -120,22 +116,20 @@ class ContributionWeights:
         run: RunState,
         task_table: TaskTable,
         population: Population,
-        safeguards: Safeguards,
         aggregation_weights: str,
         hooks: WeightHooks,
+        robust: ArrivalRule | None = None,
         *,
-        summed: bool = True,
-        windowed: bool = False,
         favours_fast: bool = False,
-        sees_updates: bool = True,
     ) -> None:
         self._run, self._task_table = run, task_table
-        self._population, self._safeguards = population, safeguards
-        self.aggregation_weights, self._hooks, self._summed = aggregation_weights, hooks, summed
-        self._windowed, self._favours_fast = windowed, favours_fast and not windowed
-        self._looks, self.own_time = sees_updates, OwnTime()
-        # The task table's changes, Δt, and the state of the graph of clients, at the last look.
-        self._looked: tuple[int, float | None, object] = (-1, None, None)
+        self._population, self._safeguards = population, population.safeguards
+        self.aggregation_weights, self._hooks, self._summed = aggregation_weights, hooks, robust is None
+        # Whether each arrival moves the model by a robust rule over the clients' last updates.
+        self._windowed = robust is not None and robust.window > 0
+        self._favours_fast, self.own_time = favours_fast and not self._windowed, OwnTime()
+        # The task table's changes, Δt, and the version of the graph of clients, of which the weights are.
+        self._present_at: tuple[int, float | None, object] = (-1, None, None)
         self._client_weights: dict[int, float] | None = None
         self._current: ClientWeights | None = None
         # With observed P_i: η_g, and the contributions and clients when it was computed.
@@ -156,12 +150,11 @@ class ContributionWeights:
 
     @property
     def bounds_time(self) -> bool:
-        """Whether what a client weighs in a time is bounded: with safeguards, in real time, which devices make."""
-        return self._run.scheduler.real_time and self._safeguards.active
+        """Whether what a client weighs in a time, and how long its answer is awaited, is bounded.
 
-    def gives_up(self) -> bool:
-        """Return ``bounds_time``: whether an answer is awaited only as long as other devices take, and a budget."""
-        return self.bounds_time
+        So it is with safeguards in real time, as devices make their own times.
+        """
+        return self._run.scheduler.real_time and self._safeguards.active
 
     @property
     def by_own_time(self) -> bool:
@@ -190,7 +183,8 @@ class ContributionWeights:
                 bound,
             )
             return False
-        if not (self._looks and self._favours_fast) or own.agrees(index, present, update):
+        unseen = not self._favours_fast or self._run.config.uses_secure_sums
+        if unseen or own.agrees(index, present, update):
             return True
         self._run.warn_once(
             "%s answers more often than the median of the others, and against the course of their updates: such "
@@ -204,15 +198,14 @@ class ContributionWeights:
         """How many times as often as the median of the others a client counts; 0: no bound."""
         config = self._run.config
         bound = config.rate_bound if isinstance(config, AsyncConfigBase) else 0.0
-        return bound if self._looks or not self._favours_fast else bound * HALVED
+        return bound * HALVED if self._favours_fast and config.uses_secure_sums else bound
 
     def settle(self, member: ClientState) -> None:
         """Note that a client's contribution was aggregated."""
         if self.by_own_time:
-            due, most = self._due(member), self._longest()
-            self.own_time.pay(
-                member.client.index, self._number(), member.since, min(max(due - most, 0.0), most)
-            )
+            most = self._longest()
+            left = min(max(self._due(member) - most, 0.0), most)
+            self.own_time.pay(member.client.index, self._number(), member.since, left)
 
     def _due(self, member: ClientState) -> float:
         p = self.client_weights().get(member.client.index, 0.0)
@@ -230,39 +223,34 @@ class ContributionWeights:
         """Note that estimates of P_i have changed."""
         self._current = None
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Forget the weights if the clients that count, the time between aggregations or the graph has changed."""
-        present = (self._task_table.changes, self._interval(), self._population.version)
-        if self._looked != present:
-            self._looked = present
+        present = (self._task_table.changes, self.interval(), self._population.version)
+        if self._present_at != present:
+            self._present_at = present
             self._client_weights = self._current = None
 
     def client_weights(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
-        self._look()
+        self._refresh()
         if self._client_weights is None:
-            clients = [member.client for member in self._task_table.active_clients]
-            self._client_weights = (
-                self._by_index(self._population.client_weights_of(clients)) if clients else {}
-            )
+            clients = self._active()
+            p = self._population.client_weights_of(clients) if clients else np.empty(0)
+            self._client_weights = self._by_index(p)
         return self._client_weights
 
     @property
     def current(self) -> ClientWeights:
         """The weights of all clients that count now."""
-        self._look()
-        task_table = self._task_table
+        self._refresh()
         if self._current is None:
-            if not task_table.active_clients:  # all are dropped
-                return ClientWeights({}, {})
-            client_weights = self.client_weights()
-            p = np.array(list(client_weights.values()))
+            if not self._task_table.active_clients:  # all are dropped
+                return ClientWeights({})
+            p = _values(self.client_weights())
             if self.aggregation_weights == IDENTICAL and not self.by_own_time:
                 d = np.full(len(p), self._hooks.identical_weight(len(p)))
             else:
-                periods = self._weighting_periods(
-                    self._with_bounded_rates(self.cycles(self._task_table.active_clients))
-                )
+                periods = self._weighting_periods()
                 known = np.isfinite(periods)
                 d = p * np.where(known, periods, 0.0)  # a client that never contributes weighs nothing
                 if known.any() and not d.any():
@@ -272,13 +260,13 @@ class ContributionWeights:
                         self._run.name,
                     )
             if not self.by_own_time:
-                d = self._safeguards.weights([member.client for member in task_table.active_clients], d)
-            self._current = ClientWeights(client_weights, self._by_index(d))
+                d = self._safeguards.weights(self._active(), d)
+            self._current = ClientWeights(self._by_index(d))
         return self._current
 
     def weight(self, index: int) -> float:
         """Return d_i of a client, 0 if it doesn't count; with observed P_i without computing the other weights."""
-        self._look()
+        self._refresh()
         task_table = self._task_table
         if self.by_own_time:
             member = task_table.members[index]
@@ -312,46 +300,43 @@ class ContributionWeights:
             return 1.0
         identical = self.aggregation_weights == IDENTICAL and not self.by_own_time
         if not self._hooks.observes_periods or identical:
-            return self._step_of(np.array(list(self.current.weight.values())), num_busy, longest)
+            return self._step_of(_values(self.current.weight), num_busy, longest)
         contributions = self._task_table.observed.contributions
         if self._step is not None and self._step[2] == number:
             value, before, _ = self._step
             if contributions < before + max(before // FOLLOWS, 1):
                 return value
-        p = np.array(list(self.client_weights().values()))
-        value = self._step_of(p * self.observed_periods(), num_busy, longest)
+        d = _values(self.client_weights()) * self.observed_periods()
+        value = self._step_of(d, num_busy, longest)
         self._step = (value, contributions, number)
         return value
 
     def _step_of(self, weights: NDArray[np.float64], num_busy: int | None, longest: float) -> float:
         most = math.inf if self.by_own_time else self._safeguards.max_weight or math.inf
         if longest < math.inf:
-            weights = np.minimum(weights, longest * np.array(list(self.client_weights().values())))
+            weights = np.minimum(weights, longest * _values(self.client_weights()))
         return steady_step(np.minimum(weights, most), num_busy or len(weights))
 
     def expected_share(self) -> dict[int, float]:
         """Return q̃_i by client index, computed at evaluations only."""
         current = self.current
         if current.weight and not current.contribution_periods:
-            times = self.cycles(self._task_table.active_clients)
-            periods = (
-                self._weighting_periods(times)
-                if self._hooks.observes_periods
-                else self._checked("expected_periods", self._hooks.expected_periods(times))
-            )
+            if self._hooks.observes_periods:
+                periods = self.observed_periods()
+            else:
+                times = self.cycles(self._task_table.active_clients)
+                periods = self._checked("expected_periods", self._hooks.expected_periods(times))
             current.contribution_periods.update(self._by_index(periods))
         if current.weight and (self._hooks.discounts_staleness or not current.expected_share):
             if (over_time := self._weights_over_time()) is not None:
-                q = np.array(list(over_time.values()))
+                q = _values(over_time)
             else:
-                q = np.array(list(self.weights_so_far().values())) / np.array(
-                    list(current.contribution_periods.values())
-                )
+                q = _values(self.weights_so_far()) / _values(current.contribution_periods)
             current.expected_share.update(self._by_index(q / (q.sum() or 1.0)))
         shares = current.expected_share
         if (left := self._safeguards.shrinkage(shares)) is None:
             return shares
-        q = np.array(list(shares.values())) * left  # what is shortened counts less
+        q = _values(shares) * left  # what is shortened counts less
         return dict(zip(shares, (q / (q.sum() or 1.0)).tolist(), strict=True))
 
     def weights_so_far(self) -> dict[int, float]:
@@ -377,43 +362,39 @@ class ContributionWeights:
         done = self._run.aggregations - self.by_own_time
         return observed_periods.contribution_periods(self._task_table.active_clients, done)
 
-    def _with_bounded_rates(self, times: Times) -> Times:
-        """Return the task times (n,), of clients whose rate is bounded those with which their contributions count."""
-        if not (self.bounds_time and self._rate_bound):
-            return times
-        return np.maximum(times, np.median(times) / self._rate_bound)
-
-    def _weighting_periods(self, times: Times) -> Times:
+    def _weighting_periods(self) -> Times:
+        """Return P_i (n,) by which clients weigh; where rates are bounded, by the times with which they count."""
         if self._hooks.observes_periods:
             return self.observed_periods()
+        times = self.cycles(self._task_table.active_clients)
+        if self.bounds_time and self._rate_bound:
+            times = np.maximum(times, np.median(times) / self._rate_bound)
         return self._checked("contribution_periods", self._hooks.contribution_periods(times))
 
     def _checked(self, hook: str, contribution_periods: Times) -> Times:
         """Return what a hook gives for P_i (n,); raise RunError unless it is a number >= 0, or infinite, for each."""
-        clients = [member.client for member in self._task_table.active_clients]
-        return of_each(
-            f"{self._run.name}.{hook}",
-            contribution_periods,
-            clients,
-            infinite="a client that never contributes",
-        )
+        name, infinite = f"{self._run.name}.{hook}", "a client that never contributes"
+        return of_each(name, contribution_periods, self._active(), infinite=infinite)
 
     def cycles(self, members: Iterable[ClientState]) -> Times:
         """Return the expected cycle times (n,) of clients, seconds per contribution, absences included."""
-        return self._run.scheduler.cycles(members, self._task_table.members.values(), self._interval())
+        return self._run.scheduler.cycles(members, self._task_table.members.values(), self.interval())
 
-    def _interval(self) -> float | None:
+    def interval(self) -> float | None:
+        """Return the method's ``interval``; raise RunError if it is none between two different times."""
         return checked_interval(f"{self._run.name}.interval", self._hooks.interval)
 
+    def _active(self) -> list[Client]:
+        return [member.client for member in self._task_table.active_clients]
+
     def _by_index(self, values: NDArray[np.float64]) -> dict[int, float]:
-        indices = (member.client.index for member in self._task_table.active_clients)
-        return dict(zip(indices, values.tolist(), strict=True))
+        return dict(zip((client.index for client in self._active()), values.tolist(), strict=True))
 
     # ---- Reports ---------------------------------------------------------------------------------------------------
 
     def total_variation(self) -> float:
         """Return ½ Σ |q̃_i − p_i|, the distance of the effective weights from the importances."""
-        p, q = self.current.client_weights, self.expected_share()
+        p, q = self.client_weights(), self.expected_share()
         return 0.5 * sum(abs(p[index] - q[index]) for index in p)
 
     def losses(self, losses: Mapping[int, float]) -> Mapping[str, float]:
@@ -424,28 +405,26 @@ class ContributionWeights:
         if not self._task_table.members:
             return {}
         reported = mean_and_spread("federated-loss", self.client_weights(), losses)
-        if not self._summed:
-            return reported
-        return {**reported, **mean_and_spread("surrogate-loss", self.expected_share(), losses)}
+        if self._summed:
+            reported |= mean_and_spread("surrogate-loss", self.expected_share(), losses)
+        return reported
 
     def of_clients(self, reporter: Reporter) -> dict[str, list[float]]:
         """Return per-client statistics, by index: contributions, weights, importance, expected and observed share."""
-        members, departed = self._task_table.members, self._task_table.departed
-        participation = {index: contributions for index, (contributions, _) in departed.items()}
-        participation |= {i: self._task_table.contributions_of(member) for i, member in members.items()}
+        members, participation = self._task_table.members, self._task_table.contributions
         everybody = members.values()
         times = self._run.scheduler.times(everybody, everybody).tolist()
         columns: dict[str, Mapping[int, float]] = {
             "participation": participation,
             "weight": self.weights_so_far(),
             "task-time": dict(zip(members, times, strict=True)),
-            "importance": self.current.client_weights,
+            "importance": self.client_weights(),
         }
         if self._summed:
             columns["expected-share"] = self.expected_share()
             given = self._weights_over_time() or {i: member.weight for i, member in members.items()}
-            total = sum(given.values()) or 1.0
-            columns["observed-share"] = {i: weight / total for i, weight in given.items()}
+            shares = client_metrics.shares([*given.values()])
+            columns["observed-share"] = dict(zip(given, shares, strict=True))
         size = max(participation) + 1
         return {**client_metrics.columns(columns, size, missing=0.0), **reporter.costs_of_clients(size)}
 
@@ -453,7 +432,7 @@ class ContributionWeights:
         """Log the objective that the run minimised, if it wasn't the federated objective."""
         if not self._summed or not self._task_table.members or self._run.should_stop():
             return
-        p, q = self.current.client_weights, self.expected_share()
+        p, q = self.client_weights(), self.expected_share()
         if (distance := self.total_variation()) > 1e-6:
             most = max(p, key=lambda index: q[index] - p[index])
             log.warning(
@@ -464,3 +443,7 @@ class ContributionWeights:
                 q[most],
                 p[most],
             )
+
+
+def _values(by_index: Mapping[int, float]) -> NDArray[np.float64]:
+    return np.array(list(by_index.values()))

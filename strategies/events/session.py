@@ -14,7 +14,7 @@ from strategies.events.arrival_rule import ArrivalRule
 from strategies.events.contribution_weights import ContributionWeights
 from strategies.events.dispatcher import Dispatcher
 from strategies.events.evaluation import RealTimeEvaluation
-from strategies.events.event_stream import Event, EventStream, checked_interval
+from strategies.events.event_stream import Event, EventStream
 from strategies.events.statistics import IntervalStatistics
 from strategies.events.tasks import TaskTable
 from strategies.flower.errors import RunError
@@ -65,13 +65,10 @@ class EventSession(Session):
             self.run,
             self.task_table,
             self.population,
-            self.safeguards,
             aggregation_weights,
             strategy,
-            summed=self.robust is None,
-            windowed=self.robust is not None and self.robust.window > 0,
+            self.robust,
             favours_fast=aggregation_weights == IDENTICAL or able.sets_steps,
-            sees_updates=not config.uses_secure_sums,
         )
         needs_messages = able.writes_requests or self.compressed is not None or config.uses_secure_sums
         self.dispatcher = Dispatcher(
@@ -115,8 +112,8 @@ class EventSession(Session):
 
     def remaining_events(self) -> Iterator[Event]:
         """Yield the events until all aggregations are done, a stop condition is met, or nothing can happen again."""
-        run, task_table = self.run, self.task_table
-        happening = iter(EventStream(run.scheduler, task_table, self.message_client, self.seconds_between))
+        run, task_table, interval = self.run, self.task_table, self.contribution_weights.interval
+        happening = iter(EventStream(run.scheduler, task_table, self.message_client, interval))
         while self.more_to_come() and not run.should_stop():
             if task_table.all_reached_limit:
                 log.warning("every client has contributed as often as it may: the run ends")
@@ -136,10 +133,6 @@ class EventSession(Session):
     def more_to_come(self) -> bool:
         """Return True if more aggregations are to come: the run isn't as long as asked for, nor over before."""
         return self.run.aggregations < self.total and not self.run.is_over()
-
-    def seconds_between(self) -> float | None:
-        """Return the method's ``interval``; raise RunError if it is none between two different times."""
-        return checked_interval(f"{self.run.name}.interval", self.strategy.interval)
 
     def close(self) -> Result:
         """Evaluate the last model if it hasn't been, and return the result of the run."""

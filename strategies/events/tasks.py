@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
@@ -173,10 +174,15 @@ class TaskTable:
         """Return how often a client has contributed, also before it was forgotten and came back."""
         return member.contributions + self.departed.get(member.client.index, (0, 0))[0]
 
+    @property
+    def contributions(self) -> dict[int, int]:
+        """The number of contributions of each client that ever took part, by its index."""
+        departed = {index: contributions for index, (contributions, _) in self.departed.items()}
+        return departed | {index: self.contributions_of(member) for index, member in self.members.items()}
+
     def max_contributions_per_client(self, further: Mapping[int, int] = MappingProxyType({})) -> int:
         """Return the number of contributions of the client with most, with ``further`` ones by client index."""
-        counts = {index: contributions for index, (contributions, _) in self.departed.items()}
-        counts |= {index: self.contributions_of(member) for index, member in self.members.items()}
+        counts = self.contributions
         return max((count + further.get(index, 0) for index, count in counts.items()), default=0)
 
     def max_tasks_per_client(self, further: Mapping[int, int] = MappingProxyType({})) -> int:
@@ -337,7 +343,8 @@ class TaskTable:
             "patient-until": self.patient_until if self.patient_until < NEVER else None,
             **task_checkpoint.tasks_state([task.as_sent() for task in tasks]),
             **task_checkpoint.waiting_state(buffer),
-            **task_checkpoint.bases_state(bases),
+            "versions": list(bases),  # of the models (D,) that tasks and waiting contributions began with
+            "bases": np.array(list(bases.values())),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -29,15 +29,14 @@ class Answers:
 
     def __init__(self, session: EventSession) -> None:
         self._run, self._task_table = session.run, session.task_table
-        self._cycles = session.contribution_weights.cycles
-        self._gives_up = session.contribution_weights.gives_up
+        self._contribution_weights = session.contribution_weights
         self._timeouts = ReplyTimeouts()
         self._given_up: set[str] = set()  # the tasks that aren't waited for any more, by message id
 
     def note(self, index: int) -> None:
         """Note a client's answer, for how long its later ones are awaited."""
         member = self._task_table.members[index]
-        if self._gives_up() and (half := self._half()) is not None:
+        if self._contribution_weights.bounds_time and (half := self._half()) is not None:
             self._timeouts.answered(index, member.latest)
             self._timeouts.spend(index, member.latest, half)
 
@@ -50,7 +49,7 @@ class Answers:
     def _is_overdue(self, member: ClientState) -> bool:
         """Return True if a client's answer isn't waited for any more; else have the method asked when it isn't."""
         task = self._task_table.tasks.get(member.task)
-        if task is None or not self._gives_up() or (half := self._half()) is None:
+        if task is None or not self._contribution_weights.bounds_time or (half := self._half()) is None:
             return False
         if task.message_id in self._given_up:
             return True
@@ -84,7 +83,7 @@ class Answers:
             return False
         if scheduler.next_available(member.client, scheduler.now()) == NEVER:
             return False
-        return bool(np.isfinite(self._cycles([member])[0]))
+        return bool(np.isfinite(self._contribution_weights.cycles([member])[0]))
 
     def all_answered_once(self) -> bool:
         """Return True once all clients have answered that still may; log once that the model waits for others."""

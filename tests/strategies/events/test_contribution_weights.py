@@ -26,8 +26,9 @@ def weights(
     )
     task_table = TaskTable(run)
     task_table.members = {index: ClientState(client(index, size)) for index, size in enumerate((1, 2, 5))}
-    population = SimpleNamespace(
+    population: Any = SimpleNamespace(
         version=0,
+        safeguards=SimpleNamespace(weights=bound or (lambda clients, d: d), shrinkage=lambda shares: None),
         client_weights_of=lambda clients: (
             np.array([c.num_examples for c in clients]) / sum(c.num_examples for c in clients)
         ),
@@ -41,14 +42,7 @@ def weights(
         identical_weight=lambda n: 1 / n,
         weights_over_time=lambda: None,
     )
-    return ContributionWeights(
-        run,
-        task_table,
-        population,  # type: ignore[arg-type]
-        SimpleNamespace(weights=bound or (lambda clients, d: d), shrinkage=lambda shares: None),  # type: ignore[arg-type]
-        aggregation_weights,
-        hooks,
-    )
+    return ContributionWeights(run, task_table, population, aggregation_weights, hooks)
 
 
 def periods_of(members: Any) -> Any:

@@ -245,7 +245,7 @@ def test_on_devices_the_interval_follows_the_observed_task_times(federation, mod
     assert min(means) < strategy.interval < 1.0  # a stand-in would be 1
     times = strategy.session.scheduler.times(task_table.active_clients, task_table.members.values())
     weights = strategy.session.contribution_weights.current
-    p = np.array(list(weights.client_weights.values()))
+    p = np.array(list(strategy.session.client_weights().values()))
     expected = p * fedfix.contribution_periods(times, strategy.interval)
     assert list(weights.weight.values()) == pytest.approx(np.minimum(expected, 2.0).tolist())
 
