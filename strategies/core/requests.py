@@ -214,36 +214,28 @@ class PendingReplies:
         indices = index_by_node(self._run.clients)
         self.expect({node_id: index for node_id, index in indices.items() if node_id in nodes})
         kind = kind or (requests[0].metadata.message_type if requests else "")
-        if kind in _AWAITED and self._gives_up():
-            overdue = {} if overdue is None else overdue
-            return self._patiently(grid, pushed(grid, requests), arrived, self._reply_timeouts[kind], overdue)
-        return self._replies(grid, pushed(grid, requests), arrived)
+        reply_timeouts = self._reply_timeouts[kind] if kind in _AWAITED and self._gives_up() else None
+        overdue = {} if overdue is None else overdue
+        return self._replies(grid, pushed(grid, requests), arrived, reply_timeouts, overdue)
 
     def _replies(
-        self, grid: Grid, waiting: dict[str, int], arrived: Callable[[int], None]
-    ) -> Iterator[Message]:
-        try:
-            for poll in poll_replies(grid, waiting, self._run.timeout, self._run.should_stop):
-                for node_id, reply in poll:
-                    if (index := self.answered(node_id)) is not None:
-                        arrived(index)
-                    yield reply
-        finally:
-            self.expect({})
-
-    def _patiently(
         self,
         grid: Grid,
         waiting: dict[str, int],
         arrived: Callable[[int], None],
-        reply_timeouts: ReplyTimeouts,
+        reply_timeouts: ReplyTimeouts | None,
         overdue: dict[int, str],
     ) -> Iterator[Message]:
-        """Yield the replies until the rest isn't awaited any more; late replies of earlier rounds may come, too."""
+        """Yield the replies until the rest isn't awaited any more; late replies of earlier rounds may come, too.
+
+        ``reply_timeouts``: the clients' usual times; None: every reply is awaited until the run's timeout.
+        """
         run, began, asked = self._run, self._run.scheduler.now(), dict(self._asked)
         sent, took = dict(waiting), dict[int, float]()  # what hasn't been answered, and when the rest was
 
         def limits() -> dict[int, Limit] | None:
+            if reply_timeouts is None:
+                return None
             return reply_timeouts.limits(took, [asked[node] for node in sent.values() if node in asked])
 
         def limit() -> float:
@@ -260,14 +252,14 @@ class PendingReplies:
                         self._came_late(reply)
                         continue
                     if (index := self.answered(node_id)) is not None:
-                        if not reply.has_error():
+                        if reply_timeouts is not None and not reply.has_error():
                             took[index] = run.scheduler.now() - began
                             reply_timeouts.answered(index, took[index])
                         arrived(index)
                     yield reply
                 if not sent:
                     break
-            if not run.should_stop():
+            if reply_timeouts is not None and not run.should_stop():
                 known = limits()
                 missing = [asked[node] for node in sent.values() if node in asked]
                 reply_timeouts.charge(took, missing, run.scheduler.now() - began)
