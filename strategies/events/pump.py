@@ -1,7 +1,7 @@
 """The event pump: handlers change the state of a run and yield what changed; one place makes models and dispatches.
 
-Each handler is a generator of ``Step`` objects: after every change it says which clients are free, and whether a
-model may be due. ``_advance`` takes the step: it aggregates if the method is ready; otherwise the free clients get
+Each handler is a generator of ``Change`` objects: after every change it says which clients are free, and whether a
+model may be due. ``_advance`` takes the change: it aggregates if the method is ready; otherwise the free clients get
 the model. No handler calls another one that aggregates.
 """
 
@@ -41,7 +41,7 @@ WILL_DROP = (
 INDEX, NODE = attrgetter("index"), attrgetter("node_id")  # of thousands of clients
 
 
-class Step(NamedTuple):
+class Change(NamedTuple):
     """What a handler has changed.
 
     Attributes
@@ -84,36 +84,36 @@ class EventPump:
         session, run = self.session, self.session.run
         goes_on = session.more_to_come()
         if resumed:
-            self._advance(Step(session.dispatcher.resume(more=goes_on)))
+            self._advance(Change(session.dispatcher.resume(more=goes_on)))
         if goes_on and not run.should_stop():
             self.strategy.check(
                 len(session.task_table.members.keys() | {client.index for client in run.clients})
             )
-            self._advance(Step(session.dispatcher.add_clients(run.clients) or None))
+            self._advance(Change(session.dispatcher.add_clients(run.clients) or None))
             session.log_concurrency()
         session.reporter.stability.note_model(run.model, 0.0)
 
     def handle(self, event: Event) -> None:
         """Handle an event, and all that follows from it."""
-        for step in self._steps(event):
-            self._advance(step)
+        for change in self._changes(event):
+            self._advance(change)
 
-    def _advance(self, step: Step) -> None:
+    def _advance(self, change: Change) -> None:
         """Make a model if one is due; otherwise send the model to free clients."""
-        if self._model_is_due(step):
+        if self._model_is_due(change):
             self._aggregate()
-        elif step.free is not None and self.session.more_to_come():
-            self.session.dispatcher.dispatch(step.free)
+        elif change.free is not None and self.session.more_to_come():
+            self.session.dispatcher.dispatch(change.free)
 
-    def _model_is_due(self, step: Step) -> bool:
+    def _model_is_due(self, change: Change) -> bool:
         """Return True if the interval is over, or the method is ready, and contributions wait."""
         waiting = len(self.session.task_table.buffer)
-        if step.interval_over:
+        if change.interval_over:
             return waiting > 0  # an empty interval is no aggregation
-        if step.arrived:
+        if change.arrived:
             return bool(self.strategy.ready(waiting))
         return (
-            step.recheck
+            change.recheck
             and waiting > 0
             and self.session.more_to_come()
             and bool(self.strategy.ready(waiting))
@@ -175,13 +175,13 @@ class EventPump:
 
     # ---- What an event changes ---------------------------------------------------------------------------------
 
-    def _steps(self, event: Event) -> Iterator[Step]:
+    def _changes(self, event: Event) -> Iterator[Change]:
         """Yield what an event changes, and what follows for clients that a masked sum had to leave out."""
         yield from self._on(event)
         while self._not_in_sum:
             yield from self._after_failure(self._not_in_sum.pop(0))
 
-    def _on(self, event: Event) -> Iterator[Step]:
+    def _on(self, event: Event) -> Iterator[Change]:
         match event:
             case Arrival(task, reply):
                 yield from self._on_reply(task, reply)
@@ -190,21 +190,21 @@ class EventPump:
             ):
                 return  # the client is forgotten
             case Retry(member):
-                yield Step(self.session.dispatcher.retry(member) or None)
+                yield Change(self.session.dispatcher.retry(member) or None)
             case AvailabilityChanged(member):
-                yield Step(self.session.dispatcher.turn(member) or None)
+                yield Change(self.session.dispatcher.turn(member) or None)
                 yield from self._if_gone_for_good(member)
             case Recheck():
-                yield Step(None, recheck=True)
+                yield Change(None, recheck=True)
             case HoldExpired():
                 yield from self._release()
             case IntervalElapsed():
                 self.session.contribution_weights.own_time.intervals += 1
-                yield Step(None, interval_over=True)
+                yield Change(None, interval_over=True)
             case RefreshClients():
                 yield from self._refresh_clients()
 
-    def _refresh_clients(self) -> Iterator[Step]:
+    def _refresh_clients(self) -> Iterator[Change]:
         """Look up the connected clients; clients that are new, or back, are free."""
         yield from self._release()
         session, run, task_table = self.session, self.session.run, self.session.task_table
@@ -217,11 +217,11 @@ class EventPump:
         come = [client for client in clients if client.node_id not in nodes]
         run.clients = clients
         task_table.forget_nodes(session.population.roster.refused)
-        yield Step(session.dispatcher.add_clients(come) or None)
+        yield Change(session.dispatcher.add_clients(come) or None)
         # A client that was away is asked at once, not only when its next try is due.
-        yield Step([task_table.members[client.index] for client in come if client.index not in before])
+        yield Change([task_table.members[client.index] for client in come if client.index not in before])
 
-    def _on_reply(self, task: Task, reply: Message | Work | None) -> Iterator[Step]:
+    def _on_reply(self, task: Task, reply: Message | Work | None) -> Iterator[Change]:
         """Check the reply to a task, or note that none comes; hold it back until usual norms are known."""
         session, task_table, scheduler = self.session, self.session.task_table, self.session.run.scheduler
         member = task_table.close(task)
@@ -261,9 +261,9 @@ class EventPump:
         task_table.wait(member, 1)
         yield from self._release()
         if task_table.held_replies:
-            yield Step()  # its place, where there are places
+            yield Change()  # its place, where there are places
 
-    def _release(self) -> Iterator[Step]:
+    def _release(self) -> Iterator[Change]:
         """Take in the replies that were held back, once the usual norm is known or the wait is over."""
         session, task_table = self.session, self.session.task_table
         held_replies = task_table.held_replies
@@ -286,7 +286,7 @@ class EventPump:
         num_clients = len(session.task_table.active_clients)
         return session.safeguards.needs_more_norms(num_clients, session.run.buffers)
 
-    def _on_update(self, task: Task, local: LocalModel, reply: Message | Work) -> Step:
+    def _on_update(self, task: Task, local: LocalModel, reply: Message | Work) -> Change:
         """Put a valid local model through the chain, and its contribution into the buffer."""
         session, run, task_table = self.session, self.session.run, self.session.task_table
         member = task.member
@@ -311,17 +311,17 @@ class EventPump:
             session.timeline.end(member.client.index, run.scheduler.now(), outcome)
         if too_often:
             task_table.interval_stats.discard(contribution)
-            return Step([member])
+            return Change([member])
         if not accepted:
             self._refuse(contribution)
-            return Step([member])
+            return Change([member])
         self._refused_in_a_row = 0
         if run.flower.train_metrics_aggr_fn is not None and isinstance(reply, Message):
             task_table.interval_stats.add_content(reply.content)
         task_table.add_to_buffer(contribution)
         task_table.buffer[-1] = self.strategy.on_contribution(contribution)
         session.executor.accepted(task)
-        return Step([member], arrived=True)
+        return Change([member], arrived=True)
 
     def _refuse(self, contribution: Contribution) -> None:
         """Note a contribution that the method doesn't accept; end the run if it accepts none."""
@@ -336,7 +336,7 @@ class EventPump:
 
     # ---- Tasks without a contribution --------------------------------------------------------------------------
 
-    def _on_lost(self, member: ClientState) -> Iterator[Step]:
+    def _on_lost(self, member: ClientState) -> Iterator[Change]:
         """Note a task that is lost because its client went away; the client continues when it is back."""
         session, task_table, client = self.session, self.session.task_table, member.client
         now = session.run.scheduler.now()
@@ -353,16 +353,16 @@ class EventPump:
                 f"the last {self._lost_in_a_row} tasks were lost, one after the other: no client{others} is there "
                 "for as long as its task takes (availability, task_failure, time_scenario)"
             )
-        yield Step([member])
+        yield Change([member])
         yield from self._if_gone_for_good(member)
 
-    def _if_gone_for_good(self, member: ClientState) -> Iterator[Step]:
+    def _if_gone_for_good(self, member: ClientState) -> Iterator[Change]:
         """Ask for a model where a client has gone for good: a method may have waited for that one alone."""
         if member.is_available or self.session.task_table.busy(member):
             return
         scheduler = self.session.run.scheduler
         if scheduler.next_available(member.client, scheduler.now()) == NEVER:
-            yield Step(None, recheck=True)
+            yield Change(None, recheck=True)
 
     def _note_failure(self, member: ClientState, reason: str, outcome: str) -> None:
         """Enter a task that failed, or had an invalid reply, in client_stats."""
@@ -375,14 +375,14 @@ class EventPump:
         session.timeline.end(client.index, now, outcome)
         log.warning("client %s, task %d: %s", client.display_name, member.tasks, reason, extra=client.fields)
 
-    def _after_failure(self, member: ClientState) -> Iterator[Step]:
+    def _after_failure(self, member: ClientState) -> Iterator[Change]:
         """Ask a client again after a failure; drop it after several failures in a row, and ask it again later."""
         session, task_table, scheduler = self.session, self.session.task_table, self.session.run.scheduler
         if not scheduler.real_time:
             # In virtual time nothing else refreshes the clients; a node may have left, or changed its id.
             yield from self._refresh_clients()
         if member.misses < MAX_MISSES:
-            yield Step([member])
+            yield Change([member])
             return
         if not member.dropped:
             log.warning(
@@ -400,7 +400,7 @@ class EventPump:
             raise session.run.no_progress_error(NOBODY)
         pause = RETRY_AFTER * float(scheduler.times([member], task_table.members.values())[0])
         task_table.queue.push(scheduler.now() + pause, member.client.index, Retry(member))
-        yield Step(recheck=True)  # the others don't wait for it
+        yield Change(recheck=True)  # the others don't wait for it
 
     def _reject(self, combined: Combined) -> list[ClientState]:
         """Note the clients that a masked sum leaves out; return those that aren't at fault."""
