@@ -7,7 +7,7 @@ there is refused here. A loop may also make requests of its own, and have their 
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -24,59 +24,43 @@ from strategies.rounds.session import RoundSession
 log = logging.getLogger("flwr.strategies")
 
 
-@dataclass(frozen=True)
-class OuterLoop:
-    """The words of errors for a loop around a strategy.
+def check_outer_loop(session: RoundSession, config: ConfigRecord) -> None:
+    """Raise RunError for the first setting of a run that can't work in a loop around the strategy."""
+    who, instead = "a wrapper around the strategy, such as one for privacy,", "the strategy's own start()"
+    if session.strategy.capabilities.own_start:
+        who = f"a loop of its own, such as the start() of {session.run.name},"
+        instead = "super().start()"
+    check_local_noise(session.strategy.config, config)
+    for refusal in _refusals(session, who):
+        raise RunError(f"{refusal}; call {instead}")
 
-    Attributes
-    ----------
-    who : str
-        Names the loop, and begins a subclause.
-    instead : str
-        What to call instead.
-    """
 
-    who: str
-    instead: str
-
-    @classmethod
-    def around(cls, session: RoundSession) -> "OuterLoop":
-        """Return the loop around the strategy of a run: a ``start`` of its class, or a wrapper."""
-        if session.strategy.capabilities.own_start:
-            return cls(f"a loop of its own, such as the start() of {session.run.name},", "super().start()")
-        return cls("a wrapper around the strategy, such as one for privacy,", "the strategy's own start()")
-
-    def check(self, session: RoundSession, config: ConfigRecord) -> None:
-        """Raise RunError for the first setting of a run that can't work in such a loop."""
-        check_local_noise(session.strategy.config, config)
-        for refusal in self._refusals(session):
-            raise RunError(f"{refusal}; call {self.instead}")
-
-    def _refusals(self, session: RoundSession) -> Iterator[str]:
-        config, run, strategy = session.strategy.config, session.run, session.strategy
-        if why := strategy.capabilities.side_channel or config.why_not_wrappable:
-            yield f"{run.name}: {why}, which {self.who} knows nothing of"
-        if session.compressed is not None:
-            yield f"compression = {config.compression!r}: {self.who} can't read compressed updates; allowed is none"
-        if run.flower.trained is not None:
-            yield f"trained: {self.who} sends whole models; allowed is none"
-        if run.best is not None:
-            yield (
-                f"keep = {config.keep!r}, stop_at = {config.stop_at!r}, patience = {config.patience}: {self.who} "
-                "evaluates and ends by itself"
-            )
-        if not run.scheduler.always:
-            yield (
-                f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: virtual time "
-                f"doesn't pass in {self.who.removesuffix(',')}"
-            )
-        if config.secure_sums:
-            yield f"secure_sums = True: {self.who} reads single updates"
-        if config.closes_early:
-            yield (
-                f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}: {self.who} waits "
-                "for all replies of a round before any counts"
-            )
+def _refusals(session: RoundSession, who: str) -> Iterator[str]:
+    """Yield what can't work in a loop; ``who`` names the loop, and begins a subclause."""
+    config, run, strategy = session.strategy.config, session.run, session.strategy
+    if why := strategy.capabilities.side_channel or config.why_not_wrappable:
+        yield f"{run.name}: {why}, which {who} knows nothing of"
+    if session.compressed is not None:
+        yield f"compression = {config.compression!r}: {who} can't read compressed updates; allowed is none"
+    if run.flower.trained is not None:
+        yield f"trained: {who} sends whole models; allowed is none"
+    if run.best is not None:
+        yield (
+            f"keep = {config.keep!r}, stop_at = {config.stop_at!r}, patience = {config.patience}: {who} evaluates "
+            "and ends by itself"
+        )
+    if not run.scheduler.always:
+        yield (
+            f"availability = {config.availability!r}, task_failure = {config.task_failure:g}: virtual time doesn't "
+            f"pass in {who.removesuffix(',')}"
+        )
+    if config.secure_sums:
+        yield f"secure_sums = True: {who} reads single updates"
+    if config.closes_early:
+        yield (
+            f"round_deadline = {config.round_deadline:g}, over_select = {config.over_select:g}: {who} waits for all "
+            "replies of a round before any counts"
+        )
 
 
 def follow(
@@ -84,7 +68,7 @@ def follow(
 ) -> None:
     """Prepare a round of a loop around the strategy, such as Flower's ``Strategy.start`` and its wrappers."""
     run, strategy = session.run, session.strategy
-    OuterLoop.around(session).check(session, config)
+    check_outer_loop(session, config)
     run.grid, run.aggregations = grid, server_round - 1
     run.take_layout(arrays)
     session.requests.note_model(arrays)
@@ -125,7 +109,7 @@ def cohort_of_replies(session: RoundSession, server_round: int, replies: Sequenc
             f"{run.name}: {reason}, so that aggregate_train needs the model that clients were sent: "
             "super().configure_train() is called before"
         )
-    OuterLoop.around(session).check(session, ConfigRecord())
+    check_outer_loop(session, ConfigRecord())
     run.aggregations = server_round - 1
     if not session.used:
         run.take_layout(models[0])
