@@ -115,7 +115,7 @@ class Roster:
         Seconds to wait for nodes, and then for their descriptions.
     should_stop : callable
         True ends any wait.
-    weight_key, config_key : str
+    keys : tuple of str
         Names of the metric that holds a client's weight, and of the config record of a request.
     registry : Registry
         What is known of nodes before they describe themselves; by default nothing, and all may become clients.
@@ -138,15 +138,14 @@ class Roster:
         min_clients: int = 1,
         timeout: float = 3600.0,
         should_stop: Callable[[], bool] = never,
-        weight_key: str = messages.NUM_EXAMPLES,
-        config_key: str = messages.CONFIG,
+        keys: tuple[str, str] = (messages.NUM_EXAMPLES, messages.CONFIG),
         min_nodes: int = 0,
         registry: Registry = OPEN_REGISTRY,
         describe: Callable[[], bool] = lambda: True,
     ) -> None:
         self.record, self.participation, self.names_of_simulation = registry
         self._addressed = addressed_nodes(self.participation, self.record, min_clients)
-        self.weight_key, self.config_key, self._describes = weight_key, config_key, describe
+        (self._weight_key, self._config_key), self._describes = keys, describe
         self.min_clients, self.min_nodes = min_clients, min_nodes
         self.timeout = timeout
         self.should_stop = should_stop
@@ -338,7 +337,7 @@ class Roster:
         return exchange(grid, requests, self.timeout, self.should_stop)
 
     def _request(self, node_id: int, config: ConfigRecord) -> Message:
-        keys = messages.ARRAYS, self.config_key
+        keys = messages.ARRAYS, self._config_key
         return messages.request(messages.DESCRIBE, node_id, config, ttl=self.timeout, keys=keys)
 
     def _take(
@@ -376,7 +375,7 @@ class Roster:
         self._place_silent(silent | dict.fromkeys(unasked, NOT_ASKED))
 
     def _described(self, node_id: int, metrics: Description, name: str) -> _Described:
-        num_examples = messages.weight_of(metrics, self.weight_key)
+        num_examples = messages.weight_of(metrics, self._weight_key)
         return _Described(self._partition_of(metrics), node_id, num_examples, metrics, name)
 
     def _place_unasked(self, grid: Grid, node_ids: Sequence[int]) -> None:

@@ -133,8 +133,7 @@ class Session:
             config.min_clients,
             run.timeout,
             run.should_stop,
-            flower.weighted_by_key,
-            flower.configrecord_key,
+            (flower.weighted_by_key, flower.configrecord_key),
             flower.min_available_nodes,
             Registry(NodeRecord(config.registered_nodes), config.participation, run.client_names),
             partial(

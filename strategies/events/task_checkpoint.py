@@ -109,11 +109,6 @@ def restored_waiting(
         )
 
 
-def bases_state(bases: Mapping[int, NDArray[Any]]) -> dict[str, Any]:
-    """Return the entries of a state for the models (D,) that tasks and waiting contributions began with."""
-    return {"versions": list(bases), "bases": np.array(list(bases.values()))}
-
-
 def restored_bases(state: Mapping[str, Any]) -> dict[int, NDArray[Any]]:
     """Return the models (D,) of a state by version."""
     return {version: np.array(base) for version, base in zip(state["versions"], state["bases"], strict=True)}

@@ -426,7 +426,8 @@ class FrozenGrid(GridAround):
             name = asked.get(reply.metadata.reply_to_message_id, "")
             request = self._sent.pop(name, None)
             first = self._again.pop(name, None) is None
-            if first and request is not None and _needs_frozen(reply) and self._send_again(name, request):
+            needs = reply.has_error() and reply.error.code == messages.NEEDS_FROZEN
+            if first and needs and request is not None and self._send_again(name, request):
                 continue
             seen = reply if request is None else self.frozen.incoming(reply)
             found.append(seen if first else as_reply_to(seen, name))
@@ -452,10 +453,6 @@ def _add_fields(content: RecordDict, config_key: str, fields: Mapping[str, str |
 
 def _has_model(message: Message) -> bool:
     return message.metadata.message_type in (messages.TRAIN, messages.EVALUATE)
-
-
-def _needs_frozen(reply: Message) -> bool:
-    return reply.has_error() and reply.error.code == messages.NEEDS_FROZEN
 
 
 def _expiry(message: Message) -> float:

@@ -154,7 +154,9 @@ class RoundAggregation:
             try:
                 if place in faults:
                     raise faults[place]
-                self._check.check_values(valid[place], self._norm_of_base(valid[place]))
+                # ‖w̄‖ is known of the global model, not of one that a client was sent in its place.
+                is_global = valid[place].base is self._cohort.model
+                self._check.check_values(valid[place], self._model_norm if is_global else None)
             except ArraysMismatchError as error:
                 valid.pop(place, None)
                 self._reject(place, error, reply)
@@ -182,10 +184,6 @@ class RoundAggregation:
             except ArraysMismatchError as error:
                 faults[place] = error
         return models, faults
-
-    def _norm_of_base(self, local: LocalModel) -> float | None:
-        """Return ‖w̄‖ of the model that a client was sent, if it is the global one."""
-        return self._model_norm if local.base is self._cohort.model else None
 
     def _weighted(self, models: Mapping[int, LocalModel]) -> list[tuple[float, LocalModel]]:
         return [(self._weights[place], local) for place, local in models.items()]

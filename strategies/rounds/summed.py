@@ -1,5 +1,7 @@
 """Rounds of which an engine returns sums of updates, where no part of the strategy needs single updates."""
 
+from dataclasses import replace
+
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -74,7 +76,7 @@ class EngineSums:
         if cohort.lost:
             tasks = _without_lost(cohort, tasks)
         if len(tasks):
-            self._add_blocks(cohort, grid, request.with_tasks(tasks), total)
+            self._add_blocks(cohort, grid, replace(request, tasks=tasks), total)
         if session.run.should_stop():
             return None
         return Aggregate(request.tasks.weights, total, BufferAverage(session.run.buffers))

@@ -11,7 +11,7 @@ added in the order of the clients, in float64; then the blocks are added in orde
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -90,10 +90,6 @@ class SumRequest:
     rule: Mapping[str, float] = field(default_factory=dict)
     bound: float = 0.0
     squares: bool = False
-
-    def with_tasks(self, tasks: SumTasks) -> "SumRequest":
-        """Return the request with other tasks."""
-        return replace(self, tasks=tasks)
 
 
 class NotCounted(NamedTuple):

@@ -127,7 +127,7 @@ class NeighbourModels:
         ----------
         model : array (D,)
             The global model; at the first call, the initial one.
-        discounts_staleness : array (C,), optional
+        discount_factors : array (C,), optional
             The factor of each client's last model, in the order of the graph's clients.
         """
         models = self._models = self._models or ClientVectors(model, len(of.clients), self._memory)
