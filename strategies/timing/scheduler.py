@@ -149,16 +149,16 @@ class Scheduler(ABC):
     def register_clients(self, clients: Sequence[Client]) -> None:
         """Register the clients of the run; the time scenario applies to those present at its start."""
 
-    @abstractmethod
     def round_time(self, clients: Iterable[Client], task: int) -> float:
-        """Return the seconds by which a round of these clients advances the clock."""
+        """Return the seconds by which a round of these clients advances the clock; 0 if it advances by itself."""
+        return 0.0
 
-    @abstractmethod
     def predicted_end(self, client: Client, task: int) -> float | None:
         """Return the clock time at which a round's task that is dispatched now will end; None if it is unknown.
 
         A task that its client drops ends at that moment: see ``losing``.
         """
+        return None
 
     def predicted_ends(self, clients: Sequence[Client], task: int) -> Sequence[float | None]:
         """Return the clock times at which tasks of several clients will end, as ``predicted_end`` does."""
@@ -222,18 +222,18 @@ class Scheduler(ABC):
         """Return the mean over time (n,) of ``shares`` (m,), which is called with positions of available clients."""
         return shares(range(len(clients)))
 
-    @abstractmethod
     def mean(
         self,
         function: Callable[[Times], Times],
         members: Sequence[ClientState],
         everybody: Iterable[ClientState],
     ) -> Times:
-        """Return E f(T_i) (n,) over the task times T_i of clients; real time knows only their mean."""
+        """Return E f(T_i) (n,) over the task times T_i of clients; f(τ_i) where only their mean τ_i is known."""
+        return function(self.times(members, everybody))
 
-    @abstractmethod
     def simulate_schedule(self, simulate: Callable[[Schedule], T]) -> T | None:
         """Return the result of ``simulate`` on the schedule of all future tasks; None if it is unknown."""
+        return None
 
 
 class RealTimeScheduler(Scheduler):
@@ -248,14 +248,6 @@ class RealTimeScheduler(Scheduler):
 
     def register_clients(self, clients: Sequence[Client]) -> None:
         """Do nothing, because task times are observed."""
-
-    def round_time(self, clients: Iterable[Client], task: int) -> float:
-        """Return 0, because the clock advances by itself."""
-        return 0.0
-
-    def predicted_end(self, client: Client, task: int) -> float | None:
-        """Return None, because the end of a task is unknown."""
-        return None
 
     def due(self, member: ClientState, when: float, timeout: float, *, lost: bool) -> float:
         """Return the deadline of a task: five times the client's mean or last task time; ``when`` if it is lost.
@@ -274,16 +266,3 @@ class RealTimeScheduler(Scheduler):
         known = [m.seconds / m.answers for m in everybody if m.answers]
         typical = float(np.mean(known)) if known else 1.0
         return np.array([m.seconds / m.answers if m.answers else typical for m in members])
-
-    def mean(
-        self,
-        function: Callable[[Times], Times],
-        members: Sequence[ClientState],
-        everybody: Iterable[ClientState],
-    ) -> Times:
-        """Return f(τ_i), because only the mean τ_i is known."""
-        return function(self.times(members, everybody))
-
-    def simulate_schedule(self, simulate: Callable[[Schedule], T]) -> T | None:
-        """Return None, because future tasks are unknown."""
-        return None
