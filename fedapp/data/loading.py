@@ -204,23 +204,15 @@ def _digits(data_path: str) -> _Source:
 def _generated(num_clients: int, seed: int) -> _Source:
     from fedapp.data.readers import synthetic_data
 
-    key = _generated_key("synthetic", num_clients, _SYNTHETIC_CLIENTS, seed)
+    key = {"num_clients": num_clients or _SYNTHETIC_CLIENTS, "seed": seed}
     return _Source(key, partial(synthetic_data, **key))
 
 
 def _unlike(name: str, data_path: str, num_clients: int, seed: int) -> _Source:
     if data_path:
         raise path_error(data_path, f"{name!r} is generated; only an empty data-path is allowed")
-    key = _generated_key(name, num_clients, CLIENTS, seed)
+    key = {"num_clients": num_clients or CLIENTS, "seed": seed}
     return _Source(key, partial(unlike_data, name, **key))
-
-
-def _generated_key(name: str, num_clients: int, usual: int, seed: int) -> dict[str, int]:
-    if num_clients < 0:
-        raise DataError(f"num-supernodes = {num_clients}: {name!r} needs at least 1 client, or 0 for {usual}")
-    if seed < 0:
-        raise DataError(f"seed = {seed}: must be an integer >= 0")
-    return {"num_clients": num_clients or usual, "seed": seed}
 
 
 def _hub(name: str) -> _Source:

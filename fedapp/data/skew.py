@@ -262,18 +262,7 @@ def label_quantity_skew(
         Positions in `labels`, clients one after the other, ascending within a client.
     offsets : int64 array (C + 1,)
         Client i has indices[offsets[i]:offsets[i + 1]].
-
-    Raises
-    ------
-    ValueError
-        If there are too few samples, or a parameter is out of range.
     """
-    if not (num_clients >= 1 and min_samples >= 0 and num_clients * min_samples <= len(labels) > 0):
-        raise ValueError(
-            f"{len(labels)} samples are too few for {num_clients} clients with {min_samples} each"
-        )
-    if not (0 <= class_imbalance < math.inf and 0 <= data_imbalance < math.inf):
-        raise ValueError(f"imbalances must be finite and >= 0, are {class_imbalance} and {data_imbalance}")
     _, codes, class_sizes = np.unique(np.asarray(labels), return_inverse=True, return_counts=True)
     class_sizes = class_sizes.astype(np.int64)
     sizes_rng = streams.generator(seed, "client-sizes")
