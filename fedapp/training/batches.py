@@ -123,6 +123,11 @@ def plan_batches(
     return planned.of(0)
 
 
+def steps_of_all(count: int, rows: int) -> Batches:
+    """Return steps that see all rows, by their indices."""
+    return Batches(np.tile(np.arange(rows), (count, 1)), np.full(count, rows), rows)
+
+
 def _whole(num_examples: int, steps: int) -> Batches:
     everything = np.broadcast_to(np.arange(num_examples), (steps, num_examples))
     return Batches(everything, np.full(steps, num_examples), num_examples, whole=True)

@@ -19,7 +19,7 @@ from fedapp.training.evaluation import METRICS, Metric
 from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss, class_axis
 from fedapp.training.parts import inputs_of
 from fedapp.training.precision import passed
-from fedapp.training.state import for_one_call, is_in_numpy, names_of
+from fedapp.training.state import copied_state, for_one_call, is_in_numpy, names_of
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trial import Carried, carried, trial
 
@@ -76,7 +76,7 @@ def check_parts(
     if not names.trained:
         raise OwnPartError(f"model = {model_name!r}: has no parameter that takes a gradient")
     _check_parameters(model_name, model)
-    state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    state = copied_state(model)
     with global_stream(0, x.device):
         with _unchanged(f"model = {model_name!r}", inputs=x):
             outputs = _tried(
@@ -133,7 +133,7 @@ def check_extremes(
     OwnPartError
         Naming the key whose part can't take them, the largest value, and what is allowed where that is known.
     """
-    state = names_of(model).own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    state = copied_state(model)
     own = _bounded(model_name, model, x, quoted=quoted)
     what = f"model = {model_name!r}: can't predict the rows with the largest inputs"
     what += f", {_largest(model, x)}" * quoted
@@ -335,7 +335,7 @@ def _check_learning(
     model_name: str, model: nn.Module, loss: Loss, x: Tensor, y: Tensor, precision: Precision
 ) -> None:
     names, trainee = names_of(model), Trainee(model)
-    state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    state = copied_state(model)
     leaves = [state[name].requires_grad_() for name in names.trained]
     what = (
         f"model = {model_name!r}: can't be trained with loss = {loss.name!r} on inputs {tuple(x.shape)} and"

@@ -54,6 +54,12 @@ def names_of(model: nn.Module) -> StateNames:
     return StateNames(trained, tuple(name for name in state if name not in known), twins)
 
 
+def copied_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a model's tensors, each under one name."""
+    state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return names_of(model).own(state)
+
+
 def is_statistic(name: str) -> bool:
     """Return True for a buffer named as PyTorch's running statistics are: ``running_…``, ``num_batches_tracked``."""
     last = name.rpartition(".")[2]

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from fedapp.names import Precision
 from fedapp.training.augment import Augmentation
-from fedapp.training.batches import SENT, Batches, BatchesOfMany, Draws
+from fedapp.training.batches import SENT, Batches, BatchesOfMany, Draws, steps_of_all
 from fedapp.training.losses import CROSS_ENTROPY, Loss
 from fedapp.training.optimizer import SGD, LocalOptimizer
 from fedapp.training.rule import Anchors, LocalRule, Parameters, Stack
+from fedapp.training.state import copied_state, names_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,14 @@ class LocalTask:
     def rows(self) -> slice:
         """The client's rows of x and y."""
         return slice(self.offset, self.offset + self.batches.num_examples)
+
+
+def plain_task(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, steps: int, lr: float) -> LocalTask:
+    """Return the task to train a model as it is on all rows of x and y, by steps of SGD."""
+    names, state = names_of(model), copied_state(model)
+    start, fixed = ({name: state[name] for name in part} for part in (names.trained, names.fixed))
+    batches = steps_of_all(steps, len(x))
+    return LocalTask(model, start, x, y, 0, batches, lr, LocalRule(), fixed=fixed, loss=loss)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,17 +10,14 @@ import hashlib
 from collections.abc import Collection, Mapping
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from fedapp.training.autograd import train_single
-from fedapp.training.batches import Batches
 from fedapp.training.losses import Loss
-from fedapp.training.rule import LocalRule
-from fedapp.training.state import as_bytes, is_statistic, names_of, same_values
-from fedapp.training.task import LocalTask
+from fedapp.training.state import as_bytes, copied_state, is_statistic, names_of, same_values
+from fedapp.training.task import plain_task
 from fedapp.training.trainee import global_stream
 
 STEPS, ROWS, LR = 2, 4, 1e-3  # of the training that shows what changes
@@ -42,22 +39,10 @@ def travelling(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> tuple[str,
         Inputs (n, ...) and targets (n, ...) of at least one training row.
     """
     names = names_of(model)
-    state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    state = copied_state(model)
     travel = {*names.trained, *filter(is_statistic, names.fixed)}
     if unsure := [name for name in names.fixed if name not in travel]:
-        x, y = x[:ROWS], y[:ROWS]
-        task = LocalTask(
-            model,
-            {name: state[name] for name in names.trained},
-            x,
-            y,
-            0,
-            Batches(np.tile(np.arange(len(x)), (STEPS, 1)), np.full(STEPS, len(x)), len(x)),
-            LR,
-            LocalRule(),
-            loss=loss,
-            fixed={name: state[name] for name in names.fixed},
-        )
+        task = plain_task(model, loss, x[:ROWS], y[:ROWS], steps=STEPS, lr=LR)
         with global_stream(0, x.device):
             after, _ = train_single(task)
         travel.update(name for name in unsure if not same_values(after[name], state[name]))

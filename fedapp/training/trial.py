@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fedapp.training.autograd import train_single
-from fedapp.training.batches import Batches
+from fedapp.training.batches import steps_of_all
 from fedapp.training.losses import Loss
 from fedapp.training.parts import inputs_of
-from fedapp.training.rule import LocalRule
-from fedapp.training.state import as_array, names_of, same_values
-from fedapp.training.task import LocalTask
+from fedapp.training.state import as_array, copied_state, names_of, same_values
+from fedapp.training.task import LocalTask, plain_task
 from fedapp.training.trainee import Trainee, draws_globally, global_stream
 from fedapp.training.trainer import train_one, way_of
 
@@ -38,22 +37,11 @@ def trial(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     """
     x, y = x[:ROWS], y[:ROWS]
     names = names_of(model)
-    state = names.own({name: value.detach().clone() for name, value in model.state_dict().items()})
+    state = copied_state(model)
     rate = _rate(model, loss, x, y)
     if rate is None:
         return None
-    task = LocalTask(
-        model,
-        {name: state[name] for name in names.trained},
-        x,
-        y,
-        0,
-        _steps(STEPS, len(x)),
-        rate,
-        LocalRule(),
-        loss=loss,
-        fixed={name: state[name] for name in names.fixed},
-    )
+    task = plain_task(model, loss, x, y, steps=STEPS, lr=rate)
     first = train_one(task)[0]
     if other := _unrepeated(task, first):
         return (
@@ -82,7 +70,7 @@ def _unrepeated(task: LocalTask, first: State) -> str | None:
     """Return the name of a tensor that training again makes otherwise than in ``first``; None if all are equal."""
     again = train_one(task)[0]
     # What a model keeps may come again with every second or third forward pass: then single steps tell.
-    alone = [train_one(replace(task, batches=_steps(1, len(task.y))))[0] for _ in range(3)]
+    alone = [train_one(replace(task, batches=steps_of_all(1, len(task.y))))[0] for _ in range(3)]
     pairs = ((again, first), (alone[1], alone[0]), (alone[2], alone[0]))
     return next(filter(None, (_different(task, *pair) for pair in pairs)), None)
 
@@ -201,11 +189,6 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
         return type(one) is not type(other) or one == other or (one != one and other != other)
 
     return [name for name, value in after.items() if name in before and not same(before[name], value)]
-
-
-def _steps(count: int, rows: int) -> Batches:
-    """Return steps that see all rows."""
-    return Batches(np.tile(np.arange(rows), (count, 1)), np.full(count, rows), rows)
 
 
 def _rate(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> float | None:
