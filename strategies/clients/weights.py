@@ -46,6 +46,12 @@ def restricted_weights(importances: Sequence[float], active: NDArray[np.bool_]) 
     return np.asarray(shares / (shares.sum() or 1.0))
 
 
+def rescale(weights: Sequence[float], total: float) -> list[float]:
+    """Return the weights d_i of the clients that count, scaled to the sum ``total``; unchanged if all are 0."""
+    given = sum(weights)
+    return [weight * (total / given) for weight in weights] if given > 0 else list(weights)
+
+
 def mean_and_spread(name: str, weights: Mapping[int, float], values: Mapping[int, float]) -> dict[str, float]:
     """Return the weighted mean and standard deviation over clients; ``weights`` and ``values`` by client index."""
     known = {index: weight for index, weight in weights.items() if index in values}

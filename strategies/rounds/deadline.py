@@ -11,7 +11,7 @@ Replies within 1e-9 s of each other come in the order of the clients, and one th
 time.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from math import ceil, floor, inf
 from typing import NamedTuple
 
@@ -91,9 +91,3 @@ def number_to_ask(needed: int, over_select: float) -> int:
 def number_needed(asked: int, over_select: float) -> int:
     """Return ⌊n / (1 + o)⌋, at least 1: of n clients that are asked, how many close a round."""
     return max(floor(asked / (1 + over_select) + RESOLUTION), 1)
-
-
-def rescale(weights: Sequence[float], total: float) -> list[float]:
-    """Return the weights d_i of the clients that count, scaled to the sum ``total``; unchanged if all are 0."""
-    given = sum(weights)
-    return [weight * (total / given) for weight in weights] if given > 0 else list(weights)

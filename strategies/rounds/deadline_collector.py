@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 
 from strategies.clients.client_statistics import Timeline
 from strategies.clients.roster import Client
+from strategies.clients.weights import rescale
 from strategies.clock import RESOLUTION
 from strategies.core.capabilities import Capabilities
 from strategies.core.config import SynchronousConfig
@@ -25,7 +26,7 @@ from strategies.core.run_state import RunState
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError
 from strategies.flower.exchange import poll_replies, pushed
-from strategies.rounds.deadline import ClosingTime, closing_time, rescale
+from strategies.rounds.deadline import ClosingTime, closing_time
 from strategies.rounds.reply_collection import Metrics, late_metrics
 from strategies.rounds.round import Round
 from strategies.rounds.selection import Selection

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from strategies.clients.client_metrics import MetricsMean
 from strategies.clients.client_statistics import ACCEPTED, ClientStatistics, Timeline
 from strategies.clients.roster import Client, by_reason, display_names
+from strategies.clients.weights import rescale
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.timing.scheduler import Scheduler
@@ -175,10 +176,8 @@ class Round:
     def _ask_only(self, nodes: Collection[int], requests: Sequence[Message]) -> None:
         """Take out the clients that a user-defined hook doesn't ask; the others share their weights."""
         places = [place for place, client in enumerate(self.clients) if client.node_id in nodes]
-        if (d := self.weights) is not None:
-            rest = sum(d[place] for place in places)
-            share = sum(d) / rest if rest else 1.0
-            self.weights = [d[place] * share for place in places]
+        if self.weights is not None:
+            self.weights = rescale([self.weights[place] for place in places], sum(self.weights))
         self.clients = [self.clients[place] for place in places]
         self.requests = [self.requests[place] for place in places]
         self.bytes_down = sum(messages.total_bytes(request) for request in requests)
@@ -258,9 +257,9 @@ class Round:
             for index, outcome in self.outcomes.items()
             if outcome == ACCEPTED and index in weight_by_client
         ]
-        given, total = sum(weight_by_client[index] for index in counted), sum(weight_by_client.values())
-        for index in counted:
-            client_stats[index].weight += weight_by_client[index] * (total / given) if given else 0.0
+        weights = rescale([weight_by_client[index] for index in counted], sum(weight_by_client.values()))
+        for index, weight in zip(counted, weights, strict=True):
+            client_stats[index].weight += weight
 
     def record_outcomes(self, client_stats: ClientStatistics, timeline: Timeline, now: float) -> None:
         """Enter the outcomes in client_stats, and log the clients whose work doesn't count, one line per reason."""

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies.clients.roster import Client
-from strategies.clients.weights import Weights, of_each
+from strategies.clients.weights import Weights, of_each, rescale
 from strategies.core.capabilities import hook
 from strategies.core.config import StrategyConfig, SynchronousConfig
 from strategies.core.reporter import EvaluateFn, StopFn
@@ -96,7 +96,7 @@ class SynchronousStrategy(FederatedStrategy):
         """
         weight_by_client = {} if self.session.cohort is None else self.session.cohort.weight_by_client
         d = [weight_by_client[contribution.client.index] for contribution in contributions]
-        return [weight * (sum(weight_by_client.values()) / sum(d)) for weight in d] if sum(d) > 0 else d
+        return rescale(d, sum(weight_by_client.values()))
 
     def expected_weights(self, p: Weights) -> Weights | None:
         """Return each client's expected share (n,) of the objective, from its p_i (n,); None if it is unknown."""

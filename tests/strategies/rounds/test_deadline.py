@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import FedAvg
-from strategies.rounds.deadline import closing_time, number_needed, number_to_ask, rescale
+from strategies.clients.weights import rescale
+from strategies.rounds.deadline import closing_time, number_needed, number_to_ask
 from strategies.rounds.participation import Participation
 from tests.strategies.rounds.deadline_reference import SAME, closes_at, in_time_of
 
