@@ -110,12 +110,8 @@ class BestModel:
 
     def state(self) -> dict[str, Any]:
         """Return the best evaluation and its model (D,) for a checkpoint."""
-        rest = {
-            "aggregation": self.aggregation,
-            "value": self.value,
-            "without-progress": self._without,
-            "last": self._last,
-        }
+        rest: dict[str, Any] = {"aggregation": self.aggregation, "value": self.value}
+        rest |= {"without-progress": self._without, "last": self._last}
         model = {} if self.arrays is None else {_MODEL: flat(self.arrays)}
         return {_REST: rest, **model}
 

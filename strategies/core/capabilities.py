@@ -16,6 +16,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _DEFAULT = "is_the_default_of_a_hook"
 _FROM_SUMS = "follows_from_sums"
 
+ROUND_HOOKS = ("configure_train", "aggregate_train")  # Flower's, of a round
+
 
 def hook(function: Function) -> Function:
     """Mark a method of a loop as the default of a hook, which a subclass may replace."""
@@ -182,14 +184,7 @@ class Capabilities:
         declared: dict[str, Any] = {name: getattr(kind, name, defaults[name]) for name in DECLARED}
         sends_extra = fills_in(kind, "extra_records", "extra_vectors")
         aggregates = fills_in(kind, "aggregate")
-        readers = (
-            "aggregate",
-            "configure_train",
-            "aggregate_train",
-            "on_local_model",
-            "transform_update",
-            "weigh",
-        )
+        readers = "aggregate", "weigh", "on_local_model", "transform_update", *ROUND_HOOKS
         return cls(
             has_rounds=bool(getattr(kind, "has_rounds", True)),
             sees_single_updates=sends_extra or fills_in(kind, *readers, "task_fields"),
@@ -200,9 +195,7 @@ class Capabilities:
             and not fills_in(kind, "server_update"),
             writes_requests=sends_extra or fills_in(kind, "task_fields", "task_steps"),
             sets_steps=fills_in(kind, "task_steps"),
-            round_hooks=tuple(
-                name for name in ("configure_train", "aggregate_train") if fills_in(kind, name)
-            ),
+            round_hooks=tuple(name for name in ROUND_HOOKS if fills_in(kind, name)),
             own_start=fills_in(kind, "start"),
             chooses_clients=fills_in(kind, "select"),
             makes_models=fills_in(kind, "ready") or getattr(kind, "interval", None) is not None,

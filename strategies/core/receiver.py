@@ -130,16 +130,9 @@ class Receiver:
     @property
     def reads_models(self) -> bool:
         """Whether a step between the check and the sum reads whole models: any but the usual norm."""
-        on_client_model = self._run.options.on_client_model
-        readers = (
-            self._compressed,
-            self._bound or None,
-            self.clip,
-            self._on_local_model,
-            self._updates,
-            on_client_model,
-        )
-        return any(reader is not None for reader in readers)
+        readers = self._compressed, self.clip, self._on_local_model, self._updates
+        hooked = self._run.options.on_client_model is not None
+        return bool(self._bound) or hooked or any(reader is not None for reader in readers)
 
     @property
     def bounds_updates(self) -> bool:

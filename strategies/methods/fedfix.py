@@ -80,10 +80,8 @@ class FedFix(AsynchronousStrategy):
     config: FedFixConfig
     unequal_weights: ClassVar[bool] = True
 
-    _chosen: tuple[object, float] = (
-        None,
-        1.0,
-    )  # Δt chosen by task times, and for which interval of which run
+    # The interval of a run for which Δt was chosen by task times, and Δt.
+    _chosen: tuple[object, float] = (None, 1.0)
 
     def begin(self, layout: Layout, model: Vector) -> None:
         """Forget the interval of the run before."""
@@ -92,13 +90,10 @@ class FedFix(AsynchronousStrategy):
     @property
     def interval(self) -> float:  # type: ignore[override]
         """Δt, seconds between two aggregations; chosen anew for each interval, and when clients come or go."""
-        given, scheduler, task_table = (
-            self.config.fedfix_interval,
-            self.session.run.scheduler,
-            self.session.task_table,
-        )
+        given, scheduler = self.config.fedfix_interval, self.session.run.scheduler
         if not isinstance(given, str):
             return given
+        task_table = self.session.task_table
         present = (scheduler.origin, scheduler.ticks, task_table.changes)
         if self._chosen[0] != present and task_table.active_clients:
             times = scheduler.times(task_table.active_clients, task_table.members.values())
@@ -116,19 +111,13 @@ class FedFix(AsynchronousStrategy):
     def contribution_periods(self, times: Times) -> Times:
         """Return P_i (n,): intervals per task, or per cycle where clients aren't always available."""
         self._look_at_interval(times)
-        return (
-            self._intervals(times)
-            if self.config.fedfix_periods == "of-mean"
-            else self.expected_periods(times)
-        )
+        by_mean = self.config.fedfix_periods == "of-mean"
+        return self._intervals(times) if by_mean else self.expected_periods(times)
 
     def _intervals(self, times: Times) -> Times:
-        # Cycles of clients that come and go are means already.
-        return (
-            contribution_periods(times, self.interval)
-            if self.session.scheduler.always
-            else times / self.interval
-        )
+        if not self.session.scheduler.always:  # cycles of clients that come and go are means already
+            return times / self.interval
+        return contribution_periods(times, self.interval)
 
     def _look_at_interval(self, times: Times) -> None:
         """Warn once if even the fastest client's task takes several intervals, and the step isn't by d_i."""

@@ -68,7 +68,7 @@ class Participation:
         Raises
         ------
         ValueError
-            If it names no scheme, or ``fixed`` no clients, or the fraction isn't in (0, 1].
+            If it names no scheme, or ``fixed`` no clients.
         """
         scheme, colon, names = text.partition(":")
         known = scheme in SCHEMES and bool(colon) == (scheme == "fixed")
@@ -77,8 +77,6 @@ class Participation:
                 f"participation = {text!r}: allowed are full, uniform, md, poisson, turns, paired, flower, "
                 "fixed:I,J,…, and on devices tag:TAG,…, name:NAME,…"
             )
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction_train = {fraction}: must be above 0, at most 1")
         if not known:  # devices by tag or name, all of which take part
             return cls()
         if scheme != "fixed":
