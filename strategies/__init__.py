@@ -166,6 +166,7 @@ from strategies.methods.flower_names import (
     Krum,
     MultiKrum,
 )
+from strategies.methods.malenia import Malenia
 from strategies.methods.mifa import Mifa
 from strategies.methods.qfedavg import QFedAvg
 from strategies.methods.rennala import Rennala
@@ -213,6 +214,7 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "ringmaster": Ringmaster,
     "ringleader": Ringleader,
     "rennala": Rennala,
+    "malenia": Malenia,
     "ca2fl": CA2FL,
     "ace": ACE,
     "aced": ACED,
@@ -261,6 +263,7 @@ __all__ = [
     "FederatedStrategy",
     "Krum",
     "Layout",
+    "Malenia",
     "Mifa",
     "MultiKrum",
     "Progress",

@@ -44,6 +44,7 @@ _METHODS = {
     "ringmaster": (BLUE, "D"),
     "ringleader": (VERMILION, "D"),
     "rennala": (GREEN, "D"),
+    "malenia": (WINE, "D"),
     "fadas": (ORANGE, "D"),
     "aced": (PINK, "D"),
 }

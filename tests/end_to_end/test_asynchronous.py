@@ -113,6 +113,7 @@ def test_the_app_equals_a_numpy_event_simulation(run_app, strategy, weights, opt
             {"alpha": 0.5, "s": lambda delay: 1.0 if delay <= 2 else 1 / (delay - 1)},
         ),
         ("rennala", {}, {}),
+        ("malenia", {}, {}),
         ("aced", {"cache-age": 5}, {"age": 5}),
         ("area", {}, {}),
     ],
@@ -133,7 +134,7 @@ def test_the_app_equals_the_papers_rules_in_numpy(run_app, strategy, own, rule):
         **rule,
     )
     assert_close(path, models[-1])
-    kept = 4 * CLIENTS * models[-1].size if strategy in {"aced", "area"} else 0
+    kept = 4 * CLIENTS * models[-1].size if strategy in {"aced", "area", "malenia"} else 0
     assert summary_of(path).get("bytes-kept", 0) == kept
 
 

@@ -93,11 +93,12 @@ def test_one_config_runs_under_every_strategy_twice_to_the_same_bits(tmp_path, s
 # A few rounds, or aggregations, of few at a time: what Ray needs for a task is many times what the task does.
 ROUNDS = {"participation": "uniform", "fraction-train": 0.02, "num-server-rounds": 3}
 ARRIVALS = {"concurrency": 20, "num-server-rounds": 20}
-# MIFA and Ringleader make no model until all have answered: with 20 at a time Ringleader's first would take 38,000
-# tasks. Rennala's buffer is as large as the fleet otherwise.
+# MIFA, Ringleader and Malenia make no model until all have answered: with 20 at a time Ringleader's first would take
+# 38,000 tasks. Rennala's buffer is as large as the fleet otherwise.
 ALL = {
     "mifa": {"participation": "full", "fraction-train": 1.0, "num-server-rounds": 7},
     "ringleader": {"concurrency": 0, "time-scenario": "lognormal:0.2,2"},
+    "malenia": {"concurrency": 0, "num-server-rounds": 3, "time-scenario": "lognormal:0.2,2"},
     "rennala": {"buffer-size": 10},
 }
 

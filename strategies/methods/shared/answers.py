@@ -32,6 +32,8 @@ class Answers:
         self._contribution_weights = session.contribution_weights
         self._timeouts = ReplyTimeouts()
         self._given_up: set[str] = set()  # the tasks that aren't waited for any more, by message id
+        # By client index, the task and the clock time at which the method is asked whether it is overdue.
+        self._wakes: dict[int, tuple[str, float]] = {}
 
     def note(self, index: int) -> None:
         """Note a client's answer, for how long its later ones are awaited."""
@@ -54,8 +56,11 @@ class Answers:
         if task.message_id in self._given_up:
             return True
         now, limit = self._run.scheduler.now(), self._timeouts.limit(member.client.index, half)
-        if now < task.sent + limit.seconds:
-            self._task_table.wake(task.sent + limit.seconds)
+        if now < (due := task.sent + limit.seconds):
+            # Once for each task: the method may ask for many clients at every arrival.
+            if self._wakes.get(member.client.index) != (task.message_id, due):
+                self._wakes[member.client.index] = task.message_id, due
+                self._task_table.wake(due)
             return False
         self._given_up.add(task.message_id)
         self._timeouts.missed(member.client.index, self._run.aggregations)
@@ -65,13 +70,20 @@ class Answers:
         )
         return True
 
-    def may_come(self, member: ClientState) -> bool:
-        """Return False for a client that is never there for as long as a task takes, or isn't waited for any more."""
+    def may_come(self, member: ClientState, *, again: bool = False) -> bool:
+        """Return False for a client that is never there for as long as a task takes, or isn't waited for any more.
+
+        Parameters
+        ----------
+        again : bool
+            Whether another answer is meant than one that is there and waits.
+        """
         scheduler, task = self._run.scheduler, self._task_table.tasks.get(member.task)
-        if not member.waiting and self._is_overdue(member):
+        waits = member.waiting > 0 and not again
+        if not waits and self._is_overdue(member):
             return False
         # A task whose client goes before its end is no answer, however long the client is at work on it.
-        if scheduler.always or member.waiting or (task is not None and not task.dropped_out):
+        if scheduler.always or waits or (task is not None and not task.dropped_out):
             return True
         # Such as a client that never gets a place while it is there for long enough.
         if member.lost > LOST_IN_A_ROW:

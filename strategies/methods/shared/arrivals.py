@@ -45,7 +45,7 @@ class BufferedConfig(AsyncConfigBase):
     Parameters
     ----------
     buffer_size : int
-        m, contributions of an aggregation; 0: a tenth of the clients, 2 to 10 (area: 1; rennala: all)
+        m, contributions of an aggregation; 0: a tenth of the clients, 2 to 10 (area: 1; rennala, malenia: all)
     """
 
     buffer_size: int = parameter(0, ge=0)

@@ -54,6 +54,7 @@ KEYWORDS: dict[str, Keywords] = {
     "delay-adaptive": lambda q: {"aggregation_weights": "identical"},
     "ringmaster": lambda q: {"delay_threshold": q["R"]},
     "rennala": lambda q: {"buffer_size": q["B"]},
+    "malenia": lambda q: {"buffer_size": q["S"]},
     "ca2fl": lambda q: {"buffer_size": q["m"]},
     "ace": lambda q: {},
     "fadas": lambda q: {"buffer_size": q["m"]},

@@ -122,6 +122,17 @@ def rennala(problem: Problem) -> Trajectory:
     )
 
 
+def malenia(problem: Problem) -> Trajectory:
+    """W ← W + η_g (1/C) Σ_i (1/B_i) Σ_b Δ_ib over the B_i arrivals of client i with δ = 0; others are thrown away."""
+    rate, C = problem.parameters["server_lr"], len(problem.clients)
+
+    def rule(W: Vector, came: Sequence[Work]) -> Vector:
+        of = [[delta for client, staleness, delta in came if client == i and not staleness] for i in range(C)]
+        return W + rate / C * total(total(deltas) / len(deltas) for deltas in of)
+
+    return each_model(problem, rule)
+
+
 def ca2fl(problem: Problem) -> Trajectory:
     """W ← W + η_g (h + (1/m) Σ (Δ_i − h_i)), h = (1/C) Σ h_i, and then h_i ← Δ_i."""
     rate, m, C = problem.parameters["server_lr"], problem.parameters["m"], len(problem.clients)
@@ -316,6 +327,23 @@ def schedule(
                 waiting.append(client)  # the client that completes the model begins with it
             next_model(now)
     return groups
+
+
+def by_harmonic_mean(seconds: Sequence[float], number: int, least: float) -> list[list[Arrival]]:
+    """Return the arrivals between one model of Malenia's and the next, as ``schedule`` does.
+
+    A model is made when the counts B_i of fresh arrivals have a harmonic mean of ``least``/C or more.
+    """
+    due = [(each, 0) for each in seconds]
+    groups: list[list[Arrival]] = [[]]
+    while len(groups) <= number:
+        (now, began), client = min((due[i], i) for i in range(len(seconds)))
+        groups[-1].append(Arrival(client, len(groups) - 1 - began))
+        B = [sum(not staleness and who == i for who, staleness in groups[-1]) for i in range(len(seconds))]
+        if all(B) and len(B) / sum(1 / b for b in B) >= least / len(B):
+            groups.append([])
+        due[client] = (now + seconds[client], len(groups) - 1)
+    return groups[:number]
 
 
 def in_two_phases(seconds: Sequence[float], number: int) -> list[list[Arrival]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import arrivals, rounds
-from .arrivals import in_speed_groups, in_two_phases, schedule
+from .arrivals import by_harmonic_mean, in_speed_groups, in_two_phases, schedule
 
 # In five of the ten rounds a client takes part that wasn't in the round before; the third has all.
 PARTICIPANTS = [[0, 2, 3], [1, 2], [0, 1, 2, 3, 4], [4], [0, 3], [1, 4], [0, 1, 2], [2, 3, 4], [1], [0, 4]]
@@ -474,5 +474,20 @@ SETTINGS: dict[str, Setting] = {
         PARTICIPANTS[:5],
         "samples",
         {"server_lr": 0.7, "beta": 0.9},
+    ),
+    "malenia": Setting(
+        arrivals.malenia,
+        "A. Tyurin & P. Richtárik, Optimal time complexities of parallel stochastic optimization methods under a "
+        "fixed computation model, NeurIPS 2023, method 6",
+        [
+            LOCAL,
+            "B_i is the number of arrivals of client i with δ = 0; others are thrown away",
+            "server, when B_i ≥ 1 for all i and (1/C Σ_i 1/B_i)^(−1) ≥ S/C: "
+            "W ← W + η_g (1/C) Σ_i (1/B_i) Σ_b Δ_ib",
+        ],
+        "A client goes on with the model that it has until its work comes too late, and is then sent the present "
+        "one. " + STALENESS,
+        by_harmonic_mean(SECONDS, 8, 10),
+        parameters={"server_lr": 1.0, "S": 10},
     ),
 }

@@ -63,7 +63,7 @@ def test_the_settings_are_uneven():
         assert problem.momentum == (0.0 if method == "scaffold" else 0.5)
         if not problem.task_seconds:
             assert len({len(each) for each in problem.steps}) >= 3
-        elif method != "rennala":  # which has no other than work on the present model
+        elif method not in ("rennala", "malenia"):  # which have no other than work on the present model
             assert len({arrival.staleness for each in problem.steps for arrival in each}) >= 3
 
 
@@ -124,6 +124,8 @@ ERRORS = [
     ("aced", "/ len(A)", "/ len(h)", "the mean is over all clients"),
     ("ringleader", "G[i] / b[i]", "G[i]", "a client's updates are summed"),
     ("ringleader", "if i in stepped:", "if False:", "updates of phase 2 count in the same round"),
+    ("malenia", "total(deltas) / len(deltas)", "total(deltas)", "a client's updates are summed"),
+    ("malenia", "and not staleness", "", "work on the model before counts"),
     ("area", "y[i] = local", "y[i] = models[-1 - staleness]", "y_i is the model before training"),
     ("async_spectral", "number - came[j]", "0", "last models don't age"),
     ("fedcompass", "steps=number", "steps=None", "clients do as many steps as they like"),

@@ -210,6 +210,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("ringmaster", {"server_lr": 0.1, "delay_threshold": 3, "time_scenario": "exponential", "eval_every": 4}),
     ("ringleader", {"server_lr": 0.2, "time_scenario": "exponential"}),
     ("ringleader", {**FLEET, "server_lr": 0.2, "task_failure": 0.2, "concurrency": 3}),
+    ("malenia", {"buffer_size": 12, "time_scenario": "exponential"}),
+    ("malenia", {**FLEET, "buffer_size": 9, "task_failure": 0.2, "concurrency": 3}),
     ("rennala", {"buffer_size": 3}),
     ("rennala", {"buffer_size": 7, "time_scenario": "exponential", "concurrency": 3}),
     ("ca2fl", {"buffer_size": 2}),

@@ -12,7 +12,9 @@ WHEN_READY = {
     "fadas": "m",
     "rennala": "m",
     "area": "m",
-}  # the others: at every arrival
+}  # the others: at every arrival; malenia: by the harmonic mean of their counts
+
+GO_ON = ("rennala", "malenia")  # clients work on while their updates of the present model wait
 
 FROM_ALL = ("ace", "aced")  # the first model is made of all clients' updates
 
@@ -50,6 +52,9 @@ class Step:
             return W + self.eta * came[0][1]
         if self.method == "rennala":
             return W + self.eta * sum(delta for _, delta, _, _ in came) / self.m
+        if self.method == "malenia":
+            of = {i: [delta for owner, delta, *_ in came if owner == i] for i in range(len(self.p))}
+            return W + self.eta * sum(p * np.mean(of[i], axis=0) for i, p in enumerate(self.p))
         if self.method == "ca2fl":
             v = self.cached() + sum(delta - self.h[i] for i, delta, _, _ in came) / self.m
             self.h |= {i: delta for i, delta, _, _ in came}
@@ -115,20 +120,24 @@ def simulate(
     while len(models) <= number:
         _, i, version, now = heapq.heappop(heap)
         sent, delay = models[version], len(models) - 1 - version
-        if delay >= R or (method == "rennala" and delay):
+        if delay >= R or (method in GO_ON and delay):
             hand_out(i, now)
             continue
         answered.add(i)
         waiting.append((i, work(i, sent) - sent, delay, sent))
-        full = (
-            len(waiting) >= m if method in WHEN_READY else method not in FROM_ALL or len(answered) == clients
-        )
+        if method == "malenia":
+            B = [sum(owner == i for owner, *_ in waiting) for i in range(clients)]
+            full = all(B) and 1 / np.mean([1 / b for b in B]) >= m / clients - 1e-12
+        elif method in WHEN_READY:
+            full = len(waiting) >= m
+        else:
+            full = method not in FROM_ALL or len(answered) == clients
         if not full:
-            if method == "rennala":
+            if method in GO_ON:
                 hand_out(i, now)
             continue
         models.append(step(models[-1], waiting))
-        for owner in [i] if method == "rennala" else sorted(owner for owner, *_ in waiting):
+        for owner in [i] if method in GO_ON else sorted(owner for owner, *_ in waiting):
             hand_out(owner, now)
         waiting = []
     return models

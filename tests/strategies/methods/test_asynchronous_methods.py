@@ -1,4 +1,4 @@
-"""Rules of FedAsync, delay-adaptive steps, Ringmaster, Rennala, CA²FL, ACE, AREA, FADAS, FedBuff's discount.
+"""Rules of FedAsync, delay-adaptive steps, Ringmaster, Rennala, Malenia, CA²FL, ACE, AREA, FADAS, FedBuff's discount.
 
 Clients are quadratics: one step takes w to w + γ (c_i − w).
 """
@@ -22,7 +22,7 @@ CENTRES, SIZES, GAMMA = (4.0, 0.0, -2.0, 6.0), (1, 2, 3, 4), 0.25
 P = np.array(SIZES) / 10
 # The others are in tests/strategies/events.
 NEW = [name for name in methods(has_rounds=False) if REGISTRY[name] not in KINDS.values()]
-CACHED = ("ca2fl", "ace", "aced", "area")  # in float32
+CACHED = ("ca2fl", "ace", "aced", "area", "malenia")  # in float32
 
 
 class Run:
@@ -91,6 +91,8 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ringmaster", {"delay_threshold": 3}, {"R": 3}),
     ("rennala", {}, {}),
     ("rennala", {"buffer_size": 6}, {"m": 6}),
+    ("malenia", {"buffer_size": 0}, {"m": 4}),
+    ("malenia", {"buffer_size": 9}, {"m": 9}),
     ("ca2fl", {}, {}),
     ("ca2fl", {"buffer_size": 3}, {"m": 3}),
     ("ace", {}, {}),
@@ -179,6 +181,7 @@ def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit
     [
         ("fedasync", {"mixing_alpha": 1.0}),
         ("rennala", {"buffer_size": 1}),
+        ("malenia", {"buffer_size": 1}),
         ("ace", {}),
         ("aced", {}),
         ("ca2fl", {"buffer_size": 1}),

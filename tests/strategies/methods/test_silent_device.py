@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strategies import ACE, ACED, Ringleader, clock
+from strategies import ACE, ACED, Malenia, Ringleader, clock
 from strategies.clock import WallClock
 
 
@@ -19,7 +19,7 @@ def passes_at_once(monkeypatch):
     monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
 
 
-@pytest.mark.parametrize("kind", [ACE, ACED, Ringleader])
+@pytest.mark.parametrize("kind", [ACE, ACED, Ringleader, Malenia])
 def test_a_silent_device_is_counted_out_as_in_rounds(kind, federation, model, train_config, caplog):
     grid, times = federation([0.0] * 5, [1] * 5), []
     for index in range(5):
