@@ -148,6 +148,7 @@ from strategies.methods.fedamp import FedAMP
 from strategies.methods.fedasync import FedAsync
 from strategies.methods.fedau import FedAU
 from strategies.methods.fedavg import FedAvg
+from strategies.methods.fedawe import FedAWE
 from strategies.methods.fedbuff import FedBuff
 from strategies.methods.fedcompass import FedCompass
 from strategies.methods.feddyn import FedDyn
@@ -202,6 +203,7 @@ REGISTRY: dict[str, type[FederatedStrategy]] = {
     "mifa": Mifa,
     "fedstale": FedStale,
     "fedau": FedAU,
+    "fedawe": FedAWE,
     "ditto": Ditto,
     "fedamp": FedAMP,
     "async-fedavg": AsyncFedAvg,
@@ -245,6 +247,7 @@ __all__ = [
     "DivergedError",
     "FedAMP",
     "FedAU",
+    "FedAWE",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",

@@ -45,6 +45,7 @@ _METHODS = {
     "ringleader": (VERMILION, "D"),
     "rennala": (GREEN, "D"),
     "malenia": (WINE, "D"),
+    "fedawe": (SKY, "D"),
     "fadas": (ORANGE, "D"),
     "aced": (PINK, "D"),
 }

@@ -72,6 +72,7 @@ KEYWORDS: dict[str, Keywords] = {
     "fedvarp": lambda q: {"stale_weight": 1.0},
     "fedstale": lambda q: {"stale_weight": q["beta"]},
     "fedau": lambda q: {"participation_cutoff": q["K"]},
+    "fedawe": lambda q: {},
     "aced": lambda q: {"cache_age": q["tau"]},
     "ringleader": lambda q: {},
     "area": lambda q: {"buffer_size": q["m"]},

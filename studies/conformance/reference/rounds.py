@@ -254,6 +254,17 @@ def fedau(problem: Problem) -> Trajectory:
         yield W
 
 
+def fedawe(problem: Problem) -> Trajectory:
+    """x_i† = x_i + η_g (t − τ_i) (w_i − x_i), W ← (1/|S|) Σ_S x_i†, and then x_i ← W, τ_i ← t for i in S alone."""
+    rate, W = problem.parameters["server_lr"], problem.initial
+    x, tau = [W] * len(problem.clients), [0] * len(problem.clients)
+    for t, S in enumerate(problem.steps, 1):
+        W = total(x[i] + rate * (t - tau[i]) * (problem.train(i, x[i]) - x[i]) for i in S) / len(S)
+        for i in S:
+            x[i], tau[i] = W, t
+        yield W
+
+
 def ditto(problem: Problem) -> Trajectory:
     """W as FedAvg's; v_i ← v_i − γ (g_i(v_i) + λ (v_i − W)) from client i's last v_i, at first W."""
     pull, W = problem.parameters["lambda"], problem.initial

@@ -490,4 +490,18 @@ SETTINGS: dict[str, Setting] = {
         by_harmonic_mean(SECONDS, 8, 10),
         parameters={"server_lr": 1.0, "S": 10},
     ),
+    "fedawe": Setting(
+        rounds.fedawe,
+        "M. Xiang et al., Efficient federated learning against heterogeneous and non-stationary client "
+        "unavailability, NeurIPS 2024, algorithm 1",
+        [
+            "client i in S, round t: w ← x_i; v ← ρ v + g_i(w), w ← w − γ v, K_i times; "
+            "x_i† = x_i + η_g (t − τ_i) (w − x_i)",
+            "server: W = (1/|S|) Σ_S x_i†; then x_i ← W, τ_i ← t for i in S; the others keep x_i and τ_i",
+        ],
+        "All x_i start as the first W, and all τ_i at 0; the first round is 1. The model of a round is W. p_i = 1/C, "
+        "as in the paper.",
+        PARTICIPANTS,
+        parameters={"server_lr": 0.7},
+    ),
 }

@@ -120,6 +120,8 @@ ERRORS = [
     ("fedstale", "delta[i] - beta * h[i]", "delta[i]", "the last update isn't taken off"),
     ("fedau", "length[i] == K", "False", "an absence of K rounds isn't noticed"),
     ("fedau", "(M[i] * omega[i] + length[i]) / (M[i] + 1)", "length[i]", "the last interval counts alone"),
+    ("fedawe", "(t - tau[i]) * ", "", "the rounds that were missed don't count"),
+    ("fedawe", "x[i], tau[i] = W, t", "tau[i], x[:] = t, [W] * len(x)", "the mean goes to all clients"),
     ("aced", "<= tau", "< tau", "an update counts one model less"),
     ("aced", "/ len(A)", "/ len(h)", "the mean is over all clients"),
     ("ringleader", "G[i] / b[i]", "G[i]", "a client's updates are summed"),

@@ -160,6 +160,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("feddyn", {"round_deadline": 0.5}),
     ("fedstale", {"participation": "uniform", "fraction_train": 0.4, "stale_weight": 0.5}),
     ("fedau", {"participation": "uniform", "fraction_train": 0.4, "participation_cutoff": 3}),
+    ("fedawe", {"participation": "uniform", "fraction_train": 0.4, "server_lr": 0.5}),
+    ("fedawe", {**FLEET, "task_failure": 0.2, "eval_every": 3, "server_optimizer": "momentum"}),
     ("ditto", {"participation": "uniform", "fraction_train": 0.4}),
     ("ditto", {"round_deadline": 0.5}),
     ("fedamp", {"round_deadline": 0.5}),
@@ -376,6 +378,7 @@ def test_any_number_of_stops(go, name, stops, scenario, optimizer, weights, seed
         ("mifa", 4),
         ("fedstale", 4),
         ("fedau", 3),
+        ("fedawe", 3),
         ("fedamp", 4),
     ],
 )
