@@ -48,7 +48,7 @@ class Step:
         if self.method == "delay-adaptive":
             ((_, delta, delay, _),) = came
             return W + self.eta * (1.0 if delay <= len(self.p) else len(self.p) / delay) * delta
-        if self.method == "ringmaster":
+        if self.method in ("ringmaster", "rescaled"):  # whose steps are in the work
             return W + self.eta * came[0][1]
         if self.method == "rennala":
             return W + self.eta * sum(delta for _, delta, _, _ in came) / self.m

@@ -168,6 +168,33 @@ def test_ringmaster_without_a_threshold_is_asynchronous_fedavg_bit_for_bit(go):
     assert [p.clients for p in one.seen] == [p.clients for p in other.seen]
 
 
+def test_asynchronous_fedavg_by_time_is_rescaled_asgd(go, federation, tmp_path):
+    # Workers with τ = (1, 3) s and gradients (w − 4, w − 0): steps in proportion to τ, γ (1/4, 3/4) with γ = 1/4.
+    #   0@1   W = 1 + (1/4)² (4 − 1) = 1.1875
+    #   0@2   W = 1.1875 + (1/4)² (4 − 1.1875) = 1.36328125
+    #   0@3   W = 1.36328125 + (1/4)² (4 − 1.36328125) = 1.528076171875
+    #   1@3   its gradient is that of the first model: W = 1.528076171875 + (1/4) (3/4) (0 − 1) = 1.340576171875
+    # d_i = p_i τ_i Σ 1/τ_j = ½ (1, 3) 4/3 = (2/3, 2), and η_g = 1/Σ d_i = 3/8: η_g d_i = (1/4, 3/4).
+    path = tmp_path / "times.csv"
+    path.write_text("client,seconds\n0,1\n1,3\n")
+    common = {"time_scenario": f"trace:{path}", "server_lr": 0.0, "client_weights": "uniform"}
+    run = go("async-fedavg", 40, grid=federation([4.0, 0.0], [1, 3]), **common)
+    assert run.values[:5] == pytest.approx(
+        [1.0, 1.1875, 1.36328125, 1.528076171875, 1.340576171875], rel=1e-15
+    )
+    # The paper's rule: x ← x − γ_i ∇f_i(the model that worker i was sent), γ_i = γ τ_i / Σ τ.
+    expected = simulate(
+        "rescaled",
+        lambda i, _: (1.0, 3.0)[i],
+        lambda i, w: w - GAMMA * (w - (4.0, 0.0)[i]) * (1 / 4, 3 / 4)[i],
+        np.array([0.5, 0.5]),
+        np.array([1.0]),
+        40,
+        eta=1.0,
+    )
+    assert run.values == pytest.approx([float(w[0]) for w in expected], rel=1e-12)
+
+
 @pytest.mark.parametrize("weights", ["time-based", "identical"])
 def test_without_delays_delay_adaptive_steps_are_asynchronous_fedavg_bit_for_bit(go, weights):
     common = {"aggregation_weights": weights, "server_lr": 0.0, "time_scenario": "F0"}
