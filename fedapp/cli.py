@@ -35,6 +35,7 @@ IMPORTED_WHEN_CALLED = {
     "list": "fedapp.sweeps.looking:list_command",
     "compare": "fedapp.sweeps.looking:compare_command",
     "report": "fedapp.sweeps.looking:report_command",
+    "timeline": "fedapp.sweeps.looking:timeline_command",
     "runs": "fedapp.sweeps.looking:list_command",  # the former name of list
     "deploy": "fedapp.deploy.cli:app",
 }
@@ -191,31 +192,6 @@ def _command() -> Any:
     with _importing():
         from fedapp.api import command
     return command
-
-
-@app.command("timeline", rich_help_panel=LOOK)
-def timeline_command(
-    run: Annotated[Path, typer.Argument(help="folder of a run")],
-    since: Annotated[
-        float | None, typer.Option(help="seconds of the run's clock from which clients are drawn")
-    ] = None,
-    until: Annotated[float | None, typer.Option(help="… and up to which")] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="the figure's file; timeline.png of the run by default")
-    ] = None,
-) -> None:
-    """What each client of a run did when, and how its tasks ended, as timeline.png (docs/report.md)."""
-    from fedapp.report.gantt import draw_timeline  # matplotlib is slow to import
-
-    if not (run / "config.toml").is_file():
-        raise SystemExit(f"error: {run}: holds no run, a folder with a config.toml")
-    try:
-        path = draw_timeline(run, since, until, out)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"error: {error}") from None
-    if path is None:
-        raise SystemExit(f"error: {run}: has no task on record (tasks.parquet)")
-    print(path.absolute())
 
 
 @app.command(rich_help_panel=LOOK)

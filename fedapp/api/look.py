@@ -32,6 +32,7 @@ from fedapp.data.remarks import remarks, tested_on
 from fedapp.data.tables import TABLES
 from fedapp.models import ModelError
 from fedapp.own import OwnPartError
+from fedapp.report.style import current_style, figure_options
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE | FILE.toml]…", help="keys of the run config")
@@ -43,6 +44,7 @@ _CLIENTS, _CLASSES = 60, 12  # most lines and columns of the table of a partitio
 _LISTED = 20  # most names in a line
 
 
+@figure_options
 def look(
     data: Annotated[
         str, typer.Argument(help="a table, a folder of tables or images, an .npz, or a dataset's name")
@@ -62,6 +64,8 @@ def look(
     console = Console()
     try:
         _check_out(out)
+        if (options := current_style().given) and not out:
+            raise ConfigError(f"{options}: goes with --out, beside which the picture is")
         given, clients = keys_of_words(words or [])
         found, notes, is_guess = _looked_at(data, given, console)
         keys: dict[str, Any] = {**found, **given}
@@ -82,9 +86,10 @@ def look(
     if out is not None:
         out.write_text(text, "utf-8")
         if divided is not None:
-            print(_drawn(out.with_suffix(".png"), *divided).absolute())
+            _draw(out.with_suffix(".png"), *divided)
 
 
+@figure_options
 def partition(
     words: Words = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="the picture's file, a .png")] = Path(
@@ -105,7 +110,7 @@ def partition(
             _say(console, note)
         if named := tested_on(dataset, division, config.partitioner, config.test_on):
             _say(console, named)
-        print(_drawn(out, *divided).absolute())
+        _draw(out, *divided)
     except USER_ERRORS as error:
         raise SystemExit(f"error: {error}") from None
 
@@ -293,11 +298,14 @@ def _table_of(config: RunConfig, dataset: Dataset, division: Partition) -> Table
     return table
 
 
-def _drawn(path: Path, config: RunConfig, dataset: Dataset, division: Partition) -> Path:
+def _draw(path: Path, config: RunConfig, dataset: Dataset, division: Partition) -> None:
+    """Draw a division, and print the paths of the pictures."""
     from fedapp.report.figures import draw_division  # matplotlib is slow to import
     from fedapp.report.files import data_of
 
     names = names_of_clients(dataset, division, config.partitioner)
     source = f"{data_of({'dataset': config.dataset, 'data-path': config.data_path})}, {config.partitioner}"
     counts = _class_counts(dataset, division)
-    return draw_division(path, counts, source, names, dataset.names_of_strata, strata=dataset.strata_are)
+    draw_division(path, counts, source, names, dataset.names_of_strata, strata=dataset.strata_are)
+    for each in current_style().paths(path):
+        print(each.absolute())

@@ -13,12 +13,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from fedapp.report.client_tables import last_clients, names_of_clients
-from fedapp.report.figures import STEPS, new_figure, save_all, shortened, style_axes
+from fedapp.report.figures import STEPS, new_figure, save, shortened, style_axes
 from fedapp.report.files import LOSS, data_of, rows_in_words, without_digest
 from fedapp.report.method_styles import MethodStyle, styles_of
 from fedapp.report.overlay import MOST
 from fedapp.report.recorded import RecordedRun, directions_of, metrics_of
-from fedapp.report.style import SCREEN, FigureStyle
+from fedapp.report.style import current_style
 from strategies.flower.higher_is_better import PERSONAL, higher_is_better
 
 FIGURE = "clients.png"
@@ -53,9 +53,7 @@ def draw_by_client(run_dir: Path) -> Path | None:
     return next(iter(draw_clients_of_runs(run_dir / FIGURE, {"": run}, of)), None)
 
 
-def draw_clients_of_runs(
-    path: Path, runs: Mapping[str, RecordedRun], of: str = "", style: FigureStyle = SCREEN
-) -> list[Path]:
+def draw_clients_of_runs(path: Path, runs: Mapping[str, RecordedRun], of: str = "") -> list[Path]:
     """Draw the clients of runs, by name, over each other; return the paths, [] if no client's values are on record.
 
     Solid: the global model. Dashed: clients' own models. Of more than eight runs, the first. ``of`` is the second
@@ -69,9 +67,10 @@ def draw_clients_of_runs(
     notes = [of] * bool(of) + [f"{MOST} of {len(known)} settings: the first"] * (len(known) > MOST)
     what = f"{metric} on each client's {rows_in_words(run.rows for run in runs.values())}"
     title = f"{what[0].upper()}{what[1:]}"
-    figure = new_figure(4.2 if not style.width else 3.4, "\n".join([title, *notes]), style)
+    style = current_style()
+    figure = new_figure(3.4 if style.width else 4.2, "\n".join([title, *notes]))
     axes = figure.subplots()
-    style_axes(axes, style)
+    style_axes(axes)
     higher = higher_is_better(metric, directions_of(list(runs.values())))
     looks = styles_of(str(runs[name].config.get("strategy", "")) for name in known)
     for (name, found), look in list(zip(known.items(), looks, strict=True))[:MOST]:
@@ -82,16 +81,16 @@ def draw_clients_of_runs(
             _draw_sorted(axes, values, look, label, own=bool(whose), higher=higher)
     order = "from the lowest to the highest" if higher is None else "from the worst to the best"
     axes.set(xlim=(0, 1))
-    axes.set_xlabel(f"clients, {order}", fontsize=style.points(10))
-    axes.set_ylabel(metric, fontsize=style.points(10))
+    axes.set_xlabel(f"clients, {order}", fontsize=10)
+    axes.set_ylabel(metric, fontsize=10)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=STEPS))
     if len(runs) == 1:
         _name_places(axes, next(iter(runs.values())).path, metric, higher=higher)
     beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
     below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22)}
-    axes.legend(frameon=False, fontsize=style.points(8), **(below if style.width else beside))
-    return save_all(figure, path, style)
+    axes.legend(frameon=False, fontsize=8, **(below if style.width else beside))
+    return style.paths(save(figure, path))
 
 
 def _draw_sorted(

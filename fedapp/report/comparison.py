@@ -25,7 +25,6 @@ from fedapp.report.cells import (
 from fedapp.report.differences import described, differing
 from fedapp.report.files import LOSS, data_of, with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of, names_of
-from fedapp.report.style import SCREEN, FigureStyle
 from fedapp.report.table import add_values, markdown_row
 from fedapp.report.verdict.of_runs import verdict_of
 from fedapp.report.verdict.verdict import Verdict
@@ -164,7 +163,7 @@ class Comparison:
             table.add_row(*map(Text, row), style="bold" if cell.name == leader else None)
         return table
 
-    def write(self, folder: Path, style: FigureStyle = SCREEN) -> list[Path]:
+    def write(self, folder: Path) -> list[Path]:
         """Write the tables and the overlaid curves into a folder; return the paths."""
         folder.mkdir(parents=True, exist_ok=True)
         lines = [f"# {self.title}", "", *(f"- {line}" for line in self.verdict_lines)]
@@ -184,20 +183,20 @@ class Comparison:
             from fedapp.report.overlay import draw_overlay  # matplotlib is slow to import
 
             curves = folder / FIGURE
-            paths += draw_overlay(curves, self.cells, self.metrics[:2], self.axes, style=style)
+            paths += draw_overlay(curves, self.cells, self.metrics[:2], self.axes)
             lines += [f"![curves]({FIGURE})", ""]
-            if figures := self._draw_clients(folder, style):
+            if figures := self._draw_clients(folder):
                 paths += figures
                 lines += [f"![clients]({CLIENTS})", ""]
         lines += [f"- {note}" for note in self.remarks]
         (folder / REPORT).write_text("\n".join(lines).rstrip() + "\n", "utf-8")
         return [*paths, folder / REPORT]
 
-    def _draw_clients(self, folder: Path, style: FigureStyle) -> list[Path]:
+    def _draw_clients(self, folder: Path) -> list[Path]:
         """Draw the clients of each setting's first run, if there are any with test rows of their own."""
         runs = {cell.label: cell.runs[0] for cell in self.cells if cell.runs}
         if not any(run.config.get("test-on") == "own" for run in runs.values()):
             return []
         from fedapp.report.by_client import draw_clients_of_runs
 
-        return draw_clients_of_runs(folder / CLIENTS, runs, style=style)
+        return draw_clients_of_runs(folder / CLIENTS, runs)

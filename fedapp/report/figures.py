@@ -10,6 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -26,7 +27,7 @@ from fedapp.report import as_number, read_config, read_metrics
 from fedapp.report.client_tables import last_clients
 from fedapp.report.files import LOSS, data_of, metrics_among, step_of, without_digest
 from fedapp.report.method_styles import BLUE, VERMILION, MethodStyle, styles_of
-from fedapp.report.style import SCREEN, FigureStyle
+from fedapp.report.style import SCREEN, current_style
 
 log = logging.getLogger("flwr.fedapp")
 
@@ -51,6 +52,8 @@ _NAMED_BARS = 15  # most names that have room below their bars, aslant
 _NAMED_CLASSES = 26  # most names that have room beside a heat map
 _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
 STEPS = [1, 2, 2.5, 5, 10]
+_BEFORE_LABEL = 8  # characters that have room where a legend's entry has its line or patch
+_USUAL_SIZE = 10.0  # points, of matplotlib's texts
 
 
 def draw_curves(run_dir: Path) -> Path:
@@ -305,35 +308,64 @@ def _from_config(run_dir: Path, *keys: str) -> str:
 _NAMED = ("strategy", "dataset", "model", "num-clients")
 
 
-def new_figure(height: float, title: str, style: FigureStyle = SCREEN) -> Figure:
-    figure = Figure(figsize=(style.inches, height), dpi=150, facecolor="white")
+def new_figure(height: float, title: str) -> Figure:
+    """Return a figure of a height in inches, of the current style's width; sizes of texts are those of a screen."""
+    style = current_style()
+    figure = Figure(figsize=(style.inches, height), dpi=style.dpi, facecolor="white")
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    figure.suptitle(title, fontsize=style.points(11), color=INK)
+    figure.suptitle(style.wrapped(title), fontsize=11, color=INK)
     return figure
 
 
-def style_axes(axes: Axes, style: FigureStyle = SCREEN) -> None:
+def style_axes(axes: Axes) -> None:
     axes.grid(True, color=_GRID, lw=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.tick_params(labelsize=style.points(9), colors=INK, length=3)
+    axes.tick_params(labelsize=9, colors=INK, length=3)
 
 
-def save_all(figure: Figure, path: Path, style: FigureStyle) -> list[Path]:
-    """Write a figure as PNG and in the formats of a style; return the paths, the PNG's first."""
-    if style == SCREEN:
-        return [save(figure, path)]
-    figure.set_dpi(style.dpi)
-    paths = [path.with_suffix(f".{form}") for form in style.formats if form != "png"]
-    with style.fonts():
-        save(figure, path)
-        for each in paths:
-            figure.savefig(each)
-    return [path, *paths]
+def add_legend_below(figure: Figure, handles: Sequence[Artist], columns: int, title: str = "") -> None:
+    """Add a legend below a figure's axes: in a paper in as many columns as fit."""
+    style = current_style()
+    if style.width:
+        longest = max(len(str(handle.get_label())) for handle in handles)
+        columns = max(1, min(columns, int(style.characters / (longest + _BEFORE_LABEL))))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=8,
+        title=style.wrapped(title),
+        title_fontsize=8,
+    )
 
 
 def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG and in the formats and font of the current style; return the path of the PNG."""
+    style = current_style()
+    if style == SCREEN:
+        _save_png(figure, path)
+        return path
+    _scale_texts(figure, style.scale)
+    with style.fonts():
+        _save_png(figure, path)
+        for each in style.paths(path)[1:]:
+            figure.savefig(each)
+    return path
+
+
+def _scale_texts(figure: Figure, scale: float) -> None:
+    axes = [axis for each in figure.axes for axis in (each.xaxis, each.yaxis)]
+    ticks = [axis.get_tick_params().get("labelsize", _USUAL_SIZE) for axis in axes]
+    for text in {each for each in figure.findobj(Text) if isinstance(each, Text)}:
+        text.set_fontsize(scale * float(text.get_fontsize()))
+    for axis, size in zip(axes, ticks, strict=True):  # further ticks are made when the figure is drawn
+        axis.set_tick_params(labelsize=scale * size)
+
+
+def _save_png(figure: Figure, path: Path) -> None:
     """Write a figure as PNG; a line in the log names signs that the font hasn't, which are boxes in the figure."""
     texts = {text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)}
     if lacking := _without_glyph(frozenset(chain(*texts))):
@@ -351,4 +383,3 @@ def save(figure: Figure, path: Path) -> Path:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from fedapp.report.activity import AWAY, RECEIVING, SENDING, STATES, WAITING, WORKING, Activity, read_activity
-from fedapp.report.figures import INK, STEPS, new_figure, save, shortened, style_axes
+from fedapp.report.figures import INK, STEPS, add_legend_below, new_figure, save, shortened, style_axes
 
 Array = NDArray[Any]
 
@@ -303,12 +303,4 @@ def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[
         else:
             handles.append(Line2D([], [], color=color, marker=mark, ls="", ms=6, label=label))
     title = "what a client does, with its share of all clients' time, and how tasks end"
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=4,
-        frameon=False,
-        fontsize=8,
-        title=title,
-        title_fontsize=8,
-    )
+    add_legend_below(figure, handles, 4, title)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedapp.report.cells import Cell, any_without_rounds, axis_label, best_of, direction_of
-from fedapp.report.figures import INK, STEPS, new_figure, save_all, style_axes
+from fedapp.report.figures import INK, STEPS, add_legend_below, new_figure, save, style_axes
 from fedapp.report.files import with_rows
 from fedapp.report.method_styles import MethodStyle, styles_of
 from fedapp.report.series import Array, mean_and_spread
-from fedapp.report.style import SCREEN, FigureStyle
+from fedapp.report.style import ONE_COLUMN, current_style
 
 MOST = 8  # lines that can be told apart
 
-ONE_COLUMN = "one-column"
-_LEGEND_COLUMNS = {ONE_COLUMN: 2, "two-columns": 4}
 _PAPER_HEIGHT, _LEGEND_LINE = 2.4, 0.06  # inches of a figure in a paper, and more of them for each name
-_TITLE, _NARROW = 90, 44  # characters of a title's line
 
 # What the vertical axis has to hold: these percentiles of the curves, less the very beginning, where they fall from
 # where any model starts. A lone spike would flatten all else, as would a curve that goes far above most others.
@@ -37,7 +33,6 @@ def draw_overlay(
     metrics: Sequence[str],
     axes: Mapping[str, float],
     title: str = "",
-    style: FigureStyle = SCREEN,
 ) -> list[Path]:
     """Draw a panel for each metric (rows) and axis (columns); return the paths.
 
@@ -54,20 +49,19 @@ def draw_overlay(
     title
         Empty: the metrics and axes in words.
     """
+    style = current_style()
     shown, note = _few([cell for cell in cells if cell.runs], metrics)
     looks = styles_of(cell.method for cell in shown)
     metrics = metrics[:1] if style.width else metrics
     axes = dict(list(axes.items())[:1]) if style.width == ONE_COLUMN else axes
-    names = _names(shown, style)
+    names = _names(shown, in_paper=bool(style.width))
     height = _PAPER_HEIGHT + _LEGEND_LINE * len(names) if style.width else 0.7 + 2.7 * len(metrics)
-    heading = "\n".join(
-        wrap(title or question(shown, metrics, axes), _TITLE if style.inches > 4 else _NARROW)
-    )
-    figure = new_figure(height, heading + note + _bands_text(shown), style)
+    heading = title or question(shown, metrics, axes)
+    figure = new_figure(height, heading + note + _bands_text(shown))
     grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharey="row")
     for row, key in zip(grid, metrics, strict=True):
         for panel, (axis, end) in zip(row, axes.items(), strict=True):
-            style_axes(panel, style)
+            style_axes(panel)
             drawn = {
                 name: _draw_band(panel, cell, key, axis, look, opacity=min(0.15, 0.4 / len(shown)))
                 for name, cell, look in zip(names, shown, looks, strict=True)
@@ -80,23 +74,16 @@ def draw_overlay(
                 panel.axvline(end, color="#BBBBBB", lw=1, zorder=0)
             panel.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS, integer=axis == "aggregation"))
             panel.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
-            panel.set_xlabel(axis_label(axis, shown), fontsize=style.points(9))
-        row[0].set_ylabel(key, fontsize=style.points(9))
+            panel.set_xlabel(axis_label(axis, shown), fontsize=9)
+        row[0].set_ylabel(key, fontsize=9)
         if not style.width:
-            _name_lines(row[-1], drawn, style)
+            _name_lines(row[-1], drawn)
     if style.width:
-        figure.legend(
-            [
-                Line2D([], [], lw=1.4, label=name, **look.line())
-                for name, look in zip(names, looks, strict=True)
-            ],
-            names,
-            loc="outside lower center",
-            ncols=_LEGEND_COLUMNS[style.width],
-            frameon=False,
-            fontsize=style.points(8),
-        )
-    return save_all(figure, path, style)
+        handles = [
+            Line2D([], [], lw=1.4, label=name, **look.line()) for name, look in zip(names, looks, strict=True)
+        ]
+        add_legend_below(figure, handles, 4)
+    return style.paths(save(figure, path))
 
 
 def question(cells: Sequence[Cell], metrics: Sequence[str], axes: Iterable[str]) -> str:
@@ -114,10 +101,10 @@ def _over(axis: str, cells: Sequence[Cell]) -> str:
     return {"time": "time" if is_real else "virtual time", "aggregation": rounds, "bytes": "bytes sent"}[axis]
 
 
-def _names(cells: Sequence[Cell], style: FigureStyle) -> list[str]:
+def _names(cells: Sequence[Cell], *, in_paper: bool) -> list[str]:
     """Return the names of lines; in a paper, methods that alone tell settings apart as their papers call them."""
     names = [cell.label for cell in cells]
-    if style.width and names == [cell.method for cell in cells]:
+    if in_paper and names == [cell.method for cell in cells]:
         from fedapp.config.citations import paper_name  # imports Flower, which takes a second
 
         return [paper_name(name) for name in names]
@@ -157,7 +144,7 @@ def _draw_band(
     return grid, middle
 
 
-def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], style: FigureStyle) -> None:
+def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]]) -> None:
     """Write each line's name beside its end, pushed apart where ends are close."""
     low, high = axes.get_ylim()
     ends: list[tuple[float, str, Any]] = []
@@ -174,7 +161,7 @@ def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]], style: Fig
             xycoords="axes fraction",
             textcoords="axes fraction",
             color=INK,
-            fontsize=style.points(8),
+            fontsize=8,
             va="center",
             annotation_clip=False,
             arrowprops={

@@ -1,33 +1,46 @@
-"""Formats, width and font of figures that compare settings: as on a screen, or as in a paper's columns."""
+"""Formats, width and font of figures: as on a screen, or as in a paper's columns.
 
-from collections.abc import Iterator
+Figures are drawn deep inside reports of many kinds, so the style isn't handed down: a command with `figure_options`
+sets it for what the command calls, and `fedapp.report.figures` reads it where a figure begins and is saved.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, signature
+from itertools import chain
+from pathlib import Path
+from textwrap import wrap
+from typing import Annotated, Any
 
 import typer
 
 from fedapp.config import ConfigError
 
 FORMATS = ("pdf", "svg", "png")
-WIDTHS = {"one-column": 3.5, "two-columns": 7.16}  # inches, the columns of IEEE's journals
+ONE_COLUMN = "one-column"
+WIDTHS = {ONE_COLUMN: 3.5, "two-columns": 7.16}  # inches, the columns of IEEE's journals
 GENERIC = ("sans-serif", "serif", "monospace")
 _SIZE, _SMALLEST, _LARGEST = 8.0, 4.0, 24.0  # points
-_SCREEN_WIDTH, _SCREEN_SIZE = (
-    8.0,
-    9.0,
-)  # inches; points of the labels that sizes of other texts are relative to
+_SCREEN_WIDTH, _SCREEN_SIZE = 8.0, 9.0  # inches; points of labels, to which sizes of other texts are relative
 _DPI = 300  # of a PNG in a paper
+_CHARACTERS = 11.3  # of a title on an inch of a screen's figure
 
-Formats = Annotated[
-    str,
-    typer.Option("--format", help="formats of figures beside PNG, with commas: pdf, svg; text stays text"),
-]
-Width = Annotated[str, typer.Option("--width", help=f"figures for a paper: {' or '.join(WIDTHS)}")]
-Font = Annotated[
-    str, typer.Option("--font", help=f"font of figures: {', '.join(GENERIC)}, or one that is installed")
-]
-FontSize = Annotated[float, typer.Option("--font-size", help="size of the figures' labels, points")]
+OPTIONS = {
+    "formats": Annotated[
+        str,
+        typer.Option(
+            "--format", help="formats of figures beside PNG, with commas: pdf, svg; text stays text"
+        ),
+    ],
+    "width": Annotated[str, typer.Option(help=f"figures for a paper: {' or '.join(WIDTHS)}")],
+    "font": Annotated[
+        str, typer.Option(help=f"font of figures: {', '.join(GENERIC)}, or one that is installed")
+    ],
+    "font_size": Annotated[float, typer.Option(help="size of the figures' labels, points")],
+}
 
 
 @dataclass(frozen=True)
@@ -85,9 +98,42 @@ class FigureStyle:
         """Dots per inch of a PNG."""
         return _DPI if self.width else 150
 
-    def points(self, size: float) -> float:
-        """Return the size of a text that has ``size`` points on a screen."""
-        return size * (self.font_size or (_SIZE if self.width else _SCREEN_SIZE)) / _SCREEN_SIZE
+    @property
+    def scale(self) -> float:
+        """Size of texts, as a multiple of that on a screen."""
+        return (self.font_size or (_SIZE if self.width else _SCREEN_SIZE)) / _SCREEN_SIZE
+
+    @property
+    def characters(self) -> float:
+        """Characters of a title that have room beside each other."""
+        return _CHARACTERS * self.inches / self.scale
+
+    def wrapped(self, title: str) -> str:
+        """Return a title in lines that fit the figure."""
+        most = int(self.characters)
+        lines = [wrap(line, most, break_on_hyphens=False) for line in title.splitlines()]
+        return "\n".join(chain(*lines))
+
+    def paths(self, path: Path) -> list[Path]:
+        """Return the files of a figure that is saved as a PNG of some path: this one first, then other formats."""
+        return [path, *(path.with_suffix(f".{form}") for form in self.formats if form != "png")]
+
+    @property
+    def given(self) -> str:
+        """An option that gives this style, with its value; empty for that of a screen."""
+        size = f"{self.font_size:g}" if self.font_size else ""
+        values = (",".join(self.formats), self.width, self.font, size)
+        flags = ("--format", "--width", "--font", "--font-size")
+        return next((f"{flag} {value}" for flag, value in zip(flags, values, strict=True) if value), "")
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give figures this style, as long as the context lasts."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     @contextmanager
     def fonts(self) -> Iterator[None]:
@@ -101,6 +147,35 @@ class FigureStyle:
 
 
 SCREEN = FigureStyle()
+_current = ContextVar("style of figures", default=SCREEN)  # a thread begins with the default
+
+
+def current_style() -> FigureStyle:
+    """Return the style of figures here."""
+    return _current.get()
+
+
+def figure_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of figures; whatever the command draws has their style."""
+    own = signature(command)
+
+    @wraps(command)
+    def styled(*arguments: Any, **given: Any) -> None:
+        try:
+            style = FigureStyle.read(**{name: given.pop(name) for name in OPTIONS if name in given})
+        except ConfigError as error:
+            raise SystemExit(f"error: {error}") from None
+        with style.applied():
+            command(*arguments, **given)
+
+    usual = {each.name: each.default for each in fields(FigureStyle)} | {"formats": ""}
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=usual[name], annotation=annotation)
+        for name, annotation in OPTIONS.items()
+    ]
+    styled.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])  # type: ignore[attr-defined]
+    styled.__annotations__ = {**command.__annotations__, **OPTIONS}
+    return styled
 
 
 def _check_installed(font: str) -> None:

@@ -209,15 +209,17 @@ def draw_figures(path: Path, experiment: Experiment) -> None:
     """Draw the figures of the run in a run directory."""
     from fedapp.report.figures import draw_curves, draw_partition  # matplotlib is slow to import
     from fedapp.report.gantt import draw_timeline
+    from fedapp.report.style import SCREEN
 
-    draw_curves(path)
-    draw_timeline(path)
-    if experiment.config.test_on == OWN:
-        from fedapp.report.by_client import draw_by_client
+    with SCREEN.applied():  # options of the command that makes the run are those of its own figures
+        draw_curves(path)
+        draw_timeline(path)
+        if experiment.config.test_on == OWN:
+            from fedapp.report.by_client import draw_by_client
 
-        draw_by_client(path)
-    dataset = experiment.dataset
-    draw_partition(path, dataset.strata, dataset.num_strata, strata=dataset.strata_are)
+            draw_by_client(path)
+        dataset = experiment.dataset
+        draw_partition(path, dataset.strata, dataset.num_strata, strata=dataset.strata_are)
 
 
 # What sums are called, and what of an aggregation they add up.

@@ -13,7 +13,7 @@ from rich.console import Console
 from fedapp.config import ConfigError, Value
 from fedapp.config.options import SimulationConfig, read_options, read_run_options, stated_options
 from fedapp.names import AUTO, ENGINES
-from fedapp.report.style import FigureStyle, Font, FontSize, Formats, Width
+from fedapp.report.style import figure_options
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.axes import completed_axis, read_axes
 from fedapp.sweeps.plan import TAKEN, SweepPlan, checked, keys_of, read_file
@@ -36,6 +36,7 @@ RunOptions = Annotated[
 FederationOptions = Annotated[list[str] | None, typer.Option(help="num-supernodes, of all runs")]
 
 
+@figure_options
 def sweep(
     axes: Annotated[
         list[str],
@@ -74,10 +75,6 @@ def sweep(
         int,
         typer.Option(min=0, help="number of seeds to tune on; 0: as many as are reported, and 3 at most"),
     ] = 0,
-    formats: Formats = "",
-    width: Width = "",
-    font: Font = "",
-    font_size: FontSize = 0.0,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -105,7 +102,6 @@ def sweep(
     """
     try:
         options = {"tune": tune, "by": by, "tuning-seeds": tuning_seeds}
-        style = FigureStyle.read(formats, width, font, font_size)
         part = Shard.read(shard) if shard else None
         if part and merge:
             raise ConfigError(
@@ -122,7 +118,7 @@ def sweep(
                 if merge
                 else make_sweep(plan, folder, engine=engine, jobs=jobs, console=console)
             )
-            paths = write_results(outcome, style)
+            paths = write_results(outcome)
     except (*USER_ERRORS, OSError) as error:  # such as a folder that can't be written
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:

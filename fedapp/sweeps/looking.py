@@ -1,4 +1,4 @@
-"""``fedapp list``, ``fedapp compare`` and ``fedapp report``: looking at runs that are there."""
+"""``fedapp list``, ``compare``, ``report`` and ``timeline``: looking at runs that are there."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedapp.report.exports import csv_of, json_of
 from fedapp.report.paper import ORDERS, RESULT, latex_of, markdown_of, write_paper
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.runs import client_tables_of, differences_table, reasons, runs_in, runs_table, sweeps_in
-from fedapp.report.style import FigureStyle, Font, FontSize, Formats, Width
+from fedapp.report.style import current_style, figure_options
 from fedapp.sweeps.sweep import tuning_of
 
 # Columns of a terminal in which a run and what tells it from others have room beside each other.
@@ -49,6 +49,7 @@ def list_command(
         console.print(str(error), style="yellow", markup=False, highlight=False)
 
 
+@figure_options
 def compare_command(
     runs: Annotated[
         list[str],
@@ -58,10 +59,6 @@ def compare_command(
         Path | None,
         typer.Option("--out", "-o", help="folder for a figure and the table; default: only printed"),
     ] = None,
-    formats: Formats = "",
-    width: Width = "",
-    font: Font = "",
-    font_size: FontSize = 0.0,
     csv: Annotated[bool, typer.Option("--csv", help="print the table as CSV")] = False,
     json: Annotated[bool, typer.Option("--json", help="print the table as JSON")] = False,
     latex: Annotated[
@@ -86,7 +83,6 @@ def compare_command(
     """
     papers = [form for form, wanted in (("latex", latex), ("markdown", markdown)) if wanted]
     forms = ["csv"] * csv + ["json"] * json + papers
-    drawn = {"--format": formats, "--width": width, "--font": font, "--font-size": font_size or ""}
     try:
         if (len(forms) > 1 and (not out or forms != papers)) or ((csv or json) and out):
             raise ConfigError(
@@ -96,9 +92,8 @@ def compare_command(
             raise ConfigError(f"--order {order}: is no order of settings; allowed are {', '.join(ORDERS)}")
         if order != RESULT and not papers:
             raise ConfigError(f"--order {order}: goes with --latex or --markdown")
-        if (given := [f"{option} {value}" for option, value in drawn.items() if value]) and not out:
-            raise ConfigError(f"{given[0]}: goes with --out, which has the figure")
-        style = FigureStyle.read(formats, width, font, font_size)
+        if (given := current_style().given) and not out:
+            raise ConfigError(f"{given}: goes with --out, which has the figure")
         found = recorded(runs)
         comparison = Comparison(found, tuning_of(run.path for run in found))
     except ConfigError as error:
@@ -116,10 +111,11 @@ def compare_command(
         console.print(line, markup=False, highlight=False)
     if out:
         folder = out.expanduser()
-        for path in (*comparison.write(folder, style), *write_paper(comparison, folder, papers, order)):
+        for path in (*comparison.write(folder), *write_paper(comparison, folder, papers, order)):
             print(path.absolute())
 
 
+@figure_options
 def report_command(
     runs: Annotated[list[Path], typer.Argument(help="folders of runs, or of one run each")],
     out: Annotated[
@@ -127,10 +123,6 @@ def report_command(
     ] = None,
     live: Annotated[bool, typer.Option("--live", help="serve the page here, and follow the runs")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="with --live; 0: any that is free")] = 0,
-    formats: Formats = "",
-    width: Width = "",
-    font: Font = "",
-    font_size: FontSize = 0.0,
 ) -> None:
     """Runs as one page that opens without a network: curves, clients, data, graph, configs (docs/report.md).
 
@@ -138,11 +130,33 @@ def report_command(
     """
     from fedapp.report.page.command import report  # pyarrow and Plotly are slow to import
 
+    report(runs, out, live=live, port=port, tuning_of=tuning_of)
+
+
+@figure_options
+def timeline_command(
+    run: Annotated[Path, typer.Argument(help="folder of a run")],
+    since: Annotated[
+        float | None, typer.Option(help="seconds of the run's clock from which clients are drawn")
+    ] = None,
+    until: Annotated[float | None, typer.Option(help="… and up to which")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="the figure's file; timeline.png of the run by default")
+    ] = None,
+) -> None:
+    """What each client of a run did when, and how its tasks ended, as timeline.png (docs/report.md)."""
+    from fedapp.report.gantt import draw_timeline  # matplotlib is slow to import
+
+    if not (run / "config.toml").is_file():
+        raise SystemExit(f"error: {run}: holds no run, a folder with a config.toml")
     try:
-        style = FigureStyle.read(formats, width, font, font_size)
-    except ConfigError as error:
+        path = draw_timeline(run, since, until, out)
+    except (OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from None
-    report(runs, out, live=live, port=port, tuning_of=tuning_of, style=style)
+    if path is None:
+        raise SystemExit(f"error: {run}: has no task on record (tasks.parquet)")
+    for each in current_style().paths(path):
+        print(each.absolute())
 
 
 def _printed(comparison: Comparison, form: str, order: str) -> str:

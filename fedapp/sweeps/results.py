@@ -14,7 +14,6 @@ from fedapp.report.cells import Cell, axes_of, direction_of, warnings_of
 from fedapp.report.files import with_rows
 from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
-from fedapp.report.style import SCREEN, FigureStyle
 from fedapp.report.table import add_values, markdown_row
 from fedapp.sweeps.plan import SEED
 from fedapp.sweeps.point import folder_of, name_of
@@ -23,7 +22,7 @@ from fedapp.sweeps.tuning import HOW_STATED
 from strategies.flower.higher_is_better import unknown_direction
 
 
-def write_results(outcome: Outcome, style: FigureStyle = SCREEN) -> list[Path]:
+def write_results(outcome: Outcome) -> list[Path]:
     """Write what a sweep leaves behind beside its runs; return the paths."""
     folder = outcome.path
     frame = runs_frame(outcome)
@@ -40,7 +39,7 @@ def write_results(outcome: Outcome, style: FigureStyle = SCREEN) -> list[Path]:
         axes = {axis: end for axis, end in axes_of(cells).items() if axis in ("time", "aggregation")}
         if axes:
             figure = folder / FIGURE
-            paths += draw_overlay(figure, cells, outcome.metrics[:2], axes, outcome.plan.title, style)
+            paths += draw_overlay(figure, cells, outcome.metrics[:2], axes, outcome.plan.title)
     (folder / REPORT).write_text(report(outcome, (folder / FIGURE) in paths), "utf-8")
     return [*paths, folder / REPORT]
 

@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
+from fedapp.report.style import figure_options
 from studies.attacks.cell import ON
 from studies.attacks.plan import SEEDS, cells
 from studies.attacks.runs import FILE, made, read, write
 from studies.attacks.table import rows_of, write_table
 
 
+@figure_options
 def attacks_command(
     data_path: Annotated[
         str, typer.Option(help="folder with mnist.npz; none: scikit-learn's digits, of 8x8")

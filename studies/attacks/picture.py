@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedapp.report.figures import INK, new_figure, save
+from fedapp.report.style import current_style
 from studies.attacks.cell import METHODS, OFF, ON, RULE
 from studies.attacks.hostile import ATTACKS, HONEST
 from studies.attacks.plan import MOST_BY_ATTACK
@@ -40,7 +41,7 @@ def draw(path: Path, rows: Sequence[Row]) -> list[Path]:
         for (mode, title), axes in zip(_TITLES.items(), line, strict=True):
             _panel(axes, own, lines, mode)
             axes.set_title(f"{WORDS[division]}, {hostile} of {clients}: {title}", fontsize=8)
-    return [save(figure, path)]
+    return current_style().paths(save(figure, path))
 
 
 def _panel(axes: Axes, rows: Sequence[Row], lines: Sequence[tuple[str, str]], mode: str) -> None:

@@ -17,11 +17,13 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.config.options import read_options
 from fedapp.data import DataError
 from fedapp.federation.graph import graph_arrays
+from fedapp.report.style import current_style, figure_options
 from strategies.clients import graph
 from studies.graphs.figures import MAX_COLUMNS, MAX_ROWS, GraphPanel, draw_graph
 from studies.graphs.lognormal import fit_lognormal, normality
 
 
+@figure_options
 def graph_command(
     run_config: Annotated[
         list[str] | None,
@@ -65,7 +67,8 @@ def graph_command(
         raise SystemExit(f"error: {error}") from None
     Console().print(table)
     for path in figures:
-        print(path.absolute())
+        for each in current_style().paths(path):
+            print(each.absolute())
 
 
 def _check_graph(given: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from fedapp.config import ConfigError, Value, defaults
 from fedapp.federation import absolute
 from fedapp.names import IN_PROCESS
 from fedapp.report.differences import DATA_PATH
+from fedapp.report.style import figure_options
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.plan import checked, read_file
 from fedapp.sweeps.point import DIVERGED
@@ -25,6 +26,7 @@ DATASET = "dataset"
 MOST_TOLD = 10  # runs that failed
 
 
+@figure_options
 def map_command(
     plan_file: Annotated[Path, typer.Argument(metavar="MAP.toml", help="the map: see docs/map.md")],
     data_path: Annotated[str, typer.Option(help="folder with the data; none: as the map's file says")] = "",

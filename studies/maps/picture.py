@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedapp.report.figures import INK, STEPS, new_figure, save, style_axes
+from fedapp.report.figures import INK, STEPS, add_legend_below, new_figure, save, style_axes
 from fedapp.report.method_styles import MethodStyle, styles_of
+from fedapp.report.style import current_style
 from fedapp.report.verdict.paired import interval
 from studies.maps.plan import MapPlan, Spot
 from studies.maps.rule import CLOSE, MEASURES, WON, Measure, Win, Wins, merit, standing
@@ -23,8 +24,8 @@ from studies.maps.scores import MapScore
 
 MOST = 6  # methods of a strip, beside the baseline
 _ROW, _AROUND = 0.15, 0.75  # inches of a method's row, and of a cell's title and axis
-_TITLE, _CELL_TITLE = 95, 54  # characters of a line
-_COLUMN = 4.0  # inches of a strip
+_CELL_TITLE = 54  # characters of a line
+_COLUMN, _NARROWEST = 4.0, 3.0  # inches of a strip, and of one in a paper
 
 
 @dataclass(frozen=True)
@@ -89,32 +90,32 @@ def draw_map(path: Path, plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]
         for spot in scores
         for measure in MEASURES
     }
-    most = [max(1, *(len(strips[spot, measure]) for spot in row for measure in MEASURES)) for row in spots]
-    columns = len(MEASURES) * max(map(len, spots))
-    heights = [_AROUND + _ROW * number for number in most]
-    figure = new_figure(0.9 + sum(heights), "\n".join(wrap(plan.title, _TITLE)))
-    figure.set_size_inches(_COLUMN * columns, 0.9 + sum(heights))
-    grid = figure.subplots(len(spots), columns, squeeze=False, gridspec_kw={"height_ratios": heights})
-    for row, panels in zip(spots, grid, strict=True):
-        for axes in panels[len(MEASURES) * len(row) :]:
+    columns, style = len(MEASURES) * max(map(len, spots)), current_style()
+    if style.width:
+        columns = min(columns, int(style.inches / _NARROWEST))
+    pairs = [[(spot, measure) for spot in row for measure in MEASURES] for row in spots]
+    lines = [row[at : at + columns] for row in pairs for at in range(0, len(row), columns)]
+    heights = [_AROUND + _ROW * max(1, *(len(strips[pair]) for pair in line)) for line in lines]
+    figure = new_figure(0.9 + sum(heights), plan.title)
+    if not style.width:
+        figure.set_figwidth(_COLUMN * columns)
+    grid = figure.subplots(len(lines), columns, squeeze=False, gridspec_kw={"height_ratios": heights})
+    for line, panels in zip(lines, grid, strict=True):
+        for axes in panels[len(line) :]:
             axes.set_axis_off()
-        pairs = [(spot, measure) for spot in row for measure in MEASURES]
-        for (spot, measure), axes in zip(pairs, panels, strict=False):
+        for (spot, measure), axes in zip(line, panels, strict=False):
             axes.set_title(_cell_title(plan, spot, measure), fontsize=8, color=INK, loc="left")
             _draw_strip(axes, plan, strips[spot, measure], wins[spot, measure], measure, looks)
-    figure.legend(
-        handles=[
+    add_legend_below(
+        figure,
+        [
             Line2D([], [], marker="o", color=INK, lw=0, label="wins, or isn't told apart from the best"),
             Line2D([], [], marker="o", color=INK, mfc="white", lw=0, label="behind the best"),
             Line2D([], [], color="#999999", ls="--", label=f"the baseline, {next(iter(plan.methods))}"),
         ],
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=8,
-        title=f"the best methods of each cell, and {100 * (1 - plan.rule.level):g} % intervals of their paired "
+        3,
+        f"the best methods of each cell, and {100 * (1 - plan.rule.level):g} % intervals of their paired "
         f"advantage over the baseline; {len(plan.seeds)} seeds",
-        title_fontsize=8,
     )
     return save(figure, path)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedapp.report.series import mean_and_spread
+from fedapp.report.style import current_style
 from studies.maps.curves import FILE
 from studies.maps.plan import NOT_KEYS, SEARCH, WHY, MapPlan, Spot, candidate_text
 from studies.maps.rule import MEASURES, WON, Measure, Win, Wins, standing, wins_of
@@ -28,7 +29,7 @@ def write_report(plan: MapPlan, curves: Curves, versions: Mapping[str, str], fol
     frame(plan, scores).to_csv(folder / TABLE, index=False)
     text = "\n".join(_lines(plan, scores, wins, curves, versions)) + "\n"
     (folder / REPORT).write_text(text, "utf-8")
-    return [picture, folder / TABLE, folder / REPORT]
+    return [*current_style().paths(picture), folder / TABLE, folder / REPORT]
 
 
 def frame(plan: MapPlan, scores: Scores) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from fedapp.config import ConfigError
 from fedapp.data import DataError
 from fedapp.federation import absolute, dataset_of
 from fedapp.names import IN_PROCESS
+from fedapp.report.style import OPTIONS, figure_options
 from fedapp.server import USER_ERRORS
 from fedapp.sweeps.point import PlannedRun, is_finished
 from fedapp.sweeps.runner import run_missing
@@ -27,6 +28,7 @@ from studies.reproduce.store import FILE, read_stored
 from studies.reproduce.summary import write_summary
 
 
+@figure_options
 def reproduce(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="an experiment (see --list), or a TOML file with one")] = "",
@@ -101,7 +103,7 @@ def reproduce(
 
 
 # What else each of these reads.
-_ALONE = {"summary": {"out"}, "list_all": set[str](), "from_curves": {"name", "quick", "out"}}
+_ALONE = {"summary": {"out"}, "list_all": set[str](), "from_curves": {"name", "quick", "out", *OPTIONS}}
 _OF_RUNS = ("engine", "jobs", "only", "minutes")
 
 

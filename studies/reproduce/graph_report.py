@@ -11,6 +11,7 @@ import numpy as np
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
 from fedapp.federation.graph import graph_arrays
+from fedapp.report.style import current_style
 from strategies.clients import graph
 from studies.graphs.figures import GraphPanel, draw_graph
 from studies.graphs.lognormal import fit_lognormal, normality
@@ -133,9 +134,9 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
             for cell in cells.each(dataset, phi, kappa)
         ]
         title = f"{dataset}, {plan.setting('num-clients')} clients"
-        made.figures += [
-            path.rename(folder / f"{dataset}-{path.name}") for path in draw_graph(folder, panels, title)
-        ]
+        for path in draw_graph(folder, panels, title):
+            own, *_ = [each.rename(folder / f"{dataset}-{each.name}") for each in current_style().paths(path)]
+            made.figures.append(own)
         made.rows += _rows(dataset, cells)
     rules = (
         ("003-1-grows", _grows),

@@ -12,10 +12,12 @@ from rich.table import Table
 
 from fedapp.config import in_keys
 from fedapp.logs import shown_from
+from fedapp.report.style import current_style, figure_options
 from fedapp.server import USER_ERRORS
 from studies.theory.run_bounds import RunBounds, bounds_of_run
 
 
+@figure_options
 def bounds(
     run_dir: Annotated[Path, typer.Argument(help="folder of a finished run")],
 ) -> None:
@@ -45,7 +47,8 @@ def bounds(
     for reason in found.refusals:
         print(f"doesn't apply: {reason}")
     if found.bounds:
-        print(draw_bounds(run_dir, found).absolute())
+        for path in current_style().paths(draw_bounds(run_dir, found)):
+            print(path.absolute())
 
 
 def _constants_table(found: RunBounds) -> Table:

@@ -11,7 +11,7 @@ from fedapp.report.page.html import NoPlotlyError, make_page
 from fedapp.report.page.live import LivePage, TuningOf
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.runs import runs_in
-from fedapp.report.style import SCREEN, FigureStyle
+from fedapp.report.style import current_style
 
 
 def report(
@@ -21,7 +21,6 @@ def report(
     live: bool,
     port: int,
     tuning_of: TuningOf,
-    style: FigureStyle = SCREEN,
 ) -> None:
     """Write the page of the runs in ``folders`` to ``out``, or serve it ``live`` until Ctrl-C.
 
@@ -29,8 +28,8 @@ def report(
     """
     if live and out is not None:
         raise SystemExit(f"error: -o {out}: --live serves the page and writes no file; give one of the two")
-    if live and style != SCREEN:
-        raise SystemExit("error: --format, --width, --font: --live writes no figures; give one of the two")
+    if live and (given := current_style().given):
+        raise SystemExit(f"error: {given}: --live writes no figures; give one of the two")
     if port and not live:
         raise SystemExit(f"error: --port {port}: goes with --live")
     found: dict[Path, Path] = {}
@@ -45,7 +44,7 @@ def report(
             _serve(LivePage(runs, port, tuning_of))
             return
         path.write_text(make_page(page_content(runs, tuning_of(runs))), "utf-8")
-        paths = [path, *_figures(runs, path, tuning_of, style)]
+        paths = [path, *_figures(runs, path, tuning_of)]
     except NoPlotlyError as error:
         raise SystemExit(f"error: fedapp report {error}") from None
     except ConfigError as error:
@@ -57,9 +56,9 @@ def report(
         print(each.absolute())
 
 
-def _figures(runs: Sequence[Path], page: Path, tuning_of: TuningOf, style: FigureStyle) -> list[Path]:
+def _figures(runs: Sequence[Path], page: Path, tuning_of: TuningOf) -> list[Path]:
     """Draw the curves of the page's settings beside the page, if a style is given; return the paths."""
-    if style == SCREEN:
+    if not current_style().given:
         return []
     from fedapp.report.overlay import draw_overlay  # matplotlib is slow to import
 
@@ -67,7 +66,7 @@ def _figures(runs: Sequence[Path], page: Path, tuning_of: TuningOf, style: Figur
     if not comparison.axes or not comparison.metrics:
         raise ConfigError("--format: no run has curves yet")
     figure = page.with_suffix(".png")
-    return draw_overlay(figure, comparison.cells, comparison.metrics[:2], comparison.axes, style=style)
+    return draw_overlay(figure, comparison.cells, comparison.metrics[:2], comparison.axes)
 
 
 def _serve(page: LivePage) -> None:
