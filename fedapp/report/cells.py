@@ -7,7 +7,7 @@ deviation is over distinct seeds.
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -46,12 +46,15 @@ class Tuning:
         The metric by which the sweep compares settings.
     doubts : tuple of str
         What may spoil the verdict on the settings.
+    names : mapping of str to (str, str)
+        What the sweep's plan calls the setting of each run, by the name of its folder, and its label in legends.
     """
 
     keys: tuple[str, ...] = ()
     text: str = ""
     by: str = ""
     doubts: tuple[str, ...] = ()
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 UNTUNED = Tuning()
@@ -118,13 +121,13 @@ class Cell:
         """Return a metric at a place on one of `AXES`, one value per seed."""
         return self._by_seed([run.at(axis, place, key) for run in self.runs])
 
-    def text(self, key: str, digits: int = 4, time: float | None = None) -> str:
+    def text(self, key: str, time: float | None = None) -> str:
         """Write a metric at a time, or its final value, mean ± standard deviation."""
-        return spread_text(self.scores(key, time), digits)
+        return spread_text(self.scores(key, time))
 
-    def text_at(self, axis: str, place: float, key: str, digits: int) -> str:
+    def text_at(self, axis: str, place: float, key: str) -> str:
         """Write a metric at a place on one of `AXES`, mean ± standard deviation."""
-        return spread_text(self.values_at(axis, place, key), digits)
+        return spread_text(self.values_at(axis, place, key))
 
     def band(self, key: str, axis: str) -> tuple[Array, Array, Array]:
         """Return places on one of `AXES`, and a metric's mean and standard deviation there, each (points,)."""
@@ -172,10 +175,11 @@ def seed_of(run: RecordedRun) -> Hashable:
     return seed
 
 
-def cells_of(runs: Iterable[RecordedRun], tuned: Collection[str] = ()) -> list[Cell]:
+def cells_of(runs: Iterable[RecordedRun], tuning: Tuning = UNTUNED) -> list[Cell]:
     """Group runs that differ in nothing but their seed; name each group by what tells it from the others.
 
-    The groups' labels don't have ``tuned`` keys, unless two would be called alike.
+    A sweep's plan says what its settings are called. Otherwise the groups' labels don't have tuned keys, unless two
+    would be called alike.
     """
     every = list(runs)
     keys = [key for key in differing([run.config for run in every]) if key != "seed"]
@@ -186,10 +190,14 @@ def cells_of(runs: Iterable[RecordedRun], tuned: Collection[str] = ()) -> list[C
     settings = list(groups.values())
     configs = [members[0].config for members in settings]
     names = descriptions(configs, keys)
-    labels = descriptions(configs, [key for key in keys if key not in tuned])
+    labels = descriptions(configs, [key for key in keys if key not in tuning.keys])
     if len(set(labels)) < len(labels) or not all(labels):
         labels = names
-    return [_cell(*each) for each in zip(names, settings, labels, strict=True)]
+    named = [
+        tuning.names.get(members[0].path.name, usual)
+        for members, usual in zip(settings, zip(names, labels, strict=True), strict=True)
+    ]
+    return [_cell(name, members, label) for (name, label), members in zip(named, settings, strict=True)]
 
 
 def _cell(name: str, runs: Sequence[RecordedRun], label: str) -> Cell:
@@ -226,6 +234,26 @@ def axes_of(cells: Sequence[Cell]) -> dict[str, float]:
 def any_without_rounds(cells: Iterable[Cell]) -> bool:
     """Return True if a run is of a method without rounds, which reports contributions."""
     return any("contributions" in run.columns for cell in cells for run in cell.runs)
+
+
+def clients_text(cells: Iterable[Cell]) -> str:
+    """Return how many clients runs have and how their speeds differ in virtual time, where all are alike in that."""
+    runs = [run for cell in cells for run in cell.runs]
+    numbers = {run.config.get("num-clients") for run in runs}
+    parts = [f"{number} clients" for number in numbers if len(numbers) == 1 and number]
+    scenarios = {str(run.config.get("time-scenario", "")) for run in runs}
+    if len(scenarios) == 1 and {run.clock for run in runs} == {"virtual"} and (scenario := scenarios.pop()):
+        parts.append(_speeds_text(scenario))
+    return ", ".join(parts)
+
+
+def _speeds_text(scenario: str) -> str:
+    spaced = re.fullmatch(r"F(\d\d?)", scenario)
+    if spaced is None:
+        return f"task times {scenario}"
+    if not int(spaced[1]):
+        return "all equally fast"
+    return f"the fastest {1 / (1 - int(spaced[1]) / 100):.3g} times as fast as the slowest"
 
 
 def equal_time(cells: Sequence[Cell]) -> float | None:

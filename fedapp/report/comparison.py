@@ -46,7 +46,7 @@ class Comparison:
     @cached_property
     def cells(self) -> list[Cell]:
         """The settings, named by what tells them from each other."""
-        return cells_of(self.runs, self.tuning.keys)
+        return cells_of(self.runs, self.tuning)
 
     @cached_property
     def axes(self) -> dict[str, float]:
@@ -90,8 +90,8 @@ class Comparison:
             [
                 cell.name,
                 cell.seeds_text,
-                cell.text(key, 3),
-                *(cell.text_at(axis, end, key, 3) for axis, end in self.axes.items()),
+                cell.text(key),
+                *(cell.text_at(axis, end, key) for axis, end in self.axes.items()),
             ]
             for cell in self.cells
         ]
@@ -138,7 +138,7 @@ class Comparison:
             self.cells,
             metric,
             time=self.time,
-            doubts=self.tuning.doubts,
+            tuning=self.tuning,
             files="metrics.jsonl in the folder of each run",
         )
 

@@ -52,7 +52,8 @@ _NAMED_BARS = 15  # most names that have room below their bars, aslant
 _NAMED_CLASSES = 26  # most names that have room beside a heat map
 _HEAT_CLIENTS = 250  # more columns than that can't be seen at 1200 pixels
 STEPS = [1, 2, 2.5, 5, 10]
-_BEFORE_LABEL = 8  # characters that have room where a legend's entry has its line or patch
+_MOST_COLUMNS = 4  # of a legend
+_BEFORE_LABEL = 10  # characters that have room where a legend's entry has its line or patch
 _USUAL_SIZE = 10.0  # points, of matplotlib's texts
 
 
@@ -313,7 +314,8 @@ def new_figure(height: float, title: str) -> Figure:
     style = current_style()
     figure = Figure(figsize=(style.inches, height), dpi=style.dpi, facecolor="white")
     figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-    figure.suptitle(style.wrapped(title), fontsize=11, color=INK)
+    size = 9 if style.width else 11  # in a paper a caption says the most
+    figure.suptitle(style.wrapped(title, size), fontsize=size, color=INK)
     return figure
 
 
@@ -325,19 +327,26 @@ def style_axes(axes: Axes) -> None:
     axes.tick_params(labelsize=9, colors=INK, length=3)
 
 
-def add_legend_below(figure: Figure, handles: Sequence[Artist], columns: int, title: str = "") -> None:
-    """Add a legend below a figure's axes: in a paper in as many columns as fit."""
+def add_legend_below(figure: Figure, handles: Sequence[Artist], title: str = "") -> None:
+    """Add a legend below a figure's axes, in as many columns as fit."""
     style = current_style()
-    if style.width:
-        longest = max(len(str(handle.get_label())) for handle in handles)
-        columns = max(1, min(columns, int(style.characters / (longest + _BEFORE_LABEL))))
+    lengths = [len(str(handle.get_label())) + _BEFORE_LABEL for handle in handles]
+    room = style.characters(8)
+    columns = next(
+        (
+            number
+            for number in range(min(_MOST_COLUMNS, len(lengths)), 1, -1)
+            if sum(max(column) for column in np.array_split(lengths, number)) <= room
+        ),
+        1,
+    )
     figure.legend(
         handles=handles,
         loc="outside lower center",
         ncols=columns,
         frameon=False,
         fontsize=8,
-        title=style.wrapped(title),
+        title=style.wrapped(title, 8),
         title_fontsize=8,
     )
 

@@ -303,4 +303,4 @@ def _legend(figure: Figure, activity: Activity, shown: Activity, share: Mapping[
         else:
             handles.append(Line2D([], [], color=color, marker=mark, ls="", ms=6, label=label))
     title = "what a client does, with its share of all clients' time, and how tasks end"
-    add_legend_below(figure, handles, 4, title)
+    add_legend_below(figure, handles, title)

@@ -1,30 +1,27 @@
-"""Curves of several settings over each other, with bands over seeds; each line has its name at its end."""
+"""Curves of several settings over each other, with bands over seeds, and their names below."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedapp.report.cells import Cell, any_without_rounds, axis_label, best_of, direction_of
+from fedapp.report.cells import Cell, any_without_rounds, axis_label, best_of, clients_text, direction_of
 from fedapp.report.figures import INK, STEPS, add_legend_below, new_figure, save, style_axes
 from fedapp.report.files import with_rows
 from fedapp.report.method_styles import MethodStyle, styles_of
-from fedapp.report.series import Array, mean_and_spread
+from fedapp.report.series import Array
 from fedapp.report.style import ONE_COLUMN, current_style
 
 MOST = 8  # lines that can be told apart
 
-_PAPER_HEIGHT, _LEGEND_LINE = 2.4, 0.06  # inches of a figure in a paper, and more of them for each name
+_PAPER_HEIGHT, _LEGEND_LINE = 2.7, 0.06  # inches of a figure in a paper, and more of them for each name
 
 # What the vertical axis has to hold: these percentiles of the curves, less the very beginning, where they fall from
 # where any model starts. A lone spike would flatten all else, as would a curve that goes far above most others.
 _SHOWN, _BEGINNING, _ABOVE = (1, 99), 0.03, 1.5
-
-_APART = 0.055  # least distance of two names, of the height of a panel
 
 
 def draw_overlay(
@@ -55,9 +52,9 @@ def draw_overlay(
     metrics = metrics[:1] if style.width else metrics
     axes = dict(list(axes.items())[:1]) if style.width == ONE_COLUMN else axes
     names = _names(shown, in_paper=bool(style.width))
-    height = _PAPER_HEIGHT + _LEGEND_LINE * len(names) if style.width else 0.7 + 2.7 * len(metrics)
+    height = (_PAPER_HEIGHT if style.width else 0.7 + 2.7 * len(metrics)) + _LEGEND_LINE * len(names)
     heading = title or question(shown, metrics, axes)
-    figure = new_figure(height, heading + note + _bands_text(shown))
+    figure = new_figure(height, "\n".join([heading + note, clients_text(shown)]) + _bands_text(shown))
     grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharey="row")
     for row, key in zip(grid, metrics, strict=True):
         for panel, (axis, end) in zip(row, axes.items(), strict=True):
@@ -76,13 +73,10 @@ def draw_overlay(
             panel.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
             panel.set_xlabel(axis_label(axis, shown), fontsize=9)
         row[0].set_ylabel(key, fontsize=9)
-        if not style.width:
-            _name_lines(row[-1], drawn)
-    if style.width:
-        handles = [
-            Line2D([], [], lw=1.4, label=name, **look.line()) for name, look in zip(names, looks, strict=True)
-        ]
-        add_legend_below(figure, handles, 4)
+    handles = [
+        Line2D([], [], lw=1.4, label=name, **look.line()) for name, look in zip(names, looks, strict=True)
+    ]
+    add_legend_below(figure, handles)
     return style.paths(save(figure, path))
 
 
@@ -142,50 +136,6 @@ def _draw_band(
     if len(cell.seeds) > 1:
         axes.fill_between(grid, middle - spread, middle + spread, color=look.color, alpha=opacity, lw=0)
     return grid, middle
-
-
-def _name_lines(axes: Axes, drawn: Mapping[str, tuple[Array, Array]]) -> None:
-    """Write each line's name beside its end, pushed apart where ends are close."""
-    low, high = axes.get_ylim()
-    ends: list[tuple[float, str, Any]] = []
-    for (name, (_, middle)), line in zip(drawn.items(), axes.get_lines(), strict=False):
-        finite = middle[np.isfinite(middle)]
-        if finite.size:
-            ends.append((float(np.clip((finite[-1] - low) / (high - low), 0, 1)), name, line.get_color()))
-    ends.sort(key=lambda end: end[0])
-    for place, (end, name, color) in zip(_apart([end for end, _, _ in ends]), ends, strict=True):
-        axes.annotate(
-            _short(name),
-            (1.0, end),
-            (1.04, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=INK,
-            fontsize=8,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": color,
-                "lw": 1.2,
-                "relpos": (0, 0.5),
-                "shrinkA": 2,
-                "shrinkB": 0,
-            },
-        )
-
-
-def _apart(places: Sequence[float]) -> list[float]:
-    """Move sorted places apart, as little as need be, with the middle of all where it was."""
-    moved: list[float] = []
-    for place in places:
-        moved.append(max(place, moved[-1] + _APART) if moved else place)
-    shift = mean_and_spread(moved)[0] - mean_and_spread(places)[0] if moved else 0.0
-    return [place - shift for place in moved]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 34 else name[:33] + "…"
 
 
 def set_view(axes: Axes, lines: Iterable[tuple[Array, Array]]) -> bool:

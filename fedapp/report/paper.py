@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedapp.config.citations import bibliography, paper_name, papers_of
-from fedapp.report.cells import Cell, any_without_rounds, why_unlike
+from fedapp.report.cells import Cell, any_without_rounds, clients_text, why_unlike
 from fedapp.report.comparison import Comparison
 from fedapp.report.differences import described, descriptions, differing
 from fedapp.report.files import data_of, without_digest
 from fedapp.report.series import spread_text
 from fedapp.report.table import markdown_row
+from fedapp.report.verdict.doubts import has_untuned_methods
 from fedapp.report.verdict.judging import LEVEL
 from fedapp.report.verdict.verdict import Verdict
 
 RESULT, GIVEN = ORDERS = ("result", "given")
 LATEX, MARKDOWN, BIB = "table.tex", "table.md", "methods.bib"
 
-_DIGITS = 3  # decimals of means and deviations
 _METHOD, _SEED = "strategy", "seed"
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _IN_MATH = {"±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "²": "$^2$", "−": "$-$"}
@@ -145,7 +145,7 @@ def _names(cells: Sequence[Cell], keys: Sequence[str]) -> list[str]:
 
 def _spread(cell: Cell, key: str, axis: str | None, end: float) -> str:
     values = cell.finals(key) if axis is None else cell.values_at(axis, end, key)
-    return spread_text(values, _DIGITS, equal=True)
+    return spread_text(values, equal=True)
 
 
 def _caption(comparison: Comparison, key: str, verdict: Verdict) -> str:
@@ -158,7 +158,9 @@ def _caption(comparison: Comparison, key: str, verdict: Verdict) -> str:
     model = f" ({next(iter(models))})" if len(models) == 1 and all(models) else ""
     what = comparison.heading(key) + (f" on {next(iter(data))}{model}" if len(data) == 1 else "")
     spread = f"mean ± standard deviation over n = {seeds} seeds" if several else "one seed"
-    parts = [f"{what[0].upper()}{what[1:]}, {spread}", _budget(comparison), comparison.tuning.text]
+    clients = clients_text(comparison.cells)
+    tuning = comparison.tuning.text or "nothing was tuned" * has_untuned_methods(comparison.cells)
+    parts = [f"{what[0].upper()}{what[1:]}, {spread}", clients, _budget(comparison), tuning]
     return f"{'; '.join(filter(None, parts))}. {_on_bold(verdict)}"
 
 

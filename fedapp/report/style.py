@@ -26,7 +26,7 @@ GENERIC = ("sans-serif", "serif", "monospace")
 _SIZE, _SMALLEST, _LARGEST = 8.0, 4.0, 24.0  # points
 _SCREEN_WIDTH, _SCREEN_SIZE = 8.0, 9.0  # inches; points of labels, to which sizes of other texts are relative
 _DPI = 300  # of a PNG in a paper
-_CHARACTERS = 11.3  # of a title on an inch of a screen's figure
+_CHARACTERS = 124.0  # of one point that have room on an inch
 
 OPTIONS = {
     "formats": Annotated[
@@ -103,14 +103,13 @@ class FigureStyle:
         """Size of texts, as a multiple of that on a screen."""
         return (self.font_size or (_SIZE if self.width else _SCREEN_SIZE)) / _SCREEN_SIZE
 
-    @property
-    def characters(self) -> float:
-        """Characters of a title that have room beside each other."""
-        return _CHARACTERS * self.inches / self.scale
+    def characters(self, size: float) -> float:
+        """Return how many characters of ``size`` points on a screen have room beside each other."""
+        return _CHARACTERS * self.inches / (self.scale * size)
 
-    def wrapped(self, title: str) -> str:
+    def wrapped(self, title: str, size: float) -> str:
         """Return a title in lines that fit the figure."""
-        most = int(self.characters)
+        most = int(self.characters(size))
         lines = [wrap(line, most, break_on_hyphens=False) for line in title.splitlines()]
         return "\n".join(chain(*lines))
 

@@ -11,7 +11,7 @@ from fedapp.config import ConfigError, Value, defaults
 from fedapp.config.options import repeated_key
 from fedapp.report.differences import DATA_PATH, PLACES, has_own_data
 from fedapp.report.files import AUTO, may_be_measured, measured_by
-from fedapp.sweeps.point import LABEL, SYNTHETIC, Axis, PlannedRun, labels_along, points
+from fedapp.sweeps.point import LABEL, SYNTHETIC, Axis, PlannedRun, labels_along, name_of, points
 from strategies.flower.higher_is_better import measured_name, split_direction
 
 SEED, METRICS, DATASET = "seed", "metrics", "dataset"
@@ -106,6 +106,10 @@ class SweepPlan(Grid):
                 raise ValueError(f"tune: {axis!r} is no axis; there are {', '.join(self.grid)}")
             if axis == SEED:
                 raise ValueError("tune: the seed isn't tuned")
+        if self.tuning_seeds and not self.tune:
+            raise ValueError(
+                f"tuning-seeds = {self.tuning_seeds}: nothing is tuned; tune names the axes to tune"
+            )
         if self.metric and not may_be_measured(self.metric, named := self._values(METRICS, AUTO)):
             raise ValueError(f"by: {unmeasured(self.metric, named)}")
         if self.tune and any(not isinstance(seed, int) for seed in self.seeds):
@@ -164,6 +168,11 @@ class SweepPlan(Grid):
     def cell_axes(self) -> list[str]:
         """The axes that tell cells from each other: all but the seed and those that are tuned."""
         return [axis for axis in self.grid if axis != SEED and axis not in self.tune]
+
+    def name_of(self, labels: Mapping[str, object]) -> str:
+        """Return a setting's name: its labels on axes with several values, or on all axes if there is none."""
+        own = {axis: label for axis, label in labels.items() if axis != SEED}
+        return name_of({axis: each for axis, each in own.items() if len(self.grid[axis]) > 1} or own)
 
     def runs(self, seeds: Sequence[int] | None = None) -> list[PlannedRun]:
         """Return every run, checked; with ``seeds``, on these in place of the plan's.

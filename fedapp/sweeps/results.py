@@ -16,7 +16,7 @@ from fedapp.report.recorded import RecordedRun, metrics_of
 from fedapp.report.series import mean_and_spread
 from fedapp.report.table import add_values, markdown_row
 from fedapp.sweeps.plan import SEED
-from fedapp.sweeps.point import folder_of, name_of
+from fedapp.sweeps.point import folder_of
 from fedapp.sweeps.sweep import CSV, FIGURE, PARQUET, REPORT, TUNING, TUNING_CSV, Outcome, score_text
 from fedapp.sweeps.tuning import HOW_STATED
 from strategies.flower.higher_is_better import unknown_direction
@@ -117,7 +117,7 @@ def lines(outcome: Outcome) -> list[tuple[Cell, list[str]]]:
     found = []
     for cell in outcome.cells:
         labels = [_label(cell.labels.get(axis, "")) for axis in axes]
-        values = [cell.text(key, 3, outcome.time) for key in outcome.metrics]
+        values = [cell.text(key, outcome.time) for key in outcome.metrics]
         ends = [[run.reach(axis) for run in cell.runs] for axis in ("time", "bytes")]
         costs = [_label(mean_and_spread(each)[0]) if each else "-" for each in ends]
         found.append((cell, [*labels, cell.seeds_text, *values, *costs]))
@@ -194,8 +194,7 @@ def _failures(outcome: Outcome) -> Iterator[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for each in outcome.planned:
         if reason := outcome.status_of(each)[1]:
-            labels = {axis: label for axis, label in each.labels.items() if axis != SEED}
-            reasons.setdefault((name_of(labels), reason), []).append(str(each.config.seed))
+            reasons.setdefault((outcome.plan.name_of(each.labels), reason), []).append(str(each.config.seed))
     for (name, reason), seeds in reasons.items():
         yield f"{name}, seed {', '.join(seeds)}: {reason}"
     reported = {each.name for each in outcome.planned}
@@ -231,7 +230,7 @@ def _without_best(outcome: Outcome) -> Iterator[str]:
 
 def _notes_on_picks(outcome: Outcome) -> Iterator[str]:
     for chosen in outcome.picks.values():
-        where = name_of(dict(zip(outcome.plan.cell_axes, chosen.cell, strict=True)))
+        where = outcome.plan.name_of(dict(zip(outcome.plan.cell_axes, chosen.cell, strict=True)))
         if chosen.value is None:
             yield f"{where}: nothing was picked, as no value has runs that all came to their end"
         if chosen.time is not None:

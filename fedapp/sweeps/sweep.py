@@ -28,7 +28,6 @@ from fedapp.sweeps.point import (
     PlannedRun,
     folder_of,
     is_finished,
-    name_of,
     unfinished,
 )
 from fedapp.sweeps.runner import only_one, run_missing
@@ -118,21 +117,24 @@ class Outcome:
             self.by,
             time=self.time,
             stated=self.plan.stated,
-            doubts=self.tuning.doubts,
+            tuning=self.tuning,
             files=files,
         )
 
     @cached_property
     def tuning(self) -> Tuning:
         """The tuning of the settings; without one the metric by which they are compared alone."""
-        if not self.picks:
-            return Tuning(by=self.by)
-        plan, number = self.plan, len(self.plan.seeds_to_tune_on)
+        plan = self.plan
+        names = {folder_of(each, self.path / RUNS).name: self._names(each.labels) for each in self.planned}
+        if not plan.tune:
+            return Tuning(by=self.by, names=names)
+        number = len(plan.seeds_to_tune_on)
         return Tuning(
             tuple(key for axis in plan.tune for key in keys_of(axis, plan.grid[axis])),
             f"{', '.join(plan.tune)} tuned for each setting by {self.by} on {number} other seed{'s' * (number > 1)}",
             self.by,
             tuple(tuning_doubts(plan, self.picks, self.tried, self.path / TUNING)),
+            names,
         )
 
     @property
@@ -186,14 +188,14 @@ class Outcome:
         ends = [(each, self.status_of(each)[0]) for each in members]
         runs = [self.run_of(each) for each, status in ends if status == FINISHED]
         lacking = [status for _, status in ends if status != FINISHED]
-        told = [axis for axis in self.plan.cell_axes if len(self.plan.grid[axis]) > 1]
-        return Cell(
-            name_of(labels),
-            runs,
-            lacking,
-            labels,
-            name_of({axis: labels[axis] for axis in told}) if told else "",
-        )
+        name, label = self._names(labels)
+        return Cell(name, runs, lacking, labels, label)
+
+    def _names(self, labels: Mapping[str, Value]) -> tuple[str, str]:
+        """Return a setting's name, and its label in legends, without axes that are tuned."""
+        untuned = {axis: labels[axis] for axis in self.plan.cell_axes}
+        name = self.plan.name_of(labels)
+        return name, self.plan.name_of(untuned) if untuned else name
 
     def _unpicked(self) -> list[Cell]:
         """Return the cells that have no run, as no value could be picked for them."""
@@ -201,7 +203,7 @@ class Outcome:
         cells = [dict(zip(self.plan.cell_axes, each.cell, strict=True)) for each in lost]
         lacking = ["not run"] * len(self.plan.seeds)
         return [
-            Cell(name_of(labels), [], lacking, {**labels, **dict.fromkeys(self.plan.tune, "none")})
+            Cell(self.plan.name_of(labels), [], lacking, {**labels, **dict.fromkeys(self.plan.tune, "none")})
             for labels in cells
         ]
 

@@ -19,7 +19,7 @@ from fedapp.report.files import LOSS, measured_by, stated_directions
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.verdict.doubts import unequal_tries
 from fedapp.sweeps.plan import METRICS, SweepPlan
-from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of, name_of
+from fedapp.sweeps.point import FINISHED, PlannedRun, folder_of
 from strategies.flower.higher_is_better import higher_is_better, unknown_direction
 
 # How a metric's direction is stated for a sweep.
@@ -158,7 +158,7 @@ def tuning_doubts(
         unread = {key for summary in summaries for key in summary.get("unread-keys", ())}
         read = [axis for axis in plan.tune if axis not in unread]
         tries[cell] = {setting_of(each, read) for each in members}
-    names = {cell: name_of(dict(zip(plan.cell_axes, cell, strict=True))) for cell in tries}
+    names = {cell: plan.name_of(dict(zip(plan.cell_axes, cell, strict=True))) for cell in tries}
     edges = [
         f"{axis} of {names[chosen.cell]} is best at the end of what was tried; go on beyond it"
         for chosen in picks.values()

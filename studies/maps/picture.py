@@ -113,7 +113,6 @@ def draw_map(path: Path, plan: MapPlan, scores: Mapping[Spot, Sequence[MapScore]
             Line2D([], [], marker="o", color=INK, mfc="white", lw=0, label="behind the best"),
             Line2D([], [], color="#999999", ls="--", label=f"the baseline, {next(iter(plan.methods))}"),
         ],
-        3,
         f"the best methods of each cell, and {100 * (1 - plan.rule.level):g} % intervals of their paired "
         f"advantage over the baseline; {len(plan.seeds)} seeds",
     )

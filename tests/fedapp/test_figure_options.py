@@ -126,10 +126,10 @@ def test_a_partition_is_drawn_for_a_paper(tmp_path):
     with Image.open(path) as image:
         assert image.width == round(300 * 3.5)
     drawn = path.with_suffix(".svg").read_text()
-    assert "font-size: 7px; font-family: 'DejaVu Serif'" in drawn  # of ticks, which have 9 points on a screen
+    assert "font-size: 7px; font-family: 'DejaVu Serif'" in drawn  # of ticks and title
     size = re.search(r"font-size: ([\d.]+)px[^>]*>digits, label-quantity-skew: 20 clients", drawn)
     assert size is not None
-    assert float(size[1]) == pytest.approx(11 * 7 / 9, abs=0.01)
+    assert float(size[1]) == pytest.approx(9 * 7 / 9, abs=0.01)
     assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
 
 

@@ -30,8 +30,10 @@ def with_clients(folder: Path, columns: dict[str, list[float]], **config: Any) -
 def figures(monkeypatch):
     """Every figure that is drawn."""
     drawn: list[Figure] = []
-    save = all_figures.save
-    monkeypatch.setattr(all_figures, "save", lambda figure, path: drawn.append(figure) or save(figure, path))
+    save = all_figures._save_png
+    monkeypatch.setattr(
+        all_figures, "_save_png", lambda figure, path: drawn.append(figure) or save(figure, path)
+    )
     return drawn
 
 

@@ -1,7 +1,6 @@
 """``fedapp compare``: runs beside each other where all have come equally far."""
 
 import csv
-import itertools
 import json
 import math
 import re
@@ -20,7 +19,6 @@ from fedapp.report.cells import best_of
 from fedapp.report.comparison import Comparison
 from fedapp.report.differences import has_own_data
 from fedapp.report.exports import frame_of
-from fedapp.report.overlay import _apart
 from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
 from fedapp.sweeps.looking import recorded
@@ -450,13 +448,6 @@ def test_what_can_not_be_compared_is_one_line(runs, tmp_path):
         assert message in done.output
 
 
-def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
-    places = _apart([0.1, 0.5, 0.5, 0.5, 0.9])
-    assert all(b - a > 0.05 for a, b in itertools.pairwise(places))
-    assert places == sorted(places)
-    assert _apart([0.2, 0.8]) == pytest.approx([0.2, 0.8])
-
-
 def test_the_title_names_the_table_that_all_runs_have(tmp_path):
     table = {"dataset": "files", "data-path": "/data/hospitals.csv"}
     runs = [
@@ -472,7 +463,7 @@ def test_the_view_of_curves_has_room_for_the_deviation_over_seeds(tmp_path, monk
         for seed, level in ((0, 0.6), (1, 0.8))
     ]
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "_save_png", lambda figure, _: drawn.append(figure))
     Comparison([RecordedRun(path) for path in runs]).write(tmp_path / "out")
     low, high = drawn[0].axes[0].get_ylim()
     assert low < 0.7 - 0.2 / 2**0.5 < 0.7 + 0.2 / 2**0.5 < high  # mean and deviation by hand

@@ -111,6 +111,11 @@ def test_a_table_has_methods_by_result_tuned_keys_as_columns_and_the_leader_in_b
         "lr tuned for each setting by accuracy on 2 other seeds. Bold: what is apart from every other (paired "
         "t-tests at time 10 over 4 seeds, p-values by Holm over all 3 pairs, level 0.05)."
     )
+    for path in apart:
+        config = path / "config.toml"
+        config.write_text(config.read_text() + 'num-clients = 20\ntime-scenario = "F80"\n')
+    caption = PaperTable.of(comparison_of(apart, Tuning()), "accuracy").caption
+    assert "4 seeds; 20 clients, the fastest 5 times as fast as the slowest; each run had 10 s" in caption
     text = latex_of(comparison_of(apart))
     assert r"\textbf{FedDyn~\cite{acar2021federated}} & 0.3 & \textbf{0.925 $\pm$ 0.013} & 0.925" in text
     assert text.count(r"\textbf") == 2
@@ -135,11 +140,11 @@ def test_keys_that_were_not_tuned_are_in_the_names_and_nothing_is_bold_where_non
 
 
 def test_legends_leave_out_keys_that_were_tuned(apart, tmp_path):
-    cells = cells_of(map(RecordedRun, apart), ["lr"])
+    cells = cells_of(map(RecordedRun, apart), TUNED)
     assert [cell.label for cell in cells] == ["fedavg", "feddyn", "fedbuff"]
     assert [cell.name for cell in cells] == ["fedavg lr=0.1", "feddyn lr=0.3", "fedbuff lr=0.1"]
     twice = levels(tmp_path / "twice", {("fedavg", 0.1): [0.5], ("fedavg", 0.2): [0.6]})
-    assert [cell.label for cell in cells_of(map(RecordedRun, twice), ["lr"])] == ["lr=0.1", "lr=0.2"]
+    assert [cell.label for cell in cells_of(map(RecordedRun, twice), TUNED)] == ["lr=0.1", "lr=0.2"]
 
 
 # ---- Figures ---------------------------------------------------------------------------------------------------

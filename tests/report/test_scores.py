@@ -100,7 +100,7 @@ def test_the_closing_table_of_numbers(tmp_path):
 )
 def test_curves_are_of_what_a_run_has(named, rounds, labels, tmp_path, monkeypatch):
     drawn: list[Any] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "_save_png", lambda figure, _: drawn.append(figure))
     draw_curves(write(tmp_path / "run", named=named, rounds=rounds))
     assert [(axes.get_xlabel(), axes.get_ylabel()) for axes in drawn[0].axes] == labels
 
@@ -141,7 +141,7 @@ def test_the_title_of_curves_says_what_they_show_and_of_which_run(tmp_path, monk
     config = {"strategy": "fedavg", "dataset": "files", "data-path": "/data/hospitals.csv", "model": "mlp"}
     (folder / "config.toml").write_text(tomli_w.dumps({**config, "label-column": "died", "lr": 0.5}))
     drawn: list[Any] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+    monkeypatch.setattr(figures, "_save_png", lambda figure, _: drawn.append(figure))
     draw_curves(folder)
     assert drawn[0].get_suptitle() == "Test loss and rmse over server rounds\nfedavg, hospitals.csv, mlp"
 

@@ -10,6 +10,7 @@ from scipy import stats
 
 from fedapp.report.verdict.judging import judge
 from fedapp.report.verdict.paired import (
+    deviation_interval,
     holm_adjusted,
     holm_levels,
     interval,
@@ -88,15 +89,15 @@ def test_three_settings_by_hand():
     assert not found.leader
     assert found.sentences == (
         "3 seeds can't tell which setting leads by score at the end: high has the best mean, but isn't apart from "
-        "low (10.0 against 7.0, a difference of 3.0, 98.33 % interval -1.4 to 7.4, p = 0.11), nor from lowest "
-        "(paired t-tests over 3 seeds, p-values by Holm over all 3 pairs).",
-        "To tell high from low takes about 5 seeds, from lowest about 5, if the differences stay (80 % power at each "
-        "pair's corrected level).",
+        "low (10.000 against 7.000, a difference of 3.000, 98.33 % interval -1.416 to 7.416, p = 0.11), nor from "
+        "lowest (paired t-tests over 3 seeds, p-values by Holm over all 3 pairs).",
+        "To tell high from low takes about 5 (3 to 49) seeds, from lowest about 5 (3 to 49), if the differences stay "
+        "(80 % power at each pair's corrected level; in brackets by the ends of the deviation's 95 % interval).",
     )
     assert judged(THREE, level=0.2).leader == "high"
     assert judged(THREE, level=0.2).sentences == (
-        "high leads by score at the end: 3.0 higher than low, the next, 10.0 against 7.0 (93.33 % interval 0.9 to "
-        "5.1, p = 0.11), and apart from all 2 others (paired t-tests over 3 seeds, p-values by Holm "
+        "high leads by score at the end: 3.000 higher than low, the next, 10.000 against 7.000 (93.33 % interval "
+        "0.877 to 5.123, p = 0.11), and apart from all 2 others (paired t-tests over 3 seeds, p-values by Holm "
         "over all 3 pairs).",
     )
 
@@ -105,7 +106,7 @@ def test_of_a_loss_the_lowest_leads():
     found = judged({"bad": [1.2, 1.3, 1.4], "good": [1.0, 1.0, 1.0]}, higher=False)
     assert (found.best, found.leader) == ("good", "good")
     assert found.sentences == (
-        "good leads bad by 0.30 in score at the end, 1.00 against 1.30 (95 % interval 0.05 to 0.55, p = 0.035, "
+        "good leads bad by 0.300 in score at the end, 1.000 against 1.300 (95 % interval 0.052 to 0.548, p = 0.035, "
         "paired t-test over 3 seeds).",
     )
 
@@ -114,7 +115,8 @@ def test_two_settings_are_one_sentence():
     found = judged({"a": [0.9, 0.93, 0.92], "b": [0.9, 0.92, 0.92]})
     assert found.sentences == (
         "3 seeds can't tell a from b by score at the end: 0.9167 against 0.9133, a difference of 0.0033 (95 % "
-        "interval -0.0110 to 0.0177, p = 0.42, paired t-test); about 26 would, if the difference stays.",
+        "interval -0.0110 to 0.0177, p = 0.42, paired t-test); about 26 (9 to 932) would, if the "
+        "difference stays (in brackets by the ends of the deviation's 95 % interval).",
     )
     assert seeds_needed(1 / 300, float(np.std([0.0, 0.01, 0.0], ddof=1)), 0.05) == 26
 
@@ -132,7 +134,7 @@ def test_equal_settings_are_a_tie():
 
 def test_one_seed_tells_nothing_and_no_common_seed_is_no_pair():
     assert judged({"a": [0.9], "b": [0.8]}).sentences == (
-        "1 seed can't tell settings apart: a has the best score at the end, 0.90 against 0.80; a test needs two "
+        "1 seed can't tell settings apart: a has the best score at the end, 0.900 against 0.800; a test needs two "
         "seeds or more.",
     )
     apart = judge([("a", 0, 0.9), ("b", 1, 0.8)], "score", higher=True)
@@ -198,6 +200,21 @@ def test_of_200_sweeps_without_a_difference_at_most_16_have_a_false_pair():
     assert false <= 16
 
 
+def test_the_number_of_seeds_has_the_range_of_the_deviation():
+    """χ² of two degrees of freedom has the quantiles −2 ln(1 − p): −2 ln .975 = .0506 and −2 ln .025 = 7.38."""
+    low, high = deviation_interval(3.0, 3)
+    assert low == pytest.approx(3 * math.sqrt(2 / (-2 * math.log(0.025))))
+    assert high == pytest.approx(3 * math.sqrt(2 / (-2 * math.log(0.975))))
+    found = judged({"a": [0.5, 0.6, 0.7], "b": [0.5, 0.5, 0.5]})
+    pair = found.pair("a", "b")  # a difference of .1 with a deviation of .1
+    expected = [seeds_needed(0.1, each, 0.05) for each in (0.1, *deviation_interval(0.1, 3))]
+    assert [pair.needed, pair.needed_from, pair.needed_to] == expected == [10, 5, 312]
+    assert (
+        "; about 10 (5 to 312) would, if the difference stays (in brackets by the ends of the deviation's 95 % "
+        "interval)."
+    ) in found.sentences[0]
+
+
 @pytest.mark.parametrize("settings", [2, 4])
 def test_at_the_number_of_seeds_that_was_said_the_power_is_80_percent(settings):
     """A pilot of three seeds has the known difference and deviation; then that many seeds are drawn 4,000 times."""
@@ -209,7 +226,7 @@ def test_at_the_number_of_seeds_that_was_said_the_power_is_80_percent(settings):
     pair = pilot.pair("a", "b")
     assert (pair.difference, pair.deviation) == pytest.approx((difference, deviation))
     assert pair.needed is not None
-    assert f"about {pair.needed}" in " ".join(pilot.sentences)
+    assert f"about {pair.needed} ({pair.needed_from} to " in " ".join(pilot.sentences)
     generator = np.random.default_rng(GENERATOR_SEED)
     draws = generator.normal(difference, deviation, (4000, pair.needed))
     power = float((stats.ttest_1samp(draws, 0.0, axis=1).pvalue <= pair.level).mean())

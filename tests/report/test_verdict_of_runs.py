@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import app
+from fedapp.report.cells import Tuning
 from fedapp.report.comparison import Comparison
 from fedapp.report.page.content import page_content
 from fedapp.report.recorded import RecordedRun
@@ -19,6 +20,7 @@ from fedapp.report.verdict.verdict import Cost, Verdict
 from tests.report.test_comparison import write_run
 
 TIMES = [0.0, 5.0, 8.0, 10.0]
+NOT_TUNED = "nothing was tuned: each method has one setting, which may suit one method better than another"
 
 
 def run(folder: Path, strategy: str, seed: int, ends: Sequence[float], **options: Any) -> RecordedRun:
@@ -48,7 +50,7 @@ def verdict_of(runs: Sequence[RecordedRun]) -> Verdict:
     return Comparison(runs).verdict
 
 
-def test_two_methods_and_nothing_to_spoil_it(tmp_path):
+def test_two_methods_and_nothing_but_tuning_may_spoil_it(tmp_path):
     """Differences .10, .10, .095, .10, .10: mean .099, deviation .00224, t = 99 on four degrees of freedom."""
     found = verdict_of(swept(tmp_path, CLEAR))
     assert found.leader == "feddyn"
@@ -56,7 +58,7 @@ def test_two_methods_and_nothing_to_spoil_it(tmp_path):
         "feddyn leads fedavg by 0.099 in accuracy at time 10, 0.930 against 0.831 (95 % interval 0.096 to 0.102, "
         "p < 0.001, paired t-test over 5 seeds)."
     )
-    assert found.doubts == ()
+    assert found.doubts == (NOT_TUNED,)
     assert found.files == "metrics.jsonl in the folder of each run"
 
 
@@ -109,7 +111,7 @@ def test_one_seed_on_which_two_are_equal_names_no_best(tmp_path):
         "seeds or more."
     )
     assert found.leader == ""
-    assert found.doubts == ("1 seed: nothing is known of the deviation over seeds",)
+    assert found.doubts == (NOT_TUNED, "1 seed: nothing is known of the deviation over seeds")
 
 
 def test_of_a_cost_the_target_is_from_above(tmp_path):
@@ -148,7 +150,7 @@ DOUBTS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", DOUBTS)
 def test_what_may_spoil_it_is_a_line_where_it_holds(tmp_path, case):
     curves, line = DOUBTS[case]
-    assert list(verdict_of(swept(tmp_path, curves)).doubts) == [line]
+    assert list(verdict_of(swept(tmp_path, curves)).doubts) == [NOT_TUNED, line]
 
 
 def test_a_setting_with_a_diverged_run_is_not_judged(tmp_path):
@@ -157,14 +159,36 @@ def test_a_setting_with_a_diverged_run_is_not_judged(tmp_path):
     found = verdict_of([*swept(tmp_path, curves), wild])
     assert found.leader == "feddyn"
     assert "wild" not in found.means
-    assert found.doubts == ("wild isn't judged: of 5 runs 1 diverged",)
+    assert found.doubts == (NOT_TUNED, "wild isn't judged: of 5 runs 1 diverged")
 
 
 def test_an_unstable_run_is_named(tmp_path):
     runs = swept(tmp_path, CLEAR)
     (runs[0].path / "summary.json").write_text(json.dumps({"status": "finished", "unstable": "lr"}))
     assert verdict_of([RecordedRun(each.path) for each in runs]).doubts == (
+        NOT_TUNED,
         "unstable runs: feddyn (1 of its runs)",
+    )
+
+
+def test_a_run_that_finished_without_a_number_is_named(tmp_path):
+    runs = swept(tmp_path, CLEAR)
+    lines = [json.loads(line) for line in (runs[0].path / "metrics.jsonl").read_text().splitlines()]
+    lines = [{**line, "accuracy": None} for line in lines]
+    (runs[0].path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert verdict_of([RecordedRun(each.path) for each in runs]).doubts == (
+        NOT_TUNED,
+        "1 of 5 seeds of feddyn finished without a finite accuracy",
+        "feddyn lacks seed 0, and is compared on the others",
+    )
+
+
+def test_what_was_tuned_is_not_doubted(tmp_path):
+    runs = swept(tmp_path, CLEAR)
+    assert Comparison(runs, Tuning(("lr",))).verdict.doubts == ()
+    assert (
+        Comparison(runs[:5] + swept(tmp_path / "other", {"feddyn": CLEAR["fedavg"]}, lr=0.2)).verdict.doubts
+        == ()
     )
 
 

@@ -301,6 +301,14 @@ def test_what_is_not_possible_is_one_line_before_anything_runs(tmp_path, argumen
     assert not list(tmp_path.glob("out/*/*"))
 
 
+def test_seeds_to_tune_on_without_anything_to_tune_are_refused(tmp_path):
+    done = sweep(tmp_path, "lr=1,2", "--tuning-seeds", "2")
+    assert (done.exit_code, done.output) == (
+        1,
+        "error: lr=1,2: tuning-seeds = 2: nothing is tuned; tune names the axes to tune\n",
+    )
+
+
 def test_a_division_that_is_tested_on_the_same_rows_may_be_tuned():
     """The held-out rows depend on the seed alone, whatever the other rows' division and the number of clients."""
     held = {"grid": {"partitioner": ["iid", "dirichlet"], "num-clients": [2, 3]}, "tune": ["partitioner"]}

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 
 import fedapp
 from fedapp.cli import app
+from fedapp.report.page.content import page_content
 from fedapp.report.page.html import unpacked
+from fedapp.sweeps.sweep import tuning_of
 
 SMALL: dict[str, Any] = {"num_clients": 3, "model": "logistic", "batch_size": 0, "quiet": True}
 
@@ -46,6 +48,32 @@ def test_every_number_can_be_computed_from_the_file_that_it_names(tmp_path):
     assert report[2] == "## Verdict"
     assert report[4] == f"- {verdict.sentences[0]}"
     assert str(fedapp.load(folder).verdict()) == str(verdict)
+
+
+PLAN = """
+[base]
+num-clients = 3
+model = "logistic"
+num-server-rounds = 2
+[grid]
+lr = [0.1]
+work = [{ label = "one epoch", local-epochs = 1 }, { label = "two steps", local-epochs = 0, local-steps = 2 }]
+seed = [0, 1]
+"""
+
+
+def test_settings_are_called_as_the_plan_says_without_what_all_have(tmp_path):
+    (tmp_path / "plan.toml").write_text(PLAN)
+    folder = tmp_path / "swept"
+    options = [str(tmp_path / "plan.toml"), "-o", str(folder), "--jobs", "0"]
+    done = CliRunner().invoke(app, ["sweep", *options], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    assert sorted(fedapp.load(folder).verdict().means) == ["one epoch", "two steps"]
+    done = CliRunner().invoke(app, ["compare", str(folder), "--csv"])
+    assert {line.partition(",")[0] for line in done.stdout.splitlines()[1:]} == {"one epoch", "two steps"}
+    runs = sorted(path.parent for path in folder.glob("runs/*/config.toml"))
+    content = page_content(runs, tuning_of(runs))
+    assert sorted(each["name"] for each in content["settings"]) == ["one epoch", "two steps"]
 
 
 def test_the_tuning_may_spoil_it(tmp_path):

@@ -43,6 +43,7 @@ def report(
         if live:
             _serve(LivePage(runs, port, tuning_of))
             return
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(make_page(page_content(runs, tuning_of(runs))), "utf-8")
         paths = [path, *_figures(runs, path, tuning_of)]
     except NoPlotlyError as error:

@@ -31,7 +31,7 @@ from fedapp.report.files import (
 from fedapp.report.method_styles import MARKS_ON_LINE, styles_of
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
-from fedapp.report.series import mean_and_spread
+from fedapp.report.series import DIGITS, mean_and_spread, metric_text, spaced, with_extremes
 from fedapp.report.verdict.of_runs import verdict_of
 from strategies.flower.higher_is_better import higher_is_better
 
@@ -41,12 +41,13 @@ T = TypeVar("T")
 # Most points that a browser draws without freezing, of all runs together, and the least that one run gets of them.
 RUNS = 60
 POINTS, FEWEST_POINTS = 24_000, 100  # evaluations, of each metric
+NUMBERS = 16_000  # of all curves together: as many as a page of 2 MB has room for
 CLIENTS, FEWEST_CLIENTS = 20_000, 100
 CELLS, FEWEST_CELLS = 90_000, 900  # cells of the graph's heat map
 METRICS = 60
 CLASSES = 100
 LINES = 400  # last lines of the log
-BAND = 200  # points of a setting's mean
+BAND = 150  # points of a setting's mean
 MOST_POINTS, MOST_CLIENTS = 1000, 2000
 _LONGEST = 30  # characters of a name beside an axis
 
@@ -105,6 +106,7 @@ def page_content(runs: Sequence[Path], tuning: Tuning = UNTUNED) -> dict[str, An
         "scores": (scores := list(dict.fromkeys([*filter(None, [tuning.by]), *chain(*firsts), LOSS]))),
         **_settings(recorded, dict(zip((run.path for run in recorded), names, strict=True)), scores, tuning),
         "places": _places(recorded),
+        "digits": DIGITS,
         "left_out": left_out,
     }
 
@@ -127,7 +129,7 @@ def _settings(
     runs: Sequence[RecordedRun], names: Mapping[Path, str], scores: Sequence[str], tuning: Tuning
 ) -> dict[str, Any]:
     """Return the settings, each the runs that differ in their seed alone: curves and scores, mean ± deviation."""
-    cells = [replace(cell, name=cell.label) for cell in cells_of(runs, tuning.keys)]
+    cells = [replace(cell, name=cell.label) for cell in cells_of(runs, tuning)]
     looks = _looks([cell.method for cell in cells])
     time = equal_time(cells)
     keys = [*scores, "train-loss", *(form.format(key) for key in scores for form in _OF_CLIENTS)]
@@ -148,7 +150,7 @@ def _settings(
                 "runs": members[cell.name],
                 "seeds": len(cell.seeds),
                 "of": cell.seeds_text,
-                "scores": {key: cell.text(key, 4, time) for key in scores},
+                "scores": {key: cell.text(key, time) for key in scores},
                 "means": {key: _number(mean_and_spread(cell.scores(key, time))[0]) for key in scores},
                 "bands": _bands(cell, keys) if len(cell.seeds) > 1 else {},
                 "look": look,
@@ -161,7 +163,7 @@ def _settings(
 def _verdict(cells: Sequence[Cell], metric: str, time: float | None, tuning: Tuning) -> dict[str, Any]:
     """Return the verdict by a metric: sentences, what may spoil it, each setting's mean and costs, files."""
     files = "metrics.jsonl in the folder of each run"
-    verdict = verdict_of(cells, metric, time=time, doubts=tuning.doubts, files=files)
+    verdict = verdict_of(cells, metric, time=time, tuning=tuning, files=files)
     return {
         "sentences": verdict.sentences,
         "doubts": verdict.doubts,
@@ -172,7 +174,7 @@ def _verdict(cells: Sequence[Cell], metric: str, time: float | None, tuning: Tun
             {
                 "name": each.setting,
                 "leads": each.setting == verdict.leader,
-                "mean": _number(verdict.means[each.setting]),
+                "mean": metric_text(verdict.means[each.setting]),
                 "reached": f"{each.reached} of {each.seeds}",
                 "time": _number(each.time),
                 "bytes": _number(each.bytes),
@@ -191,7 +193,7 @@ def _bands(cell: Cell, keys: Sequence[str]) -> dict[str, dict[str, list[list[flo
             for axis in AXES:
                 if all(np.isfinite(run.along(axis)).any() for run in cell.runs):
                     band = cell.band(key, axis)
-                    at = _spaced(len(band[0]), BAND)
+                    at = spaced(len(band[0]), BAND)
                     found.setdefault(key, {})[axis] = [_rounded(values[at]) for values in band]
     return found
 
@@ -211,7 +213,7 @@ def _run(path: Path, name: str, runs: int) -> dict[str, Any]:
         "name": name,
         "summary": {key: _plain(value) for key, value in summary.items() if key != "process"},
         "config": {key: _plain(value) for key, value in _config(path).items()},
-        "curves": _curves(path, table, min(max(POINTS // runs, FEWEST_POINTS), MOST_POINTS), left_out),
+        "curves": _curves(path, table, POINTS // runs, NUMBERS // runs, left_out),
         "clients": _clients(
             table,
             min(max(CLIENTS // runs, FEWEST_CLIENTS), MOST_CLIENTS),
@@ -245,23 +247,26 @@ def _config(path: Path) -> dict[str, Any]:
     return content | {f"version of {package}": version for package, version in versions.items()}
 
 
-def _curves(path: Path, table: Any, most: int, left_out: list[str]) -> dict[str, Any]:
+def _curves(path: Path, table: Any, most: int, in_all: int, left_out: list[str]) -> dict[str, Any]:
     try:
         records = read_metrics(path)
     except (OSError, ValueError) as error:
         if not isinstance(error, FileNotFoundError):
             left_out.append(f"the curves: {error}")
         return {}
-    at = _spaced(len(records), most)
-    if len(at) < len(records):
-        left_out.append(
-            f"{len(records) - len(at):,} of {len(records):,} evaluations: evenly spaced ones are drawn"
-        )
     keys = list(
         dict.fromkeys(key for record in records for key, value in record.items() if _is_number(value))
     )
     if len(keys) > METRICS:
         left_out.append(f"{len(keys) - METRICS} of {len(keys)} metrics")
+    most = max(min(most, MOST_POINTS, in_all // max(1, min(len(keys), METRICS))), FEWEST_POINTS)
+    by = next(iter(metrics_among(keys, read_config(path).get("metrics", ""))), LOSS)
+    at = with_extremes([as_number(record.get(by)) for record in records], most)
+    if len(at) < len(records):
+        left_out.append(
+            f"{len(records) - len(at):,} of {len(records):,} evaluations: of each stretch those with the lowest and "
+            f"the highest {by} are drawn"
+        )
     kept = [records[index] for index in at]
     curves = {key: _rounded([as_number(record.get(key)) for record in kept]) for key in keys[:METRICS]}
     wall: dict[float, float] = {}
@@ -287,7 +292,7 @@ def _clients(table: Any, most: int, left_out: list[str], config: Mapping[str, An
     scores = [*metrics_among(values, named), *(name for name in metrics if name in values)]
     order = values[scores[0]] if scores else np.arange(size)
     ranks = np.argsort(order, kind="stable")
-    chosen = np.sort(ranks[_spaced(size, most)])
+    chosen = np.sort(ranks[spaced(size, most)])
     if len(chosen) < size:
         left_out.append(
             f"{size - len(chosen):,} of {size:,} clients: clients evenly spaced by rank are drawn"
@@ -340,7 +345,7 @@ def _partition(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
     if "client_offsets" not in arrays:
         return {}
     sizes = np.diff(arrays["client_offsets"])
-    at = _spaced(len(sizes), most)
+    at = spaced(len(sizes), most)
     if len(at) < len(sizes):
         left_out.append(
             f"{len(sizes) - len(at):,} of {len(sizes):,} parts of the data: evenly spaced ones are drawn"
@@ -372,12 +377,12 @@ def _graph(path: Path, most: int, left_out: list[str]) -> dict[str, Any]:
     arrays = _read(stored, left_out) or {}
     if len(arrays) < 3:
         return {}
-    at = _spaced(len(arrays["clients"]), most)
+    at = spaced(len(arrays["clients"]), most)
     if len(at) < len(arrays["clients"]):
         left_out.append(
             f"{len(arrays['clients']) - len(at):,} rows of the graph: evenly spaced ones are drawn"
         )
-    spectrum = _spaced(len(arrays["eigenvalues"]), MOST_CLIENTS)
+    spectrum = spaced(len(arrays["eigenvalues"]), MOST_CLIENTS)
     return {
         "index": arrays["clients"][at].tolist(),
         "misalignment": [_rounded(row, 3) for row in arrays["misalignment"][np.ix_(at, at)]],
@@ -412,11 +417,6 @@ def _arrays(path: Path, *names: str) -> dict[str, Array]:
     except _DAMAGED as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} can't be read ({reason})") from None
-
-
-def _spaced(size: int, most: int) -> NDArray[np.int64]:
-    """Return up to ``most`` of the first ``size`` whole numbers, evenly spaced, the first and the last among them."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
 
 
 def _is_number(value: object) -> bool:

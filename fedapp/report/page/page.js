@@ -406,7 +406,7 @@
     node.replaceChildren(make("h2", "Verdict"), ...found.sentences.map((text) => make("p", text, { class: "said" })),
       ...found.doubts.map((text) => make("p", `Caution: ${text}`)));
     if (found.costs.length) node.append(table(["setting", found.metric, `time to ${number(found.target)}`, "sent", "on the server",
-      "seeds that reach it"], found.costs.map((each) => [each.leads ? `${each.name} (leads)` : each.name, number(each.mean),
+      "seeds that reach it"], found.costs.map((each) => [each.leads ? `${each.name} (leads)` : each.name, each.mean,
       number(each.time), megabytes(each.bytes), megabytes(each.server), each.reached])));
     node.append(make("p", `Numbers: ${found.files}`));
   }
@@ -419,7 +419,7 @@
     const node = block("two", pair.map((setting) => setting.name).join(" and "), true);
     const difference = (key) => {
       const [a, b] = pair.map((setting) => setting.means[key]);
-      return a === null || b === null ? "–" : `${b < a ? "−" : "+"}${number(Math.abs(b - a))}`;
+      return a === null || b === null ? "–" : `${b < a ? "−" : "+"}${Math.abs(b - a).toFixed(content.digits)}`;
     };
     const keys = content.scores.filter((key) => pair.some((setting) => setting.means[key] !== null));
     node.append(table([content.place, ...pair.map((setting) => setting.name), "difference"],

@@ -39,6 +39,7 @@ def doubts_on(
     found = [
         *_lost(cells),
         *_missing(cells),
+        *_without_value(verdict.metric, cells, time),
         *_unstable(judged),
         *_running(judged),
         *_at_edge(verdict, judged),
@@ -67,6 +68,14 @@ def _missing(cells: Sequence[Cell]) -> Iterator[str]:
     every = sum(len(cell.runs) + len(cell.lacking) for cell in cells)
     if number:
         yield f"{number} of {every} runs aren't there: the verdict is on the others"
+
+
+def _without_value(metric: str, cells: Sequence[Cell], time: float | None) -> Iterator[str]:
+    """Name settings with seeds whose runs finished and have no finite value, as if they had diverged."""
+    for cell in cells:
+        scores = cell.scores(metric, time) if not is_lost(cell) else []
+        if number := sum(not math.isfinite(score) for score in scores):
+            yield f"{number} of {len(scores)} seeds of {cell.name} finished without a finite {metric}"
 
 
 def _unstable(judged: Sequence[Cell]) -> Iterator[str]:
@@ -99,8 +108,19 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def has_untuned_methods(cells: Sequence[Cell]) -> bool:
+    """Return True if several methods are compared, each at one setting."""
+    tries = _tries([cell for cell in cells if cell.runs])
+    return len(tries) > 1 and set(tries.values()) == {1}
+
+
 def _unequal_tries(judged: Sequence[Cell]) -> Iterator[str]:
     """Say how many settings of each method were compared if the numbers differ: the best of more is better."""
+    yield unequal_tries(_tries(judged))
+
+
+def _tries(judged: Sequence[Cell]) -> dict[str, int]:
+    """Return how many settings of each method are compared."""
     of_methods: dict[str, list[RecordedRun]] = {}
     for cell in judged:
         of_methods.setdefault(str(cell.runs[0].config.get(_OF_METHOD, "")), []).append(cell.runs[0])
@@ -111,7 +131,7 @@ def _unequal_tries(judged: Sequence[Cell]) -> Iterator[str]:
         unread = {key for run in runs for key in run.summary.get("unread-keys", ())}
         read = [key for key in keys if key not in (_OF_METHOD, _SEED, *unread)]
         tries[method] = len({values_of(run.config, read) for run in runs})
-    yield unequal_tries(tries)
+    return tries
 
 
 def unequal_tries(tries: Mapping[str, int]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from fedapp.report.series import Array
 from fedapp.report.verdict.paired import (
     are_equal,
+    deviation_interval,
     holm_adjusted,
     holm_levels,
     interval,
@@ -99,7 +100,10 @@ def _pair(
     if len(differences) > 1:
         deviation = 0.0 if are_equal(differences) else float(differences.std(ddof=1))
     difference = float(differences.mean())
-    needed = seeds_needed(difference, deviation, level) if is_of_best and not apart else None
+    needed: list[int | None] = [None] * 3
+    if is_of_best and not apart and len(differences) > 1:
+        deviations = (deviation, *deviation_interval(deviation, len(differences)))
+        needed = [seeds_needed(difference, each, level) for each in deviations]
     low, high = interval(differences, level)
     return Pair(
         better,
@@ -112,5 +116,7 @@ def _pair(
         low,
         high,
         apart=apart,
-        needed=needed,
+        needed=needed[0],
+        needed_from=needed[1],
+        needed_to=needed[2],
     )

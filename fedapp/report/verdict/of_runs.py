@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fedapp.report.cells import Cell, axes_of, direction_of, why_unlike
+from fedapp.report.cells import UNTUNED, Cell, Tuning, axes_of, direction_of, why_unlike
 from fedapp.report.verdict.costs import cost_sentence, costs_of
-from fedapp.report.verdict.doubts import doubts_on, is_lost
+from fedapp.report.verdict.doubts import doubts_on, has_untuned_methods, is_lost
 from fedapp.report.verdict.judging import by_seed, judge
 from fedapp.report.verdict.verdict import Verdict
 from strategies.flower.higher_is_better import higher_is_better, unknown_direction
@@ -18,7 +18,7 @@ def verdict_of(
     *,
     time: float | None = None,
     stated: Mapping[str, bool] | None = None,
-    doubts: Sequence[str] = (),
+    tuning: Tuning = UNTUNED,
     files: str = "",
 ) -> Verdict:
     """Return the verdict on settings by a metric, at a time or at the end of each run.
@@ -29,8 +29,8 @@ def verdict_of(
     ----------
     stated : mapping of str to bool, optional
         Whether a higher value is better, of metrics of which that is stated.
-    doubts : sequence of str
-        Further things that may spoil the verdict, such as those of a tuning.
+    tuning : Tuning
+        What was tuned, and what of that may spoil the verdict.
     files : str
         The files that the numbers come from.
     """
@@ -59,7 +59,7 @@ def verdict_of(
     return replace(
         found,
         sentences=(*found.sentences, *([sentence] if sentence else [])),
-        doubts=(*_against_its_name(metric, higher=higher), *doubts, *lines),
+        doubts=(*_against_its_name(metric, higher=higher), *_on_tuning(judged, tuning), *lines),
         target=target,
         costs=costs,
         files=files,
@@ -72,6 +72,14 @@ def _against_its_name(metric: str, *, higher: bool) -> list[str]:
         return []
     asked, usual = ("higher", "lower") if higher else ("lower", "higher")
     return [f"a {asked} {metric} counts as better, as was asked for; by its name a {usual} one is"]
+
+
+def _on_tuning(judged: Sequence[Cell], tuning: Tuning) -> Sequence[str]:
+    if not tuning.keys and has_untuned_methods(judged):
+        return [
+            "nothing was tuned: each method has one setting, which may suit one method better than another"
+        ]
+    return tuning.doubts
 
 
 def _with_own_names(cells: Sequence[Cell]) -> list[Cell]:

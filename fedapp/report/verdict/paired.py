@@ -10,6 +10,7 @@ import numpy as np
 from fedapp.report.series import Array
 
 POWER = 0.8  # chance that enough seeds tell two settings apart
+DEVIATION_LEVEL = 0.05  # chance that the interval of a deviation misses it
 MOST_SEEDS = 1000  # beyond this number only "more than" is said
 
 # Spread below this share of the mean is rounding: all differences are equal.
@@ -91,6 +92,14 @@ def power_of(difference: float, deviation: float, number: int, level: float) -> 
     bound = float(stats.t.ppf(1 - level / 2, freedom))
     tails = stats.nct.sf(bound, freedom, shift), stats.nct.cdf(-bound, freedom, shift)
     return float(np.nansum(tails))  # scipy returns NaN for some tails below 1e-30
+
+
+def deviation_interval(deviation: float, number: int, level: float = DEVIATION_LEVEL) -> tuple[float, float]:
+    """Return the interval of a normal standard deviation (n − 1) of ``number`` values, by the χ² distribution."""
+    from scipy import stats  # a second to import
+
+    low, high = stats.chi2.ppf([level / 2, 1 - level / 2], number - 1)
+    return deviation * math.sqrt((number - 1) / high), deviation * math.sqrt((number - 1) / low)
 
 
 def seeds_needed(difference: float, deviation: float, level: float) -> int | None:

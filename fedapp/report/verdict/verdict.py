@@ -30,6 +30,8 @@ class Pair:
     needed : int, optional
         Seeds with which the test would tell a pair with the best setting apart with chance 80 %, if difference and
         deviation stay; None if it does already, of other pairs, of a tie, of one seed and beyond 1,000.
+    needed_from, needed_to : int, optional
+        The same with the deviations at the ends of the 95 % interval of the deviation.
     """
 
     better: str
@@ -43,6 +45,8 @@ class Pair:
     high: float
     apart: bool
     needed: int | None = None
+    needed_from: int | None = None
+    needed_to: int | None = None
 
     @property
     def is_tie(self) -> bool:

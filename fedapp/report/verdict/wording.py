@@ -3,10 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from fedapp.report.verdict.paired import MOST_SEEDS, POWER
+from fedapp.report.series import DIGITS, metric_text
+from fedapp.report.verdict.paired import DEVIATION_LEVEL, MOST_SEEDS, POWER
 from fedapp.report.verdict.verdict import Pair, Verdict
 
 _NAMED = 3  # settings that a sentence names
+_MORE = f"more than {MOST_SEEDS:,}"
+_IN_BRACKETS = f"in brackets by the ends of the deviation's {100 * (1 - DEVIATION_LEVEL):g} % interval"
 
 
 def sentences_on(verdict: Verdict, *, higher: bool) -> tuple[str, ...]:
@@ -55,7 +58,7 @@ def _on_two(verdict: Verdict, pair: Pair) -> str:
     return (
         f"{number} seeds can't tell {better} from {other} by {verdict.metric} {verdict.place}: {means}, a difference "
         f"of {_number(pair.difference, pair)} ({_interval(pair)}, {_p(pair.p)}, paired t-test)"
-        f"; {_seeds(pair)} would, if the difference stays."
+        f"; {_seeds(pair)} would, if the difference stays ({_IN_BRACKETS})."
     )
 
 
@@ -99,12 +102,18 @@ def _needed(open_pairs: Sequence[Pair]) -> list[str]:
     more = "".join(f", from {pair.other} {_seeds(pair)}" for pair in rest)
     return [
         f"To tell {first.better} from {first.other} takes {_seeds(first)} seeds{more}, if the differences stay "
-        f"({100 * POWER:.0f} % power at each pair's corrected level)."
+        f"({100 * POWER:.0f} % power at each pair's corrected level; {_IN_BRACKETS})."
     ]
 
 
 def _seeds(pair: Pair) -> str:
-    return f"about {pair.needed}" if pair.needed is not None else f"more than {MOST_SEEDS:,}"
+    """Return how many seeds would tell a pair apart, and in brackets the range by the deviation's interval."""
+    if pair.needed_from is None:
+        return _MORE
+    middle = _MORE if pair.needed is None else f"about {pair.needed}"
+    if pair.needed_from == pair.needed_to:
+        return middle
+    return f"{middle} ({pair.needed_from} to {_MORE if pair.needed_to is None else pair.needed_to})"
 
 
 def _method(verdict: Verdict) -> str:
@@ -140,7 +149,7 @@ def _p(value: float) -> str:
 
 
 def _number(value: float, pair: Pair) -> str:
-    """Write a number with as many decimals as show two digits of the pair's difference."""
+    """Write a number as tables do, with more decimals if two digits of the pair's difference need them."""
     size = abs(pair.difference)
-    decimals = min(max(1 - math.floor(math.log10(size)), 0), 6) if size else 3
-    return f"{value:.{decimals}f}"
+    decimals = min(1 - math.floor(math.log10(size)), 6) if size else DIGITS
+    return metric_text(value, max(decimals, DIGITS))
