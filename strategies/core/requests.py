@@ -233,10 +233,11 @@ class PendingReplies:
         run, began, asked = self._run, self._run.scheduler.now(), dict(self._asked)
         sent, took = dict(waiting), dict[int, float]()  # what hasn't been answered, and when the rest was
 
+        def missing() -> list[int]:
+            return [asked[node] for node in sent.values() if node in asked]
+
         def limits() -> dict[int, Limit] | None:
-            if reply_timeouts is None:
-                return None
-            return reply_timeouts.limits(took, [asked[node] for node in sent.values() if node in asked])
+            return None if reply_timeouts is None else reply_timeouts.limits(took, missing())
 
         def limit() -> float:
             known = limits()
@@ -261,8 +262,7 @@ class PendingReplies:
                     break
             if reply_timeouts is not None and not run.should_stop():
                 known = limits()
-                missing = [asked[node] for node in sent.values() if node in asked]
-                reply_timeouts.charge(took, missing, run.scheduler.now() - began)
+                reply_timeouts.charge(took, missing(), run.scheduler.now() - began)
                 self._give_up(sent, began, reply_timeouts, known, overdue)
         finally:
             self.expect({})
