@@ -7,7 +7,8 @@ the SuperLink of the cold run. Contenders take turns. Wall seconds are those of 
 all processes that descend from it, the SuperLink's and Ray's included, from the command's start to its end. Every run
 must succeed, and accuracies of one workload must agree within a point. Linux only.
 
-``--contenders quickstart,swapped`` compares Flower's FedAvg with this library's in the same app of Flower's.
+``--contenders quickstart,swapped`` compares Flower's FedAvg with this library's in the same app of Flower's, which
+``--libraries`` writes on PyTorch, numpy and scikit-learn.
 """
 
 import argparse
@@ -41,8 +42,17 @@ QUICKSTART = Path(__file__).with_name("quickstart")
 MEASURED = Path(__file__).with_name("flower_run.json")  # behind the figures of docs/scale.md
 CONTENDERS = ("auto", "ray", "quickstart")  # this app by the key `engine`; Flower's app
 SWAPPED = "swapped"  # Flower's app with this library's FedAvg in place of Flower's
+FLOWERS = ("quickstart", SWAPPED)
+PYTORCH = "pytorch"
+LIBRARIES = (
+    PYTORCH,
+    "numpy",
+    "sklearn",
+)  # of Flower's app; those beside PyTorch have logistic regression alone
 STARTS = ("cold", "warm")
 MARKS = "flwr-run "  # prefix of marks in docs/scale.md: flwr-run seconds: W1-cold auto
+MEASURED_SWAPPED = Path(__file__).with_name("swapped.json")  # the same of ``swapped``
+MARKS_SWAPPED = "swapped "
 LINES = 25  # last lines of a failed command's output that are shown
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -52,30 +62,36 @@ def main() -> None:
     arguments = options()
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.exit("error: needs Linux, to count the CPU of processes whose parent has ended")
-    chosen = [WORKLOADS[name] for name in arguments.workloads.split(",")]
-    if arguments.rounds:
-        chosen = [workload.with_rounds(arguments.rounds) for workload in chosen]
+    names, libraries = arguments.contenders.split(","), arguments.libraries.split(",")
+    if libraries != [PYTORCH] and not set(names) <= set(FLOWERS):
+        sys.exit(f"error: --libraries {arguments.libraries} is of --contenders {','.join(FLOWERS)} alone")
+    chosen = [
+        (workload.with_rounds(arguments.rounds) if arguments.rounds else workload, library)
+        for library in libraries
+        for workload in map(WORKLOADS.__getitem__, arguments.workloads.split(","))
+        if library == PYTORCH or workload.model == "logistic"
+    ]
     rows, problems = [], []
     with TemporaryDirectory(prefix="fedapp-flwr-run-") as temporary:
         os.environ["FEDAPP_CACHE"] = str(Path(temporary, "cache"))
         data = Data(Path(temporary), arguments.data_path)
-        for workload in chosen:
+        for workload, library in chosen:
             job = workload.job("stock", data.path(workload.data))
             job = replace(job, evaluate_every=job.rounds)
+            named = workload.name if library == PYTORCH else f"{workload.name}-{library}"
             runs: dict[tuple[str, str], list[JsonObject]] = {}
             for repeat in range(arguments.repeats):
-                for name in arguments.contenders.split(","):
+                # In turn forwards and backwards: none always runs after the same other.
+                for name in names[:: -1 if repeat % 2 else 1]:
                     for start, found in cold_and_warm(
-                        name, job, Path(temporary, f"{workload.name}-{repeat}-{name}")
+                        name, job, library, Path(temporary, f"{named}-{repeat}-{name}")
                     ):
                         runs.setdefault((start, name), []).append(found)
-                        print(f"{workload.name} {start} {name}: {said(found)}", flush=True)
-            of_workload = [
-                row_of(f"{workload.name}-{start}", name, runs[start, name]) for start, name in runs
-            ]
+                        print(f"{named} {start} {name}: {said(found)}", flush=True)
+            of_workload = [row_of(f"{named}-{start}", name, runs[start, name]) for start, name in runs]
             found_accuracies = [row["accuracy"] for row in of_workload]
             if max(found_accuracies) - min(found_accuracies) > TOLERANCE:
-                problems.append(f"{workload.name}: accuracies differ by over a point: {found_accuracies}")
+                problems.append(f"{named}: accuracies differ by over a point: {found_accuracies}")
             rows += of_workload
     whole = report(
         rows, [], problems, arguments.data_path.name if arguments.data_path else "generated images"
@@ -87,8 +103,9 @@ def main() -> None:
     if problems:
         sys.exit("error: " + "\n".join(problems))
     if arguments.write_results:
-        fill_pages(whole, MARKS)
-        shutil.copy(arguments.out, MEASURED)
+        marks, measured = (MARKS_SWAPPED, MEASURED_SWAPPED) if SWAPPED in names else (MARKS, MEASURED)
+        fill_pages(whole, marks)
+        shutil.copy(arguments.out, measured)
 
 
 def options() -> argparse.Namespace:
@@ -99,6 +116,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--workloads", default="W1,W2", help="of W1, W2, comma-separated")
     every = ", ".join((*CONTENDERS, SWAPPED))
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help=f"of {every}, comma-separated")
+    parser.add_argument("--libraries", default=PYTORCH, help=f"of {', '.join(LIBRARIES)}, comma-separated")
     parser.add_argument("--rounds", type=int, default=0, help="default: each workload's own")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--data-path", type=Path, help="MNIST as .npz, in place of generated images")
@@ -117,17 +135,24 @@ def said(row: JsonObject) -> str:
 
 
 def row_of(workload: str, contender: str, runs: list[JsonObject]) -> JsonObject:
-    """Return the medians over runs, and each run's wall seconds."""
+    """Return the medians over runs, and each run's wall and CPU seconds."""
     medians = {key: median(run[key] for run in runs) for key in ("seconds", "cpu", "accuracy")}
     seconds = [run["seconds"] for run in runs]
-    return {"workload": workload, "contender": contender, "seconds-of-runs": seconds, **medians}
+    cpu = [run["cpu"] for run in runs]
+    return {
+        "workload": workload,
+        "contender": contender,
+        "seconds-of-runs": seconds,
+        "cpu-of-runs": cpu,
+        **medians,
+    }
 
 
-def cold_and_warm(name: str, job: Job, folder: Path) -> Iterator[tuple[str, JsonObject]]:
+def cold_and_warm(name: str, job: Job, library: str, folder: Path) -> Iterator[tuple[str, JsonObject]]:
     """Run a contender twice in a new FLWR_HOME: without a SuperLink, and on the one that the first run left."""
     with flower_home(folder) as environment:
         for start in STARTS:
-            yield start, timed(name, job, folder / start, environment)
+            yield start, timed(name, job, library, folder / start, environment)
 
 
 @contextmanager
@@ -138,15 +163,17 @@ def flower_home(folder: Path) -> Iterator[dict[str, str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    # Compiled modules may be kept, as at a user's: else each run compiles what it imports, a library of ours too.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     try:
         yield {
-            **os.environ,
+            **inherited,
             "FLWR_HOME": str(folder / "flower"),
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}",
         }
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -159,7 +186,7 @@ def flower_home(folder: Path) -> Iterator[dict[str, str]]:
                 time.sleep(0.1)
 
 
-def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> JsonObject:
+def timed(name: str, job: Job, library: str, folder: Path, environment: dict[str, str]) -> JsonObject:
     """Run one command; return its wall and CPU seconds and the accuracy of its model.
 
     Raises
@@ -168,11 +195,12 @@ def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> Jso
         If the run leaves no accuracy, or ran on another engine than it should.
     """
     folder.mkdir()
-    is_quickstart = name in ("quickstart", SWAPPED)
+    is_quickstart = name in FLOWERS
     if is_quickstart:
         config = {
             SWAPPED: name == SWAPPED,
             "num-server-rounds": job.rounds,
+            "library": library,
             "model": job.model,
             "data": job.data,
             "batch-size": job.batch_size,
@@ -200,7 +228,7 @@ def timed(name: str, job: Job, folder: Path, environment: dict[str, str]) -> Jso
 
 def accuracy_of(name: str, folder: Path) -> float:
     """Return the accuracy that a run reached."""
-    if name in ("quickstart", SWAPPED):
+    if name in FLOWERS:
         return float((folder / "accuracy").read_text("utf-8"))
     summary = json.loads((folder / "run" / "summary.json").read_text("utf-8"))
     if (summary["engine"] == "ray") != (name == "ray"):

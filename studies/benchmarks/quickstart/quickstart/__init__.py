@@ -1,1 +1,1 @@
-"""Flower's PyTorch quickstart, with its data from a file and one evaluation, at the end."""
+"""Flower's quickstarts on PyTorch, numpy or scikit-learn, with data from a file and one evaluation, at the end."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -32,10 +33,18 @@ def load_data(path: str, partition_id: int, num_partitions: int, batch_size: int
     return DataLoader(Subset(_train, range(first, last)), batch_size=batch_size, shuffle=True)
 
 
-def train(model: nn.Module, loader: DataLoader, lr: float) -> float:
-    """Train for one epoch; return the mean loss of the batches."""
+def initial(config: dict) -> ArrayRecord:
+    """Return the first model."""
+    return ArrayRecord(make_model(config["model"]).state_dict())
+
+
+def train(arrays: ArrayRecord, config: dict, node: dict) -> tuple[ArrayRecord, float, int]:
+    """Train for one epoch; return the model, the mean loss of the batches, and the number of rows."""
+    model = make_model(config["model"])
+    model.load_state_dict(arrays.to_torch_state_dict())
+    loader = load_data(config["data"], node["partition-id"], node["num-partitions"], config["batch-size"])
     criterion = nn.CrossEntropyLoss()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"])
     model.train()
     running_loss = 0.0
     for images, labels in loader:
@@ -44,12 +53,14 @@ def train(model: nn.Module, loader: DataLoader, lr: float) -> float:
         loss.backward()
         optimizer.step()
         running_loss += loss.item()
-    return running_loss / len(loader)
+    return ArrayRecord(model.state_dict()), running_loss / len(loader), len(loader.dataset)
 
 
-def accuracy(model: nn.Module, path: str) -> float:
+def accuracy(arrays: ArrayRecord, config: dict) -> float:
     """Return the share of test rows whose largest output is the label's."""
-    images, labels = load_rows(path, "test").tensors
+    model = make_model(config["model"])
+    model.load_state_dict(arrays.to_torch_state_dict())
+    images, labels = load_rows(config["data"], "test").tensors
     model.eval()
     with torch.no_grad():
         return float((model(images).argmax(1) == labels).float().mean())
