@@ -35,6 +35,7 @@ from fedapp.server.run_directory import RunDirectory
 from fedapp.server.run_folder import goes_on_from
 from fedapp.server.standardize import standardized
 from fedapp.server.trackers import make_tracker
+from fedapp.training.losses import loss_of
 from fedapp.training.travelling import frozen_bytes
 from strategies import DivergedError, FederatedStrategy
 from strategies.clock import WallClock
@@ -83,6 +84,11 @@ def run(
     if config.record_divergence and engine == DEPLOYMENT:
         raise ConfigError(
             "record-divergence = true: only a simulation has all clients' data; allowed is false"
+        )
+    if config.record_divergence and loss_of(config.loss).of_batch:
+        raise ConfigError(
+            f"record-divergence = true: loss = {config.loss!r}: a loss of the whole batch isn't a sum over rows, "
+            "whose gradients it needs; allowed is false"
         )
     if config.personal:
         check_engine(experiment.strategy, config.personal, engine)

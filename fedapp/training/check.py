@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedapp.names import MODELS, Precision
 from fedapp.own import OwnPartError, described, is_own
 from fedapp.training.evaluation import METRICS, Metric
-from fedapp.training.losses import CROSS_ENTROPY, LOSSES, Loss, class_axis
+from fedapp.training.losses import CROSS_ENTROPY, LOSSES, OF_BATCH, Loss, class_axis
 from fedapp.training.parts import inputs_of
 from fedapp.training.precision import passed
 from fedapp.training.state import copied_state, for_one_call, is_in_numpy, names_of
@@ -422,12 +422,18 @@ def _check_losses(model_name: str, loss: Loss, outputs: Any, y: Tensor, inputs: 
         f"loss = {loss.name!r}: can't take outputs {_shape(outputs)} of model = {model_name!r}",
         lambda: loss.of(outputs, y, inputs),
     )
-    if not isinstance(losses, Tensor) or losses.shape not in ((len(y),), y.shape):
+    allowed = ((),) if loss.of_batch else ((len(y),), y.shape)
+    if not isinstance(losses, Tensor) or losses.shape not in allowed:
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        if loss.of_batch:
+            raise OwnPartError(
+                f"loss = {loss.name!r}: states {OF_BATCH} = True and must return one number, a tensor without axes, "
+                f"returns {shape}"
+            )
         or_each = f", or of each of its targets, {tuple(y.shape)}" if y.dim() > 1 else ""
         raise OwnPartError(
             f"loss = {loss.name!r}: must return the loss of each example, ({len(y)},){or_each}, returns {shape}; "
-            "in PyTorch that is reduction='none'"
+            f"in PyTorch that is reduction='none'; a loss of the whole batch states {OF_BATCH} = True"
         )
 
 

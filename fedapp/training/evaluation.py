@@ -262,6 +262,11 @@ def _metric(text: str) -> Metric:
     return Metric(called, whole)
 
 
+def _metric_of(loss: Loss) -> Metric:
+    """Return the loss of a whole batch as a metric of outputs and targets."""
+    return Metric("loss", lambda outputs, targets: float(loss.rows(outputs, targets)))
+
+
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
@@ -279,7 +284,7 @@ class Score:
 
     Attributes
     ----------
-    losses : array (N,), float64
+    losses : array (N,), float64, optional
         Loss of every example.
     rows : mapping of str to array (N,)
         What every example adds to those metrics that are means.
@@ -293,9 +298,11 @@ class Score:
         The counts of ``counts_of``, where a metric is made of them.
     several_labels : bool
         Whether each of the K is a label that every example has or hasn't.
+    of_batch : Metric, optional
+        A loss of a whole batch, in place of ``losses``: the examples, or those of a client, are one batch.
     """
 
-    losses: np.ndarray
+    losses: np.ndarray | None
     rows: Mapping[str, np.ndarray]
     outputs: Any
     targets: Tensor | None
@@ -303,10 +310,14 @@ class Score:
     counts: Mapping[str, np.ndarray] = field(default_factory=dict)
     by_class: np.ndarray | None = None
     several_labels: bool = False
+    of_batch: Metric | None = None
 
     @property
     def loss(self) -> float:
-        """Mean loss."""
+        """Mean loss, or the loss of all examples as one batch."""
+        if self.of_batch is not None:
+            return self._value(self.of_batch, slice(None))
+        assert self.losses is not None
         return self._mean("loss", self.losses)
 
     def values(self, among: slice = slice(None)) -> dict[str, float]:
@@ -324,12 +335,13 @@ class Score:
             name: np.full(len(sizes), np.nan) for name in ("loss", *(each.name for each in self.metrics))
         }
         starts = offsets[:-1][owned]
-        for name, values in {"loss": self.losses, **self.rows}.items():
+        means = self.rows if self.losses is None else {"loss": self.losses, **self.rows}
+        for name, values in means.items():
             counts = self.counts.get(name)
             number = sizes[owned] if counts is None else np.add.reduceat(counts, starts)
             with np.errstate(invalid="ignore"):  # 0 of 0
                 found[name][owned] = np.add.reduceat(values.astype(np.float64), starts) / number
-        for metric in self.metrics:
+        for metric in (*self.metrics, *([] if self.of_batch is None else [self.of_batch])):
             if metric.name in self.rows:
                 found[metric.name] = np.array([metric.of_mean(mean) for mean in found[metric.name].tolist()])
             else:
@@ -394,11 +406,12 @@ def evaluate(
     images = few and x.dim() == 4 and len(x) > 0
     lay_out = by_channel if images and takes_by_channel(model, outputs_of, state, x) else as_it_is
     state = {name: lay_out(value) for name, value in state.items()}
-    found = _Found(metrics)
+    found = _Found(metrics, loss)
     with torch.no_grad():
         for inputs, targets in zip(torch.split(x, chunk), torch.split(y, chunk), strict=True):
             outputs = outputs_of(state, lay_out(inputs))
-            found.add("loss", *loss.each(outputs, targets, partial(inputs_of, model, inputs)))
+            if not loss.of_batch:
+                found.add("loss", *loss.each(outputs, targets, partial(inputs_of, model, inputs)))
             found.add_metrics(outputs, targets)
     return found.score(y)
 
@@ -406,14 +419,17 @@ def evaluate(
 class _Found:
     """What the chunks of a set of examples add to its ``Score``."""
 
-    def __init__(self, metrics: tuple[Metric, ...]) -> None:
+    def __init__(self, metrics: tuple[Metric, ...], loss: Loss) -> None:
         self.metrics = metrics
-        self.rows: dict[str, list[Tensor]] = {"loss": []}
+        self.of_batch = _metric_of(loss) if loss.of_batch else None
+        self.rows: dict[str, list[Tensor]] = {} if loss.of_batch else {"loss": []}
         self.rows |= {metric.name: [] for metric in metrics if metric.rows is not None}
         self.counts: dict[str, list[Tensor]] = {}
         self.outputs: list[Any] = []
         self.by_class: list[Tensor] = []
-        self.keeps_outputs = any(metric.rows is None and metric.of_counts is None for metric in metrics)
+        self.keeps_outputs = loss.of_batch or any(
+            metric.rows is None and metric.of_counts is None for metric in metrics
+        )
         self.keeps_counts = any(metric.of_counts is not None for metric in metrics)
 
     def add(self, name: str, values: Tensor, row_counts: Tensor | None) -> None:
@@ -437,7 +453,7 @@ class _Found:
         """Return the score of all chunks."""
         rows = {name: torch.cat(each).numpy() for name, each in self.rows.items()}
         return Score(
-            losses=rows.pop("loss"),
+            losses=rows.pop("loss", None),
             rows=rows,
             outputs=tree_map(lambda *chunks: torch.cat(chunks), *self.outputs)
             if self.keeps_outputs
@@ -447,4 +463,5 @@ class _Found:
             counts={name: torch.cat(each).numpy() for name, each in self.counts.items()},
             by_class=torch.cat(self.by_class).numpy() if self.keeps_counts else None,
             several_labels=_several_labels(targets),
+            of_batch=self.of_batch,
         )

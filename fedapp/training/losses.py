@@ -6,6 +6,8 @@ examples is the mean of theirs.
 Labels of each position of an example are (B, T), of a picture's pixels (B, H, W); the logits then have one axis more,
 the last one or axis 1 (``class_axis``). A position with the label ``IGNORED`` doesn't count, and the loss of several
 examples is the mean over the positions that do, as PyTorch's is.
+
+A loss of a whole batch, such as Cox's partial likelihood, isn't a mean over examples: it states ``of_batch = True``.
 """
 
 import inspect
@@ -21,6 +23,8 @@ from torch import Tensor, nn
 
 from fedapp.names import IGNORED
 from fedapp.own import OwnPartError, imported, is_own
+
+OF_BATCH = "of_batch"  # the attribute of a loss of the user's own that isn't a mean over examples
 
 Targets = Literal["classes", "numbers"]
 RowLosses = Callable[..., Tensor]
@@ -50,6 +54,8 @@ class Loss:
     errors : callable, optional
         (outputs (..., K, B), targets (..., 1 or M, B)) → losses (..., 1, B), and their derivatives by the outputs,
         which may take the outputs' memory. With it models of dense layers need no automatic differentiation.
+    of_batch : bool
+        Whether ``rows`` returns the loss of the whole batch, a scalar, which isn't a mean over its examples.
     """
 
     name: str
@@ -57,9 +63,10 @@ class Loss:
     targets: Targets | None = None
     errors: ErrorsAt | None = None
     takes_inputs: bool = False
+    of_batch: bool = False
 
     def of(self, outputs: Any, targets: Tensor, inputs: Inputs = _not_given) -> Tensor:
-        """Return the loss of each example, (B,), or of each position; ``inputs()`` are what the model got."""
+        """Return the loss of each example, (B,), of each position, or of the batch; ``inputs()`` are the model's."""
         return self.rows(outputs, targets, inputs()) if self.takes_inputs else self.rows(outputs, targets)
 
     def each(
@@ -77,6 +84,9 @@ class Loss:
         """
         if self is CROSS_ENTROPY and targets.dim() == 1 and mask is None:
             return F.cross_entropy(outputs, targets)
+        if self.of_batch:
+            assert mask is None  # such a loss is never padded: ``trainer.can``
+            return self.of(outputs, targets, inputs)
         losses, counts = self.each(outputs, targets, inputs)
         if mask is not None:
             losses = losses * mask
@@ -199,7 +209,8 @@ LOSSES: dict[str, Loss] = {
 def loss_of(name: str) -> Loss:
     """Return a loss by its name, or a function of the user's own, (outputs, targets) → (B,), by ``module:name``.
 
-    One that takes three arguments, or one of the name ``inputs``, gets the inputs, too.
+    One that takes three arguments, or one of the name ``inputs``, gets the inputs, too. One whose attribute
+    ``of_batch`` is True returns the loss of the whole batch, a scalar.
 
     Raises
     ------
@@ -220,17 +231,23 @@ def loss_of(name: str) -> Loss:
             ) from error
     if not callable(found):
         raise OwnPartError(f"loss = {name!r}: must be a function (outputs, targets) → (B,), is {found!r}")
-    return Loss(name, *_with_inputs(found))
+    of_batch = getattr(found, OF_BATCH, False)
+    if not isinstance(of_batch, bool):
+        raise OwnPartError(f"loss = {name!r}: its {OF_BATCH} must be True or False, is {of_batch!r}")
+    rows, takes_inputs = _with_inputs(found)
+    if of_batch and takes_inputs:
+        raise OwnPartError(f"loss = {name!r}: a loss of the whole batch takes outputs and targets alone")
+    return Loss(name, rows, takes_inputs=takes_inputs, of_batch=of_batch)
 
 
-def _with_inputs(found: Callable[..., Any]) -> tuple[RowLosses, None, None, bool]:
+def _with_inputs(found: Callable[..., Any]) -> tuple[RowLosses, bool]:
     """Return a loss as it is called, and whether that is with inputs: its signature takes three, or names them."""
     try:
         parameters = inspect.signature(found.forward if isinstance(found, nn.Module) else found).parameters
     except (TypeError, ValueError):  # a function of C has none
-        return found, None, None, False
+        return found, False
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [each for each in parameters.values() if each.default is each.empty and each.kind in by_place]
     if "inputs" in list(parameters)[2:]:  # the first are outputs and targets, whatever they are called
-        return lambda outputs, targets, inputs: found(outputs, targets, inputs=inputs), None, None, True
-    return found, None, None, len(needed) == 3
+        return lambda outputs, targets, inputs: found(outputs, targets, inputs=inputs), True
+    return found, len(needed) == 3

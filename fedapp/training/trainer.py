@@ -54,9 +54,10 @@ def can(way: Way, task: LocalTask) -> bool:
     """Say whether a task can be trained in a way: dense models alone in a stack or in dual form.
 
     Neither, where the images of a step are changed as it reads them, or where a task trains a part of the model.
-    In bfloat16 clients are trained singly, whatever runs them: elsewhere products would be rounded otherwise.
+    In bfloat16 clients are trained singly, whatever runs them: elsewhere products would be rounded otherwise. So are
+    they with a loss of the whole batch, in which the padding of a stack would count.
     """
-    if task.precision != "fp32":
+    if task.precision != "fp32" or task.loss.of_batch:
         return way == "single"
     if way in ("stacked", "dual") and (task.augmentation is not None or not _trains_all(task)):
         return False
