@@ -161,6 +161,8 @@ def test_every_published_claim_is_checked_by_one_experiment():
         "flgo-1",
         "niid-1",
         "niid-2",
+        "flamby-c",
+        "flamby-order",
         # of this project's own
         "buffer-size",
         "fedfix-auto",
