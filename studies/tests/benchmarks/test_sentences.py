@@ -54,7 +54,14 @@ def test_what_the_pages_mark_is_measured_by_the_benchmark(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-@pytest.mark.parametrize(("measured", "prefix"), [(MEASURED, ""), (flower_run.MEASURED, flower_run.MARKS)])
+@pytest.mark.parametrize(
+    ("measured", "prefix"),
+    [
+        (MEASURED, ""),
+        (flower_run.MEASURED, flower_run.MARKS),
+        (flower_run.MEASURED_SWAPPED, flower_run.MARKS_SWAPPED),
+    ],
+)
 def test_the_pages_figures_are_those_of_the_committed_measurements(page, measured, prefix):
     text = page.read_text("utf-8")
     assert filled(text, json.loads(measured.read_text("utf-8")), prefix) == text
