@@ -42,6 +42,8 @@ class PlannedRun:
         The key by which the run was made, if it is on record; empty: the key by the present sources.
     removed : mapping
         Keys that the run config no longer has: a run with such a key can be found, and not made.
+    data_by_name : bool
+        Whether the dataset's name says which data these are, wherever they lie, as of published data.
     """
 
     labels: Mapping[str, Value]
@@ -49,6 +51,7 @@ class PlannedRun:
     num_clients: int
     made_as: str = ""
     removed: Mapping[str, Value] = field(default_factory=dict)
+    data_by_name: bool = False
 
     @classmethod
     def of(cls, labels: Mapping[str, Value], values: Mapping[str, Value]) -> "PlannedRun":
@@ -87,7 +90,7 @@ class PlannedRun:
     def _own_parts(self) -> dict[str, str]:
         """Return digests of the user's data and sources, and paths: what decides a result beside the config."""
         found: dict[str, str] = {}
-        if has_own_data(self.config.dataset):
+        if has_own_data(self.config.dataset) and not self.data_by_name:
             places = local_folders(self.config)
             found = {key.replace("_", "-"): place for key, place in places.items() if place}
         if reads_files(self.config.dataset):

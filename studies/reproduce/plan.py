@@ -1,6 +1,7 @@
 """An experiment's file: which runs, for which claims, and who reports on them."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -266,7 +267,8 @@ class Plan(Grid):
             inside = str(values.get(DATA_PATH, ""))
             if inside or values.get("dataset", defaults()["dataset"]) in STORED:
                 values[DATA_PATH] = str(Path(data_path, inside)) if inside else data_path
-            planned.append(PlannedRun.of(labels, values))
+            # A publication's data are the same wherever they lie.
+            planned.append(replace(PlannedRun.of(labels, values), data_by_name=True))
         return self.tuning.wanted(planned, curves) if self.tuning and curves is not None else planned
 
 
