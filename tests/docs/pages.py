@@ -50,10 +50,11 @@ NOT_RUN = {
     ): 1,  # (tests/strategies/methods/test_personal.py does the same)
     ("docs/papers.md", "needs minutes, and data"): 1,  # (studies/tests/reproduce)
     ("docs/report.md", "needs Ctrl-C to end"): 1,  # (tests/report/test_page.py)
+    ("docs/model.md", "needs data of yours"): 1,  # (tests/training/test_batch_loss.py)
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)
     ("docs/scale.md", "needs a GPU"): 1,
     ("docs/scale.md", "needs several machines"): 1,  # (tests/end_to_end/test_ray.py, on one)
-    ("docs/scale.md", "needs an hour of an idle machine"): 2,  # (studies/tests/benchmarks, in little)
+    ("docs/scale.md", "needs an hour of an idle machine"): 3,  # (studies/tests/benchmarks, in little)
     ("docs/scale.md", "needs an AMD processor"): 1,
     ("docs/sweep.md", "needs Slurm: the file sweep.sbatch"): 1,  # (tests/sweeps/test_slurm.py)
     ("docs/sweep.md", "needs Slurm: the commands that submit it"): 1,  # (the same)
