@@ -1,7 +1,7 @@
 """FedAvg's error after many rounds, its floor: does it follow theorems F.2 and F.4 of 001?
 
 Theorem F.2 bounds the floor E F(θ_R) − F*, F* the mean of the clients' minima, by 8ζ²/μ, because clients differ, plus
-16ηLσ²/(Cμ) + 12η²(H−1)L²σ²/μ, because gradients are noisy. `floor_measure` measures both parts on losses whose
+16ηLσ²/(Cμ) + 12η²(H−1)L²σ²/μ, because gradients are noisy. `floor.measure` measures both parts on losses whose
 curvatures differ between clients; this module fits exponents and judges the claims.
 """
 
@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 
 from fedapp.report.figures import TEST, TRAIN, new_figure, save, style_axes
 from fedapp.report.method_styles import COLORS
-from studies.reproduce import floor_measure
 from studies.reproduce.experiment import Numbers, Results, digest
-from studies.reproduce.floor_measure import KINDS, PARTS, STEPS
+from studies.reproduce.floor import measure as floor_measure
+from studies.reproduce.floor.measure import KINDS, PARTS, STEPS
 from studies.reproduce.plan import Plan
 from studies.reproduce.report import Report, Row, Verdict, judge
 from studies.reproduce.runs import Runs
@@ -28,7 +28,7 @@ STEP_NAMES = {"theorem": "η = 1/(18LH)", "fixed": "one η"}
 
 
 def measure(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
-    """Measure the floors (``floor_measure.measure``), unless they are known. No data are read."""
+    """Measure the floors (``floor.measure.measure``), unless they are known. No data are read."""
     return known if known.keys() == set(PARTS) else floor_measure.measure(plan.settings)
 
 
@@ -56,7 +56,7 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
 
 @dataclass(frozen=True)
 class Findings:
-    """The numbers of ``floor_measure.measure`` as arrays, and the settings of their axes."""
+    """The numbers of ``floor.measure.measure`` as arrays, and the settings of their axes."""
 
     numbers: Numbers
     plan: Plan
@@ -265,7 +265,7 @@ def _bounds(found: Findings) -> Verdict:
 
 
 def _exponent(power: str) -> float:
-    """α = 2 − 2/p (``floor_losses.PowerLosses``)."""
+    """α = 2 − 2/p (``floor.losses.PowerLosses``)."""
     return 2 - 2 / float(power)
 
 

@@ -1,6 +1,7 @@
-"""A table of accuracies that others published of their own benchmark, cell by cell."""
+"""Tables that others published of their own benchmarks, cell by cell: accuracies, and FLamby's C-indices."""
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from studies.reproduce.curves import panels
@@ -55,4 +56,65 @@ def _verdict(claim: str, missing: str, best: list[float], plan: Plan) -> Verdict
         claim,
         abs(away) <= max(2 * deviation, points),
         f"{mean(best):.2f} % ({by_seed}), {away:+.2f} points from the published",
+    )
+
+
+# ---- FLamby's Fed-TCGA-BRCA ---------------------------------------------------------------------------------------
+
+METRIC, POOLED = "concordance-of-regions", "concordance"
+
+
+def _c_index(run: Run) -> float:
+    """Return a run's C-index, the mean over the regions' test rows, after its last round."""
+    return float(run.column(METRIC)[-1])
+
+
+def c_indices(results: Results, plan: Plan, folder: Path) -> Report:
+    """Judge every method's C-index beside the published one; draw it by round."""
+    report, runs = Report(), results.runs
+    methods = {method: runs.where(method=method) for method in runs.labels("method")}
+    grid = [[(name, methods, column)] for name, column in {"six regions": METRIC, "pooled": POOLED}.items()]
+    title = "C-index of test rows; bands: one deviation over seeds"
+    labels = {METRIC: "mean over regions", POOLED: "all test rows"}
+    report.figures.append(
+        panels(folder / "c-index.png", title, grid, x="aggregation", x_label="round", y_label=labels)
+    )
+    for claim in plan.parts("flamby-c"):
+        method, published = plan.threshold(claim, "method"), plan.threshold(claim, "published")
+        found = [_c_index(run) for run in runs.where(method=method)]
+        report.rows.append(Row(f"{method}: C-index, mean over regions", found, published))
+        report.rows.append(
+            Row(
+                f"{method}: C-index of all test rows",
+                [float(run.column(POOLED)[-1]) for run in runs.where(method=method)],
+            )
+        )
+        report.verdicts.append(_near(claim, results.missing(method=method), found, plan))
+    report.verdicts.append(_ordered("flamby-order", results, plan))
+    return report
+
+
+def _near(claim: str, missing: str, found: list[float], plan: Plan) -> Verdict:
+    if missing:
+        return not_run(claim, missing)
+    away = mean(found) - plan.threshold(claim, "published")
+    by_seed = ", ".join(f"{value:.3f}" for value in found)
+    return judge(
+        claim,
+        abs(away) <= plan.threshold(claim, "margin"),
+        f"{mean(found):.3f} ({by_seed}), {away:+.3f} from the published",
+    )
+
+
+def _ordered(claim: str, results: Results, plan: Plan) -> Verdict:
+    """The methods' means are in the published order."""
+    order = plan.threshold(claim, "order")
+    for method in order:
+        if missing := results.missing(method=method):
+            return not_run(claim, missing)
+    means = [mean([_c_index(run) for run in results.runs.where(method=method)]) for method in order]
+    return judge(
+        claim,
+        all(higher > lower for higher, lower in pairwise(means)),
+        ", ".join(f"{method} {value:.3f}" for method, value in zip(order, means, strict=True)),
     )

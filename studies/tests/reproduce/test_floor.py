@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from studies.reproduce import floor_losses, floor_measure
 from studies.reproduce import floor_report as study
 from studies.reproduce.experiment import Results, collect, report_on
-from studies.reproduce.floor_losses import LogisticLosses, Losses, PowerLosses, QuadraticLosses
+from studies.reproduce.floor import losses as floor_losses
+from studies.reproduce.floor import measure as floor_measure
+from studies.reproduce.floor.losses import LogisticLosses, Losses, PowerLosses, QuadraticLosses
 from studies.reproduce.plan import Plan, read_plan
 from studies.reproduce.report import Report
 from studies.reproduce.runs import Runs

@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 
 from strategies import streams
-from studies.reproduce import floor_losses
-from studies.reproduce.floor_losses import LogisticLosses, Losses, PowerLosses, QuadraticLosses, sigmoid
+from studies.reproduce.floor.losses import (
+    LogisticLosses,
+    Losses,
+    PowerLosses,
+    QuadraticLosses,
+    curvatures,
+    labelled_rows,
+    optima,
+    sigmoid,
+)
 from studies.theory.constants import Array, AssumptionError, Constants
 from studies.theory.lojasiewicz import lojasiewicz_bound, pl_bound
 
@@ -97,7 +105,7 @@ def rise(losses: Losses, low: Array, w: Array) -> float:
 
 
 def _ways(settings: Settings) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of ``floor_losses.optima`` for both ways in which clients differ."""
+    """Yield the arguments of ``optima`` for both ways in which clients differ."""
     yield from ({"spread": spread} for spread in settings["spreads"])
     yield from ({"deviating": number} for number in settings["deviating"])
 
@@ -106,12 +114,12 @@ def problem(settings: Settings, kind: str, seed: int, num_clients: int, own: flo
     """Draw quadratics or logistic losses; problems of one seed differ in their optima's spread or deviation alone."""
     rng = streams.generator(seed, "floor-problem", KINDS.index(kind), num_clients)
     shape = num_clients, int(settings["parameters"])
-    matrices = floor_losses.curvatures(rng, *shape, settings["condition"], own)
-    points = floor_losses.optima(rng, shape, **way)
+    matrices = curvatures(rng, *shape, settings["condition"], own)
+    points = optima(rng, shape, **way)
     if kind == "quadratics":
         return QuadraticLosses(matrices, points)
     common = rng.normal(size=shape[1]) / shape[1] ** 0.5
-    rows = floor_losses.labelled_rows(rng, 4 * matrices, common + points, settings["rows"])
+    rows = labelled_rows(rng, 4 * matrices, common + points, settings["rows"])
     return LogisticLosses(rows, settings["l2"])
 
 
@@ -158,7 +166,7 @@ def _power_floors(settings: Settings, power: float) -> dict[str, Any]:
         rng = streams.generator(seed, "power-floor-problem")
         shape = settings["clients"], int(settings["power-parameters"])
         scales = settings["condition"] ** -rng.uniform(size=shape[0])
-        points = floor_losses.optima(rng, shape, **way)
+        points = optima(rng, shape, **way)
         # FedAvg starts at the minimiser of F and doesn't leave the hull of the clients' optima.
         reach = float(np.linalg.norm(points[:, None] - points, axis=2).max())
         losses = PowerLosses(power, scales, points, reach)
