@@ -226,5 +226,16 @@ def test_the_verdict_is_in_compare_its_report_the_page_and_python(tmp_path):
         ("feddyn", True),
         ("fedavg", False),
     ]
+    digits = [each[key] for each in content["costs"] for key in ("mean", "time", "bytes", "server")]
+    assert digits == [
+        "0.930",
+        "5",
+        "2.0 MB",
+        "8.0 kB",
+        "0.831",
+        "6.2",
+        "2.8 MB",
+        "8.0 kB",
+    ]  # as in the sentences
     assert page_content([runs[0].path])["verdict"] is None
     assert fedapp.compare(*(each.path for each in runs)).verdict() == verdict_of(runs)

@@ -32,6 +32,7 @@ from fedapp.report.method_styles import MARKS_ON_LINE, styles_of
 from fedapp.report.page.timeline import BARS, FEWEST_BARS, timeline
 from fedapp.report.recorded import AXES, RecordedRun, metrics_of, names_of
 from fedapp.report.series import DIGITS, mean_and_spread, metric_text, spaced, with_extremes
+from fedapp.report.verdict.costs import bytes_text, time_text
 from fedapp.report.verdict.of_runs import verdict_of
 from strategies.flower.higher_is_better import higher_is_better
 
@@ -176,9 +177,9 @@ def _verdict(cells: Sequence[Cell], metric: str, time: float | None, tuning: Tun
                 "leads": each.setting == verdict.leader,
                 "mean": metric_text(verdict.means[each.setting]),
                 "reached": f"{each.reached} of {each.seeds}",
-                "time": _number(each.time),
-                "bytes": _number(each.bytes),
-                "server": _number(each.server_bytes),
+                "time": time_text(each.time),
+                "bytes": bytes_text(each.bytes),
+                "server": bytes_text(each.server_bytes),
             }
             for each in verdict.costs
         ],

@@ -402,12 +402,11 @@
     const node = document.getElementById("verdict"), found = content.verdict;
     node.hidden = !found;
     if (!found) return;
-    const megabytes = (value) => value === null ? "–" : `${number(value / 1e6)} MB`;
     node.replaceChildren(make("h2", "Verdict"), ...found.sentences.map((text) => make("p", text, { class: "said" })),
       ...found.doubts.map((text) => make("p", `Caution: ${text}`)));
     if (found.costs.length) node.append(table(["setting", found.metric, `time to ${number(found.target)}`, "sent", "on the server",
       "seeds that reach it"], found.costs.map((each) => [each.leads ? `${each.name} (leads)` : each.name, each.mean,
-      number(each.time), megabytes(each.bytes), megabytes(each.server), each.reached])));
+      each.time, each.bytes, each.server, each.reached])));
     node.append(make("p", `Numbers: ${found.files}`));
   }
 

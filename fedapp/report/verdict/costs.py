@@ -108,13 +108,23 @@ def cost_sentence(metric: str, target: float, costs: Sequence[Cost], *, higher: 
 
 def _words(cost: Cost) -> str:
     parts = [
-        *([f"time {cost.time:.3g}{_range_of(cost)}"] if math.isfinite(cost.time) else []),
-        *([f"{decimal(round(cost.bytes))} sent"] if math.isfinite(cost.bytes) else []),
-        *([f"{decimal(round(cost.server_bytes))} on the server"] if math.isfinite(cost.server_bytes) else []),
+        *([f"time {time_text(cost.time)}{_range_of(cost)}"] if math.isfinite(cost.time) else []),
+        *([f"{bytes_text(cost.bytes)} sent"] if math.isfinite(cost.bytes) else []),
+        *([f"{bytes_text(cost.server_bytes)} on the server"] if math.isfinite(cost.server_bytes) else []),
     ]
     return f"{cost.setting} takes {', '.join(parts)}"
 
 
+def time_text(seconds: float) -> str:
+    """Write a time; - for NaN."""
+    return f"{seconds:.3g}" if math.isfinite(seconds) else "-"
+
+
+def bytes_text(number: float) -> str:
+    """Write a number of bytes; - for NaN."""
+    return decimal(round(number)) if math.isfinite(number) else "-"
+
+
 def _range_of(cost: Cost) -> str:
-    low, high = (f"{time:.3g}" for time in (cost.earliest, cost.latest))
+    low, high = map(time_text, (cost.earliest, cost.latest))
     return "" if low == high else f" ({low} to {high})"
