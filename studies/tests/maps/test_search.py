@@ -244,7 +244,8 @@ SHIPPED = Path(__file__).parents[2] / "experiments" / "map.toml"
 def test_the_shipped_map_searches_for_every_method_with_as_many_tries_and_judges_ten_seeds():
     one = read_file(SHIPPED, MapPlan)
     personal = {"ditto", "fedamp"}  # judged by each client's own model, not by one for all
-    assert {own["strategy"] for own in one.methods.values()} == REGISTRY.keys() - personal
+    later = {"malenia", "fedawe"}  # newer than the runs, as docs/map.md says
+    assert {own["strategy"] for own in one.methods.values()} == REGISTRY.keys() - personal - later
     every = {
         (problem, method): candidates(one, problem, method)
         for problem in one.problems
