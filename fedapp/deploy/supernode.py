@@ -2,13 +2,26 @@
 
 After an answer that it doesn't expect (500, say, from a SuperLink whose disk is full) Flower 1.41's SuperNode leaves
 its loop, and the process stays: its own API answers that it is healthy, and the device takes part in nothing.
+
+A SuperLink refuses requests of a device whose clock is wrong in the words in which it refuses an unknown key. So a
+SuperNode that ends compares its clock with the SuperLink's, and says what is wrong.
 """
 
+import argparse
 import os
+import ssl
 import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from email.utils import parsedate_to_datetime
 from importlib.metadata import entry_points
+from urllib.error import HTTPError
 
 COMMAND = "flower-supernode"
+# Seconds by which the time of a request may be ahead of the SuperLink's clock, or behind (Flower 1.41).
+MOST_AHEAD, MOST_BEHIND = 5, 305
+TIMEOUT = 3.0  # seconds until the SuperLink must tell its time
 
 
 def main() -> None:
@@ -22,9 +35,38 @@ def main() -> None:
     except SystemExit as end:
         code = end.code
     finally:
+        if remark := clock_remark(sys.argv[1:]):
+            print(remark, file=sys.stderr)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def clock_remark(arguments: Sequence[str]) -> str:
+    """Return a line that says how wrong this device's clock is; "" if it is right or the SuperLink can't be asked."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--superlink", default="")
+    parser.add_argument("--root-certificates")
+    options, _ = parser.parse_known_args(arguments)
+    try:
+        trust = ssl.create_default_context(cafile=options.root_certificates)
+        url = f"https://{options.superlink}/health"
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT, context=trust) as answer:
+                date = answer.headers["Date"]
+        except HTTPError as refused:  # a proxy that lets devices' requests alone pass
+            date = refused.headers["Date"]
+        ahead = time.time() - parsedate_to_datetime(date).timestamp()
+    except (OSError, ValueError, TypeError):
+        return ""
+    # The date has whole seconds: it is up to a second behind.
+    if -MOST_BEHIND <= ahead <= MOST_AHEAD + 1:
+        return ""
+    wrong = f"{ahead:.0f} s ahead of" if ahead > 0 else f"{-ahead:.0f} s behind"
+    return (
+        f"ERROR: this device's clock is {wrong} the clock of {options.superlink}, which refuses requests of "
+        f"devices more than {MOST_AHEAD} s ahead or {MOST_BEHIND} s behind: set the clock, with NTP say"
+    )
 
 
 if __name__ == "__main__":
