@@ -1,10 +1,11 @@
 """Many devices in one process, for a SuperLink to serve: Flower's own connection and keys, but no ClientApp.
 
-    python -m studies.benchmarks.light_devices DEPLOYMENT [--unpacked]
+    python -m studies.benchmarks.light_devices DEPLOYMENT [--unpacked] [--task-seconds 180]
 
 Each device of the deployment is a thread that does what a SuperNode does: it asks for messages every three seconds,
 fetches their objects one by one, answers, and sends a heartbeat, all over TLS and signed with its own key. It answers
-at once, with the model it was sent a little changed, so that what it sends is new to the SuperLink. With
+with the model it was sent a little changed, so that what it sends is new to the SuperLink: at once, or, with
+``--task-seconds``, after a training task of that mean length, the slowest device's 5/3 as long as the fastest's. With
 ``--unpacked`` it reads models as Flower sends them, not as one array.
 """
 
@@ -36,11 +37,17 @@ from strategies.flower import messages
 from strategies.flower.packing import unpack_arrays
 
 POLL = 3.0  # seconds: a SuperNode's pause after it found no message
+SPREAD = 0.5  # difference between the longest and the shortest task time, as a share of their mean
 NUM_EXAMPLES = 100
 
 
-def serve(folder: Path, deployment: Deployment, index: int, packed: bool) -> None:
-    """Be a device until the process ends."""
+def task_seconds(mean: float, index: int, devices: int) -> float:
+    """Return the seconds that a device's training tasks take, equally spaced over the devices round their mean."""
+    return mean * (1 + SPREAD * (index / max(devices - 1, 1) - 0.5))
+
+
+def serve(folder: Path, deployment: Deployment, index: int, packed: bool, seconds: float) -> None:
+    """Be a device until the process ends; each of its training tasks takes ``seconds``."""
     key = load_ssh_private_key((folder / deployment.devices[index].name / "device.key").read_bytes(), None)
     trust = str(folder / "ca.crt")
     seen: set[int] = set()
@@ -59,6 +66,8 @@ def serve(folder: Path, deployment: Deployment, index: int, packed: bool) -> Non
                 tree, partial(pull, run_id), partial(confirm, run_id), return_type=Message
             )
             request.metadata.__dict__["_message_id"] = tree.object_id
+            if request.metadata.message_type != messages.DESCRIBE:
+                time.sleep(seconds)
             reply = respond(request, index, len(deployment.devices), packed=packed)
             reply.metadata.__dict__["_message_id"] = reply.object_id
             with no_object_id_recompute():
@@ -97,7 +106,7 @@ def answer(request: Message, index: int, devices: int) -> Message:
     return Message(content, reply_to=request)
 
 
-def main(folder: Path, *, packed: bool = True) -> None:
+def main(folder: Path, *, packed: bool = True, mean_seconds: float = 0.0) -> None:
     """Register the devices of a deployment whose SuperLink runs, and be all of them."""
     os.environ.update(environment(str(folder)))
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -111,9 +120,12 @@ def main(folder: Path, *, packed: bool = True) -> None:
                 name=device.name,
             )
         )
+    devices = len(deployment.devices)
     threads = [
-        threading.Thread(target=serve, args=(folder, deployment, index, packed))
-        for index in range(len(deployment.devices))
+        threading.Thread(
+            target=serve, args=(folder, deployment, index, packed, task_seconds(mean_seconds, index, devices))
+        )
+        for index in range(devices)
     ]
     for thread in threads:
         thread.start()
@@ -127,5 +139,6 @@ if __name__ == "__main__":
     )
     parser.add_argument("deployment", type=Path)
     parser.add_argument("--unpacked", action="store_true")
+    parser.add_argument("--task-seconds", type=float, default=0.0, help="mean length of a training task")
     options = parser.parse_args()
-    main(options.deployment.absolute(), packed=not options.unpacked)
+    main(options.deployment.absolute(), packed=not options.unpacked, mean_seconds=options.task_seconds)

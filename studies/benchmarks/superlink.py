@@ -224,9 +224,9 @@ def summarise(watch: Watch, devices: int, light: bool, model: str, idle: float, 
 
 @contextmanager
 def deployed(
-    folder: Path, devices: int, light: bool, kind: str
+    folder: Path, devices: int, light: bool, kind: str, *options: str
 ) -> Iterator[tuple[LocalDeployment, subprocess.Popen[bytes] | None]]:
-    """Start a SuperLink and devices, and end them; return the process of the light ones too."""
+    """Start a SuperLink and devices, and end them; return the process of the light ones, told ``options``, too."""
     nodes = [{"partition-id": part, "num-partitions": devices} for part in range(devices)]
     with LocalDeployment(folder / "deployment", nodes, workers=kind == "workers") as deployment:
         if not light:
@@ -236,7 +236,7 @@ def deployed(
         deployment.start_superlink()
         deployment.start_superexec()
         deployment.wait_for_superlink()
-        command = [sys.executable, "-m", "studies.benchmarks.light_devices", str(deployment.folder)]
+        command = [sys.executable, "-m", "studies.benchmarks.light_devices", str(deployment.folder), *options]
         command += ["--unpacked"] * (kind == "unpacked")
         with deployment.log("light").open("wb") as log:
             driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)

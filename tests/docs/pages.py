@@ -55,6 +55,7 @@ NOT_RUN = {
     ("docs/scale.md", "needs a GPU"): 1,
     ("docs/scale.md", "needs several machines"): 1,  # (tests/end_to_end/test_ray.py, on one)
     ("docs/scale.md", "needs an hour of an idle machine"): 3,  # (studies/tests/benchmarks, in little)
+    ("docs/scale.md", "needs half an hour"): 1,  # (studies/tests/benchmarks/test_soak.py, in little)
     ("docs/scale.md", "needs an AMD processor"): 1,
     ("docs/sweep.md", "needs Slurm: the file sweep.sbatch"): 1,  # (tests/sweeps/test_slurm.py)
     ("docs/sweep.md", "needs Slurm: the commands that submit it"): 1,  # (the same)
