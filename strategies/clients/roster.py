@@ -60,6 +60,10 @@ ABSENT = 0  # node id of a client of a resumed run that isn't connected
 NOT_ASKED = "it wasn't asked; describe=True asks it"
 NO_HANDLER = "the app has no handler of it, which may be left out"
 
+# Seconds until a device is asked again whose description failed for a reason that may pass, such as a ClientApp that
+# was killed: the first pause, which doubles each time, and the longest.
+PAUSE, LONGEST_PAUSE = 10.0, 600.0
+
 
 @dataclass(frozen=True)
 class Client:
@@ -102,8 +106,17 @@ class _Described(NamedTuple):
     name: str
 
 
+class _Retry(NamedTuple):
+    """When a device is asked again to describe itself, and after which pause, in seconds."""
+
+    due: float
+    pause: float
+
+
 class Roster:
     """The connected clients, by index. A client whose description is invalid is excluded and named in the log.
+
+    A device that gives no description, without having refused to, is asked again after a while.
 
     Parameters
     ----------
@@ -160,6 +173,8 @@ class Roster:
         self.devices = False  # whether nodes are devices, whose claims are checked
         self._by_node: dict[int, Client] = {}
         self._refused: set[int] = set()
+        self._retries: dict[int, _Retry] = {}  # by node id
+        self._alone_since: float | None = None  # when there was no client that could take part
         self._present: set[int] = set()
         self._clients: list[Client] | None = None  # cache of the connected clients
         self._asked: dict[str, tuple[int, float]] = {}  # node and deadline, by message id
@@ -209,10 +224,11 @@ class Roster:
             if starting and expected > len(self._present) and not self.devices:
                 wait_for_nodes(grid, expected, self.timeout, self.should_stop)
             self._see(grid)
-        if not starting and not self.clients and self._waited_for_anyone(grid):
+        if not self.clients and (self._retries or not starting) and self._waited_for_anyone(grid):
             return self.refresh(grid, config)
         if not self.clients and not self.should_stop():
             raise RunError("no client can take part; the log names the reason for each")
+        self._alone_since = None
         return self.clients
 
     def _wait_for_more(self, grid: Grid) -> None:
@@ -237,15 +253,20 @@ class Roster:
         wait_for_nodes(grid, self.min_clients, self.timeout, self.should_stop)
 
     def _waited_for_anyone(self, grid: Grid) -> bool:
-        """Wait until any node is connected that may take part; return False if none comes."""
+        """Wait until any node is connected that may take part, or is asked again; return False if none comes."""
 
         def nobody() -> bool:
             self._see(grid)
             return not self._present - self._refused
 
         if not self.should_stop():
-            log.warning("no client is connected, the run waits for one for up to %g s", self.timeout)
-            wait_while(nobody, self.timeout, self.should_stop)
+            now = self._clock.now()
+            if self._alone_since is None:
+                self._alone_since = now
+            left = max(0.0, self._alone_since + self.timeout - now)
+            why = "can take part yet" if self._present else "is connected"
+            log.warning("no client %s, the run waits for one for up to %g s", why, left)
+            wait_while(nobody, left, self.should_stop)
         return bool(self._present - self._refused) and not self.should_stop()
 
     def poll(self, grid: Grid, config: ConfigRecord) -> list[Client]:
@@ -289,10 +310,14 @@ class Roster:
         return replies
 
     def _see(self, grid: Grid) -> bool:
-        """Look up the connected nodes; return True if they have changed."""
+        """Look up the connected nodes; return True if they have changed, or some are to be asked again."""
         present = set(grid.get_node_ids())
-        changed = present != self._present
-        if changed:
+        now = self._clock.now()
+        due = {
+            node_id for node_id in self._refused & self._retries.keys() if self._retries[node_id].due <= now
+        }
+        self._refused -= due
+        if changed := present != self._present:
             self._present, self._clients = present, None
             self._refused &= present  # a refused node that reconnects is asked once more
             for partition, conflicting_nodes in list(self._conflicting_nodes.items()):
@@ -301,7 +326,7 @@ class Roster:
                     self._refused -= conflicting_nodes  # the one that is left is asked once more
             if self.devices:
                 self._refuse_conflicting_nodes([])
-        return changed
+        return changed or bool(due)
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
         if isinstance(grid, DescribingGrid):
@@ -357,7 +382,7 @@ class Roster:
         for node_id in node_ids:
             reply = replies.get(node_id)
             if reply is None:
-                self._refuse(node_id, "no answer")
+                self._refuse(node_id, "no answer", passes=True)
             elif not reply.has_error():
                 try:
                     described.append(
@@ -366,7 +391,7 @@ class Roster:
                 except ValueError as error:
                     self._refuse(node_id, str(error))
             elif reply.error.code not in APP_FAILED:
-                self._refuse(node_id, messages.reason_of(reply))
+                self._refuse(node_id, messages.reason_of(reply), passes=True)
             else:
                 silent[node_id] = NO_HANDLER if _has_no_handler(reply) else messages.reason_of(reply)
                 if FINDS_NO_ARRAYS in silent[node_id]:
@@ -410,6 +435,7 @@ class Roster:
         self._by_node[client.node_id] = client
         self._clients = None
         self.refused.pop(client.node_id, None)
+        self._retries.pop(client.node_id, None)
 
     def _place(self, described: list[_Described]) -> None:
         """Make clients of nodes with a description, each at the index of its partition."""
@@ -514,9 +540,14 @@ class Roster:
         known = {} if self.devices else self.names_of_simulation()
         return {**{index: name for name, index in list(self._owners.items())}, **known}
 
-    def _refuse(self, node_id: int, reason: str) -> None:
-        """Note and log why a node can't take part."""
+    def _refuse(self, node_id: int, reason: str, *, passes: bool = False) -> None:
+        """Note and log why a node can't take part; a device is asked again where the reason may pass."""
         self.refused[node_id] = reason
+        former = self._retries.pop(node_id, None)
+        if passes and self.devices:
+            pause = PAUSE if former is None else min(2 * former.pause, LONGEST_PAUSE)
+            self._retries[node_id] = _Retry(self._clock.now() + pause, pause)
+            reason += f"; it is asked again in {pause:g} s"
         log.warning("node %d can't take part: %s", node_id, reason, extra={"node": str(node_id)})
 
     def named(self, node_ids: Collection[int]) -> str:

@@ -413,3 +413,77 @@ def test_metrics_by_the_hundred_thousand_do_not_fill_the_record(model):
     assert len(spreads) == 4 + 2 * (MOST_BY_CLIENT - 1)
     assert len(names) - len(spreads) == messages.MOST_METRICS - 2
     assert all(name.isprintable() and len(name) < 80 for name in names)
+
+
+# A description that fails -----------------------------------------------------------------------------------------
+
+
+class Hand:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+@pytest.mark.parametrize("look_again", ["refresh", "poll"])
+@pytest.mark.parametrize("fault", ["drop", "unavailable"])
+def test_a_device_without_a_description_is_asked_again_ever_later(fault, look_again, devices, caplog):
+    """A ClientApp that is killed in its first message says nothing, and would be there the next time."""
+    grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), Roster(timeout=0.05)
+    roster._clock = Hand()  # type: ignore[assignment]
+    grid.node(1).transport["query"] = fault
+
+    def look_at(time: float) -> list[int]:
+        roster._clock.time = time  # type: ignore[attr-defined]
+        for _ in range(2):  # without waiting, the answer is there at the next look
+            clients = getattr(roster, look_again)(grid, ConfigRecord())
+        return [client.index for client in clients]
+
+    assert list(look(roster, grid)) == [0, 2]
+    assert grid.asked(messages.DESCRIBE).count(1) == 1
+    assert look_at(9.9) == [0, 2]
+    assert grid.asked(messages.DESCRIBE).count(1) == 1
+    look_at(10.0)  # fails again: then after 20 s
+    if look_again == "poll":
+        roster._clock.time = 10.1  # the question is given up
+        roster.poll(grid, ConfigRecord())
+    assert grid.asked(messages.DESCRIBE).count(1) == 2
+    grid.node(1).transport.clear()
+    assert look_at(29.9) == [0, 2]
+    assert look_at(30.2) == [0, 1, 2]
+    assert 20 not in roster.refused
+    assert grid.asked(messages.DESCRIBE).count(1) == 3
+    lines = [line for line in warned(caplog) if "node 20 can't take part" in line]
+    assert [line.partition("; ")[2] for line in lines] == [
+        "it is asked again in 10 s",
+        "it is asked again in 20 s",
+    ]
+
+
+def test_a_run_waits_for_the_first_device_that_describes_itself(devices, monkeypatch):
+    """All ClientApps of a run were killed in their first message: the run ended with 'no client can take part'."""
+    monkeypatch.setattr("strategies.clients.roster.PAUSE", 0.01)
+    grid = devices(node_ids=[10, 20, 30], num_partitions=3)
+    for partition in range(3):
+        grid.node(partition).transport["query"] = "unavailable"
+    looks = iter(range(1000))
+
+    def should_stop() -> bool:
+        if next(looks) == 20:
+            for partition in range(3):
+                grid.node(partition).transport.clear()
+        return False
+
+    assert look(Roster(timeout=60.0, should_stop=should_stop), grid) == {0: 10, 1: 20, 2: 30}
+
+
+def test_a_run_that_no_device_describes_itself_to_ends_after_the_timeout(devices, monkeypatch):
+    monkeypatch.setattr("strategies.clients.roster.PAUSE", 0.01)
+    grid = devices(node_ids=[10], centres=(1.0,), sizes=(1,), num_partitions=1)
+    grid.node(0).transport["query"] = "unavailable"
+    with pytest.raises(RuntimeError, match="no client can take part"):
+        look(Roster(timeout=0.5), grid)
+    assert grid.asked(messages.DESCRIBE).count(0) > 1
