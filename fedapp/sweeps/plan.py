@@ -169,6 +169,12 @@ class SweepPlan(Grid):
         """The axes that tell cells from each other: all but the seed and those that are tuned."""
         return [axis for axis in self.grid if axis != SEED and axis not in self.tune]
 
+    @property
+    def shown_axes(self) -> list[str]:
+        """The axes in names and tables: those with several values, or all if there is none; tuned ones last."""
+        axes = [*self.cell_axes, *self.tune]
+        return [axis for axis in axes if len(self.grid[axis]) > 1] or axes
+
     def name_of(self, labels: Mapping[str, object]) -> str:
         """Return a setting's name: its labels on axes with several values, or on all axes if there is none."""
         own = {axis: label for axis, label in labels.items() if axis != SEED}

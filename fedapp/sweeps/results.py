@@ -106,14 +106,14 @@ def _tidy(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pd.DataFra
 
 def header(outcome: Outcome) -> list[str]:
     """Return the columns of the table of cells."""
-    axes = [outcome.columns[axis] for axis in (*outcome.plan.cell_axes, *outcome.plan.tune)]
+    axes = [outcome.columns[axis] for axis in outcome.plan.shown_axes]
     rows = [run.rows for cell in outcome.cells for run in cell.runs]
     return [*axes, "runs", *(with_rows(key, rows) for key in outcome.metrics), "time", "MB"]
 
 
 def lines(outcome: Outcome) -> list[tuple[Cell, list[str]]]:
     """Return the cells, and their row of the table: metrics as mean ± standard deviation over seeds."""
-    axes = [*outcome.plan.cell_axes, *outcome.plan.tune]
+    axes = outcome.plan.shown_axes
     found = []
     for cell in outcome.cells:
         labels = [_label(cell.labels.get(axis, "")) for axis in axes]
@@ -135,7 +135,7 @@ def table(outcome: Outcome) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    labels = len(outcome.plan.cell_axes) + len(outcome.plan.tune)
+    labels = len(outcome.plan.shown_axes)
     rows = lines(outcome)
     for number, name in enumerate(header(outcome)):
         if number < labels:

@@ -103,7 +103,3 @@ def test_what_is_no_such_data(name):
 def test_refusals(tmp_path):
     with pytest.raises(DataError, match=r"'synthetic:1,1' is generated; only an empty data-path is allowed"):
         load_dataset("synthetic:1,1", str(tmp_path))
-    with pytest.raises(
-        DataError, match="num-supernodes = -1: 'synthetic-iid' needs at least 1 client, or 0 for 30"
-    ):
-        load_dataset("synthetic-iid", num_clients=-1)

@@ -45,8 +45,8 @@ def test_the_commands_of_the_page_lead_to_predictions(tmp_path, monkeypatch):
     runs = pd.read_csv(tmp_path / "results" / "swept" / "runs.csv")
     settings = {(strategy, lr) for strategy in ("fedavg", "fedprox") for lr in (0.03, 0.1)}
     assert {*zip(runs["strategy"], runs["lr"], strict=True)} == settings
-    assert {f"{strategy} lr={lr}" for strategy, lr in settings} == {
-        *re.findall(r"fed\w+ lr=[\d.]+", shown["compare"])
+    assert {f"lr={lr} {strategy}" for strategy, lr in settings} == {  # in the order of the sweep's axes
+        *re.findall(r"lr=[\d.]+ fed\w+", shown["compare"])
     }
     assert (tmp_path / "results" / "swept-compared" / "comparison.md").is_file()
     for name in IN_ORDER:

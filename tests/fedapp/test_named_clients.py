@@ -170,7 +170,7 @@ def test_the_figures_name_them(monkeypatch, run):
     from fedapp.report import by_client, figures
 
     drawn: list[matplotlib.figure.Figure] = []
-    for module in (figures, gantt):
+    for module in (figures, gantt, by_client):
         monkeypatch.setattr(module, "save", lambda figure, path: drawn.append(figure) or path)
     dataset = fedapp.federation.dataset_of(run.config, 5)
     figures.draw_partition(run.path, dataset.strata, dataset.num_strata)
