@@ -84,16 +84,7 @@ def compare_command(
     papers = [form for form, wanted in (("latex", latex), ("markdown", markdown)) if wanted]
     forms = ["csv"] * csv + ["json"] * json + papers
     try:
-        if (len(forms) > 1 and (not out or forms != papers)) or ((csv or json) and out):
-            raise ConfigError(
-                "--csv, --json, --latex, --markdown: one at a time, and --csv and --json without --out"
-            )
-        if order not in ORDERS:
-            raise ConfigError(f"--order {order}: is no order of settings; allowed are {', '.join(ORDERS)}")
-        if order != RESULT and not papers:
-            raise ConfigError(f"--order {order}: goes with --latex or --markdown")
-        if (given := current_style().given) and not out:
-            raise ConfigError(f"{given}: goes with --out, which has the figure")
+        _check_options(forms, papers, order, out)
         found = recorded(runs)
         comparison = Comparison(found, tuning_of(run.path for run in found))
     except ConfigError as error:
@@ -157,6 +148,20 @@ def timeline_command(
         raise SystemExit(f"error: {run}: has no task on record (tasks.parquet)")
     for each in current_style().paths(path):
         print(each.absolute())
+
+
+def _check_options(forms: list[str], papers: list[str], order: str, out: Path | None) -> None:
+    """Refuse options of a comparison that exclude each other, or that nothing would read."""
+    if (len(forms) > 1 and (not out or forms != papers)) or (forms != papers and out):
+        raise ConfigError(
+            "--csv, --json, --latex, --markdown: one at a time, and --csv and --json without --out"
+        )
+    if order not in ORDERS:
+        raise ConfigError(f"--order {order}: is no order of settings; allowed are {', '.join(ORDERS)}")
+    if order != RESULT and not papers:
+        raise ConfigError(f"--order {order}: goes with --latex or --markdown")
+    if (given := current_style().given) and not out:
+        raise ConfigError(f"{given}: goes with --out, which has the figure")
 
 
 def _printed(comparison: Comparison, form: str, order: str) -> str:

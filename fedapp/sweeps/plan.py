@@ -101,6 +101,12 @@ class SweepPlan(Grid):
         if both := sorted(set_by_axes & self.base.keys()):
             are = "is" if len(both) == 1 else "are"
             raise ValueError(f"{', '.join(both)}: {are} given both for all runs and as an axis")
+        if self.metric and not may_be_measured(self.metric, named := self._values(METRICS, AUTO)):
+            raise ValueError(f"by: {unmeasured(self.metric, named)}")
+        return self
+
+    @model_validator(mode="after")
+    def _tuning_is_possible(self) -> Self:
         for axis in self.tune:
             if axis not in self.grid:
                 raise ValueError(f"tune: {axis!r} is no axis; there are {', '.join(self.grid)}")
@@ -110,8 +116,6 @@ class SweepPlan(Grid):
             raise ValueError(
                 f"tuning-seeds = {self.tuning_seeds}: nothing is tuned; tune names the axes to tune"
             )
-        if self.metric and not may_be_measured(self.metric, named := self._values(METRICS, AUTO)):
-            raise ValueError(f"by: {unmeasured(self.metric, named)}")
         if self.tune and any(not isinstance(seed, int) for seed in self.seeds):
             raise ValueError("tune: seeds must be whole numbers, without labels")
         return self
