@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from studies.reproduce.floor_losses import PowerLosses
+from studies.reproduce.floor.losses import PowerLosses
 from studies.theory.constants import AssumptionError, Constants, StepSizeError
 from studies.theory.lojasiewicz import drift_bound, largest_gap, lojasiewicz_bound, pl_bound
 from studies.theory.problems import quadratics
