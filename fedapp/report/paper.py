@@ -84,6 +84,7 @@ class PaperTable:
         if _end_at_one_time(comparison):  # the two columns are one
             places, heads = places[1:], heads[1:]
         axes = [axis for axis, _ in places]
+        judged_at = "time" if comparison.time is not None or None not in axes else None
         rows = [
             PaperRow(
                 cell.method,
@@ -99,10 +100,9 @@ class PaperTable:
         ]
         head = [*columns, *([] if is_equal else ["seeds"]), *heads]
         first = len(head) - len(places)
-        judged_at = "time" if comparison.time is not None or None not in axes else None
         return cls(
             why_unlike(comparison.cells, key),
-            _caption(comparison, key, verdict),
+            _caption(comparison, key, verdict) + _on_untested(heads, axes, judged_at),
             ["method", *head],
             rows,
             first + axes.index(judged_at),
@@ -180,6 +180,12 @@ def _budget(comparison: Comparison) -> str:
     return (
         f"each run had {rounds} {'aggregations' if any_without_rounds(cells) else 'rounds'}" if rounds else ""
     )
+
+
+def _on_untested(heads: Sequence[str], axes: Sequence[str | None], judged_at: str | None) -> str:
+    """Return which columns no test was made on: those of each run's last evaluation up to a place."""
+    others = [head for head, axis in zip(heads, axes, strict=True) if axis not in (judged_at, None)]
+    return f" Each run's last evaluation up to there, untested: {', '.join(others)}." if others else ""
 
 
 def _on_bold(verdict: Verdict) -> str:

@@ -90,15 +90,16 @@ def test_three_settings_by_hand():
     assert found.sentences == (
         "3 seeds can't tell which setting leads by score at the end: high has the best mean, but isn't apart from "
         "low (10.000 against 7.000, a difference of 3.000, 98.33 % interval -1.416 to 7.416, p = 0.11), nor from "
-        "lowest (paired t-tests over 3 seeds, p-values by Holm over all 3 pairs).",
-        "To tell high from low takes about 5 (3 to 49) seeds, from lowest about 5 (3 to 49), if the differences stay "
-        "(80 % power at each pair's corrected level; in brackets by the ends of the deviation's 95 % interval).",
+        "lowest (p = 0.11) (paired t-tests over 3 seeds, p-values and intervals by Holm over all 3 pairs).",
+        "To tell high from low would take about 5 (3 to 49) seeds, from lowest about 5 (3 to 49), if the true "
+        "differences are those seen (with 80 % power at each pair's corrected level; in brackets by the 95 % "
+        "interval of the deviation alone).",
     )
     assert judged(THREE, level=0.2).leader == "high"
     assert judged(THREE, level=0.2).sentences == (
         "high leads by score at the end: 3.000 higher than low, the next, 10.000 against 7.000 (93.33 % interval "
-        "0.877 to 5.123, p = 0.11), and apart from all 2 others (paired t-tests over 3 seeds, p-values by Holm "
-        "over all 3 pairs).",
+        "0.877 to 5.123, p = 0.11), and apart from all 2 others (paired t-tests over 3 seeds, p-values and intervals "
+        "by Holm over all 3 pairs).",
     )
 
 
@@ -115,8 +116,8 @@ def test_two_settings_are_one_sentence():
     found = judged({"a": [0.9, 0.93, 0.92], "b": [0.9, 0.92, 0.92]})
     assert found.sentences == (
         "3 seeds can't tell a from b by score at the end: 0.9167 against 0.9133, a difference of 0.0033 (95 % "
-        "interval -0.0110 to 0.0177, p = 0.42, paired t-test); about 26 (9 to 932) would, if the "
-        "difference stays (in brackets by the ends of the deviation's 95 % interval).",
+        "interval -0.0110 to 0.0177, p = 0.42, paired t-test); about 26 (9 to 932) would with 80 % power, if the "
+        "true difference is the one seen; in brackets by the 95 % interval of the deviation alone.",
     )
     assert seeds_needed(1 / 300, float(np.std([0.0, 0.01, 0.0], ddof=1)), 0.05) == 26
 
@@ -128,7 +129,10 @@ def test_equal_settings_are_a_tie():
     assert found.sentences == ("a and b are equal on all 3 seeds (score at the end): a tie.",)
     many = judged({"a": [9.0, 8.0, 7.0], "b": [9.0, 8.0, 7.0], "c": [-99.0, -110.0, -101.0]})
     assert not many.leader
-    assert "isn't apart from b, which is equal on every seed; it is apart from c" in many.sentences[0]
+    assert (
+        "isn't apart from b, which is equal on every seed; it is apart from c (a difference of "
+        in many.sentences[0]
+    )
     assert len(many.sentences) == 1  # no number of seeds tells a tie
 
 
@@ -210,9 +214,22 @@ def test_the_number_of_seeds_has_the_range_of_the_deviation():
     expected = [seeds_needed(0.1, each, 0.05) for each in (0.1, *deviation_interval(0.1, 3))]
     assert [pair.needed, pair.needed_from, pair.needed_to] == expected == [10, 5, 312]
     assert (
-        "; about 10 (5 to 312) would, if the difference stays (in brackets by the ends of the deviation's 95 % "
-        "interval)."
+        "; about 10 (5 to 312) would with 80 % power, if the true difference is the one seen; in brackets by the "
+        "95 % interval of the deviation alone."
     ) in found.sentences[0]
+
+
+def test_equal_differences_are_judged_by_the_sign_test_and_by_its_name():
+    """Two seeds of one row's difference: 2^(1−2); with 6 seeds 2^(1−6) = .031 is below .05."""
+    assert judged({"a": [0.5, 0.6], "b": [0.25, 0.35]}).sentences == (
+        "2 seeds can't tell a from b by score at the end: 0.550 against 0.300, a difference of 0.250 (the same on "
+        "every seed, p = 0.5, sign test); about 6 would with 80 % power, if the true difference is the one seen.",
+    )
+    three = judged({"a": [0.5, 0.6], "b": [0.25, 0.35], "c": [0.1, 0.3]})
+    assert (
+        "(paired t-tests over 2 seeds, sign tests where differences are all equal, p-values"
+        in three.sentences[0]
+    )
 
 
 @pytest.mark.parametrize("settings", [2, 4])

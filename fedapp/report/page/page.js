@@ -405,7 +405,7 @@
     node.replaceChildren(make("h2", "Verdict"), ...found.sentences.map((text) => make("p", text, { class: "said" })),
       ...found.doubts.map((text) => make("p", `Caution: ${text}`)));
     if (found.costs.length) node.append(table(["setting", found.metric, `time to ${number(found.target)}`, "sent", "on the server",
-      "seeds that reach it"], found.costs.map((each) => [each.leads ? `${each.name} (leads)` : each.name, each.mean,
+      "seeds that keep it"], found.costs.map((each) => [each.leads ? `${each.name} (leads)` : each.name, each.mean,
       each.time, each.bytes, each.server, each.reached])));
     node.append(make("p", `Numbers: ${found.files}`));
   }

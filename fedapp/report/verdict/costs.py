@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from rich.filesize import decimal
@@ -84,13 +84,17 @@ def _cost(setting: str, curves: Sequence[Curve], target: float) -> Cost:
     found = [cost for curve in curves if (cost := curve.cost(target)) is not None]
     time, sent, server = np.mean(found, axis=0).tolist() if found else [math.nan] * 3
     times = [each for each, *_ in found] or [math.nan]
-    return Cost(setting, time, sent, server, len(found), len(curves), min(times), max(times))
+    evaluations = float(np.mean([len(curve.metric) for curve in curves]))
+    return Cost(setting, time, sent, server, len(found), len(curves), min(times), max(times), evaluations)
 
 
-def cost_sentence(metric: str, target: float, costs: Sequence[Cost], *, higher: bool) -> str:
-    """Return what the settings that keep the target on every seed take, the first by name, and name the others."""
+def cost_sentence(metric: str, target: float, costs: Sequence[Cost], place: str, *, higher: bool) -> str:
+    """Return what the settings that keep the target on every seed take, the first by name, and name the others.
+
+    ``place`` is where runs are compared, as in ``at time 10``. Nothing is said where all settings take the same.
+    """
     there = [cost for cost in costs if cost.reached == cost.seeds]
-    if not there:
+    if not there or len({replace(cost, setting="") for cost in costs}) == 1 < len(costs):
         return ""
     shown = there[:_MOST]
     more = f"; {len(there) - len(shown)} more keep it" * (len(there) > len(shown))
@@ -101,9 +105,20 @@ def cost_sentence(metric: str, target: float, costs: Sequence[Cost], *, higher: 
     )
     never = [cost.setting for cost in costs if not cost.reached]
     rest = f"; {', '.join(never[:_MOST])} do{'es' * (len(never) == 1)}n't" if never else ""
+    rest += " on any seed" * bool(never and costs[0].seeds > 1)
     relation = "≥" if higher else "≤"
     words = "; ".join(map(_words, shown))
-    return f"To keep {metric} {relation} {target:.{_DIGITS}g}: {words}{more}{some}{rest}."
+    until = place.removeprefix("at ") if place.startswith("at ") else "the end"
+    means = f"; means over {there[0].seeds} seeds, in brackets the range" * (there[0].seeds > 1)
+    often = [cost.evaluations for cost in costs]
+    unlike = (
+        " Settings that are evaluated more often have more chances to fall off it "
+        f"({min(often):.0f} to {max(often):.0f} evaluations)."
+    ) * (max(often) >= 2 * min(often))
+    return (
+        f"To reach {metric} {relation} {target:.{_DIGITS}g} and keep it until {until} (what more than half of the "
+        f"settings have then on every seed{means}; untested): {words}{more}{some}{rest}.{unlike}"
+    )
 
 
 def _words(cost: Cost) -> str:

@@ -12,6 +12,7 @@ from fedapp.report.files import RUNNING
 from fedapp.report.recorded import RecordedRun
 from fedapp.report.series import Array
 from fedapp.report.verdict.judging import Results
+from fedapp.report.verdict.paired import deviation_interval
 from fedapp.report.verdict.verdict import Verdict
 
 ENOUGH_SEEDS = 5
@@ -45,7 +46,7 @@ def doubts_on(
         *_at_edge(verdict, judged),
         *_unequal_tries(judged),
         *_deciding_seed(verdict, results, higher=higher),
-        *_still_moving(verdict.metric, judged, higher=higher, time=time),
+        *_still_moving(verdict, judged, higher=higher, time=time),
         *_seeds(results),
     ]
     return [line for line in found if line]
@@ -158,16 +159,26 @@ def _deciding_seed(verdict: Verdict, results: Results, *, higher: bool) -> Itera
             yield f"seed {left_out} alone decides: without it {other} has a better mean than {verdict.best}"
 
 
-def _still_moving(metric: str, judged: Sequence[Cell], *, higher: bool, time: float | None) -> Iterator[str]:
-    """Name settings that still gain on every seed: a twentieth or more of all in the last fifth of the run."""
-    sign = 1.0 if higher else -1.0
+def _still_moving(
+    verdict: Verdict, judged: Sequence[Cell], *, higher: bool, time: float | None
+) -> Iterator[str]:
+    """Name settings that still gain on every seed in the last fifth of the run.
+
+    That is a twentieth or more of all their gain, or as much as a difference by which the best is apart from another.
+    A tie has no order.
+    """
+    if verdict.pairs and all(pair.is_tie for pair in verdict.pairs):
+        return
+    metric, sign = verdict.metric, 1.0 if higher else -1.0
+    apart = [pair.difference for pair in verdict.pairs if pair.apart and pair.better == verdict.best]
+    closest = min(apart, default=math.inf)
     moving = []
     for cell in judged:
         gains = [sign * each for run in cell.runs if (each := _gains(run, metric, time)) is not None]
         if not gains:
             continue
         last, whole = np.transpose(gains)
-        if (last > 0).all() and last.mean() >= _RISING * whole.mean() > 0:
+        if (last > 0).all() and 0 < min(_RISING * whole.mean(), closest) <= last.mean():
             moving.append(f"{cell.name} by {sign * last.mean():+.2g}")
     if moving:
         word = "rising" if higher else "falling"
@@ -197,4 +208,8 @@ def _seeds(results: Results) -> Iterator[str]:
     if len(every) == 1:
         yield "1 seed: nothing is known of the deviation over seeds"
     elif len(every) < ENOUGH_SEEDS:
-        yield f"{len(every)} seeds: with fewer than {ENOUGH_SEEDS}, deviations are guesses"
+        low, high = deviation_interval(1.0, len(every))
+        yield (
+            f"{len(every)} seeds: a true deviation is {low:.2g} to {high:.2g} times the one seen (95 % interval), "
+            "and nothing shows whether differences are normal"
+        )

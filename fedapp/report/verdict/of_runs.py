@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedapp.report.cells import UNTUNED, Cell, Tuning, axes_of, direction_of, why_unlike
+from fedapp.report.files import LOSS
 from fedapp.report.verdict.costs import cost_sentence, costs_of
 from fedapp.report.verdict.doubts import doubts_on, has_untuned_methods, is_lost
 from fedapp.report.verdict.judging import by_seed, judge
@@ -54,12 +55,18 @@ def verdict_of(
     costs = tuple(
         sorted((cost for cost in costs if cost.setting in order), key=lambda cost: order[cost.setting])
     )
-    sentence = cost_sentence(metric, target, costs, higher=higher) if len(order) > 1 else ""
+    sentence = cost_sentence(metric, target, costs, place, higher=higher) if len(order) > 1 else ""
     lines = doubts_on(found, by_seed(rows), cells, higher=higher, time=time)
+    tied = bool(found.pairs) and all(pair.is_tie for pair in found.pairs)
     return replace(
         found,
         sentences=(*found.sentences, *([sentence] if sentence else [])),
-        doubts=(*_against_its_name(metric, higher=higher), *_on_tuning(judged, tuning), *lines),
+        doubts=(
+            *_against_its_name(metric, higher=higher),
+            *(() if tied else _on_tuning(judged, tuning)),
+            *lines,
+            *_against_loss(found, judged, time),
+        ),
         target=target,
         costs=costs,
         files=files,
@@ -72,6 +79,26 @@ def _against_its_name(metric: str, *, higher: bool) -> list[str]:
         return []
     asked, usual = ("higher", "lower") if higher else ("lower", "higher")
     return [f"a {asked} {metric} counts as better, as was asked for; by its name a {usual} one is"]
+
+
+def _against_loss(verdict: Verdict, judged: Sequence[Cell], time: float | None) -> list[str]:
+    """Name the settings that a test tells to have a lower loss than the best one by another metric."""
+    if verdict.metric == LOSS:
+        return []
+    by_loss = judge(
+        [
+            (cell.name, seed, value)
+            for cell in judged
+            for seed, value in zip(cell.seeds, cell.scores(LOSS, time), strict=True)
+        ],
+        LOSS,
+        higher=False,
+    )
+    better = [pair for pair in by_loss.pairs if pair.other == verdict.best and pair.apart]
+    if not better:
+        return []
+    named = ", ".join(f"{pair.better} (p = {pair.p:.2g})" for pair in better)
+    return [f"by the test {LOSS} {verdict.best} is worse than {named}"]
 
 
 def _on_tuning(judged: Sequence[Cell], tuning: Tuning) -> Sequence[str]:

@@ -70,6 +70,8 @@ class Cost:
         Seeds that keep the target, of all.
     earliest, latest : float
         The shortest and the longest time of a seed.
+    evaluations : float
+        Evaluations of a run up to where runs are compared, the mean over seeds.
     """
 
     setting: str
@@ -80,6 +82,7 @@ class Cost:
     seeds: int
     earliest: float = math.nan
     latest: float = math.nan
+    evaluations: float = math.nan
 
 
 @dataclass(frozen=True)

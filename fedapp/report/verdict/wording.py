@@ -9,7 +9,8 @@ from fedapp.report.verdict.verdict import Pair, Verdict
 
 _NAMED = 3  # settings that a sentence names
 _MORE = f"more than {MOST_SEEDS:,}"
-_IN_BRACKETS = f"in brackets by the ends of the deviation's {100 * (1 - DEVIATION_LEVEL):g} % interval"
+_IN_BRACKETS = f"; in brackets by the {100 * (1 - DEVIATION_LEVEL):g} % interval of the deviation alone"
+_WITH_POWER = f"with {100 * POWER:.0f} % power"
 
 
 def sentences_on(verdict: Verdict, *, higher: bool) -> tuple[str, ...]:
@@ -53,12 +54,12 @@ def _on_two(verdict: Verdict, pair: Pair) -> str:
     if pair.apart:
         return (
             f"{better} leads {other} by {_number(pair.difference, pair)} in {verdict.metric} {verdict.place}, "
-            f"{means} ({_interval(pair)}, {_p(pair.p)}, paired t-test over {number} seeds)."
+            f"{means} ({_interval(pair)}, {_p(pair.p)}, {_test(pair)} over {number} seeds)."
         )
     return (
         f"{number} seeds can't tell {better} from {other} by {verdict.metric} {verdict.place}: {means}, a difference "
-        f"of {_number(pair.difference, pair)} ({_interval(pair)}, {_p(pair.p)}, paired t-test)"
-        f"; {_seeds(pair)} would, if the difference stays ({_IN_BRACKETS})."
+        f"of {_number(pair.difference, pair)} ({_interval(pair)}, {_p(pair.p)}, {_test(pair)}); {_seeds(pair)} would "
+        f"{_WITH_POWER}, if the true difference is the one seen{_in_brackets([pair])}."
     )
 
 
@@ -74,8 +75,8 @@ def _on_leader(verdict: Verdict, of_best: Sequence[Pair], word: str) -> str:
 
 def _on_none(verdict: Verdict, of_best: Sequence[Pair], open_pairs: Sequence[Pair]) -> str:
     first = open_pairs[0]
-    rest = [pair.other for pair in open_pairs[1:]]
-    beaten = [pair.other for pair in of_best if pair.apart]
+    rest = [f"{pair.other} ({_p(pair.p)})" for pair in open_pairs[1:]]
+    beaten = [pair for pair in of_best if pair.apart]
     number = _range([pair.seeds for pair in open_pairs])
     if first.is_tie:
         against = f"{first.other}, which is equal on every seed"
@@ -88,9 +89,17 @@ def _on_none(verdict: Verdict, of_best: Sequence[Pair], open_pairs: Sequence[Pai
         f"{number} seeds can't tell which setting leads by {verdict.metric} {verdict.place}: {verdict.best} has the "
         f"best mean, but isn't apart from {against}"
         + (f", nor from {_named(rest, 'or')}" if rest else "")
-        + (f"; it is apart from {_named(beaten)}" if beaten else "")
+        + (f"; it is apart from {_apart_from(beaten)}" if beaten else "")
         + f" ({_method(verdict)})."
     )
+
+
+def _apart_from(beaten: Sequence[Pair]) -> str:
+    """Name the settings that the best one is apart from: one with its difference, several with their p-values."""
+    if len(beaten) > 1:
+        return _named([f"{pair.other} ({_p(pair.p)})" for pair in beaten])
+    (pair,) = beaten
+    return f"{pair.other} (a difference of {_number(pair.difference, pair)}, {_interval(pair)}, {_p(pair.p)})"
 
 
 def _needed(open_pairs: Sequence[Pair]) -> list[str]:
@@ -101,8 +110,8 @@ def _needed(open_pairs: Sequence[Pair]) -> list[str]:
     first, *rest = unequal
     more = "".join(f", from {pair.other} {_seeds(pair)}" for pair in rest)
     return [
-        f"To tell {first.better} from {first.other} takes {_seeds(first)} seeds{more}, if the differences stay "
-        f"({100 * POWER:.0f} % power at each pair's corrected level; {_IN_BRACKETS})."
+        f"To tell {first.better} from {first.other} would take {_seeds(first)} seeds{more}, if the true differences "
+        f"are those seen ({_WITH_POWER} at each pair's corrected level{_in_brackets(unequal)})."
     ]
 
 
@@ -116,9 +125,23 @@ def _seeds(pair: Pair) -> str:
     return f"{middle} ({pair.needed_from} to {_MORE if pair.needed_to is None else pair.needed_to})"
 
 
+def _in_brackets(pairs: Sequence[Pair]) -> str:
+    """Return what the numbers of seeds in brackets are; "" where none is."""
+    return _IN_BRACKETS * any(
+        pair.needed_from is not None and pair.needed_from != pair.needed_to for pair in pairs
+    )
+
+
+def _test(pair: Pair) -> str:
+    """Return the name of the test of a pair: differences that are all equal have no t."""
+    return "sign test" if pair.deviation == 0 and pair.difference else "paired t-test"
+
+
 def _method(verdict: Verdict) -> str:
     seeds = _range([pair.seeds for pair in verdict.pairs])
-    return f"paired t-tests over {seeds} seeds, p-values by Holm over all {len(verdict.pairs)} pairs"
+    signs = ", sign tests where differences are all equal" * ("sign test" in map(_test, verdict.pairs))
+    number = len(verdict.pairs)
+    return f"paired t-tests over {seeds} seeds{signs}, p-values and intervals by Holm over all {number} pairs"
 
 
 def _range(numbers: Sequence[int]) -> str:
