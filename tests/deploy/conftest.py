@@ -17,6 +17,7 @@ from tests.deploy.command import deploy
 
 Node = Mapping[str, int | str]
 TASK_BEGINS = "flwr-clientapp"  # in a SuperNode's log
+RUN_BEGINS = "Recording this run in"  # in the run's log
 RESTART_PAUSE = 10.0  # seconds, RestartSec of the units
 
 
@@ -58,12 +59,13 @@ class Trial:
         self.path = deployment.folder / "results" / "run"
         self.log = deployment.folder / "run.log"
         self.process: subprocess.Popen[bytes] | None = None
+        self.given: dict[str, Any] = {}  # the run's config, as far as it was given
         self.ended: dict[str, float] = {}  # supervised devices, and when they were last seen running
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Start everything, and the run."""
         self.deployment.start()
-        given = {
+        self.given = {
             "clock": "wall",
             "min-clients": len(self.deployment.deployment.devices),
             "round-timeout": 90.0,
@@ -72,14 +74,25 @@ class Trial:
             "run-name": "run",
             **config,
         }
-        with self.log.open("wb") as log:
-            self.process = self.deployment.start_run(self.app, given, stdout=log, stderr=log)
+        self.start_run(self.given)
+
+    def resume(self, **config: Any) -> None:
+        """Go on with the run, which has ended, by a run of its own on the same SuperLink."""
+        named = {key: value for key, value in self.given.items() if key not in ("results-dir", "run-name")}
+        before = self.output.count(RUN_BEGINS)
+        self.start_run({**named, **config, "resume": str(self.path)})
+        self.wait_for(lambda: self.output.count(RUN_BEGINS) > before)
+
+    def start_run(self, config: Mapping[str, Any]) -> None:
+        """Start a run; what it prints is added to the log."""
+        with self.log.open("ab") as log:
+            self.process = self.deployment.start_run(self.app, config, stdout=log, stderr=log)
 
     def supervise(self, name: str) -> None:
         """Start a device's SuperNode again whenever it has ended, after a pause, as its systemd unit does."""
         self.ended[name] = time.monotonic()
 
-    def end(self, seconds: float = 400) -> str:
+    def end(self, seconds: float = 600) -> str:
         """Wait for the end of the run, as its folder or the SuperLink tells it, and return what it printed."""
         self.wait_for(lambda: self.summary.get("status", "running") != "running" or self.streamed(), seconds)
         while self.deployment.status() == "running":
@@ -104,7 +117,7 @@ class Trial:
         file = self.path / "summary.json"
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 300) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 600) -> None:
         """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while not condition():

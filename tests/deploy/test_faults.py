@@ -1,10 +1,6 @@
 """Faults on real processes: what becomes of a run, and what its log says. The rows of docs/operations.md's table."""
 
-import os
-import re
-import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,41 +152,3 @@ def test_a_superlink_killed_and_restarted_loses_nothing(make_trial):
     trial.end(600)
     complete(trial, 4)
     assert "Connection attempt failed, retrying" in trial.device_log("device-1")
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 4 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("needs the right to mount")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def test_a_full_disk_ends_the_run_with_one_clear_message(small_disk, make_trial):
-    trial = make_trial({}, {})
-    trial.path = small_disk / "run"
-    trial.begin({"num-server-rounds": 20})
-    trial.wait_for_aggregation(1)
-    fill(small_disk / "filler")
-    before = trial.metrics
-    output = trial.end()
-    assert trial.deployment.status() == "finished:failed"
-    said = r"can't be written to any more \(.*No space left on device\); what it has stays"
-    assert re.search(re.escape(f"{trial.path} ") + said, output), output
-    # What was reported is still there, to be resumed from.
-    assert trial.metrics[: len(before)] == before
-
-
-def fill(file: Path) -> None:
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
-    try:
-        while True:
-            os.write(descriptor, bytes(4096))
-    except OSError:
-        os.close(descriptor)
