@@ -6,6 +6,7 @@ from itertools import pairwise
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedapp.report.differences import DATA_PATH, descriptions, differing, has_own_data
 from fedapp.report.files import LOSS, functions_of
@@ -54,6 +55,14 @@ def unlike_runs(settings: Sequence[Sequence[RecordedRun]], key: str) -> str:
     return ""
 
 
+def num_shared_rows(runs: Sequence[RecordedRun]) -> int:
+    """Return how many test rows all runs share; 0 if runs have others, or theirs aren't on record."""
+    if len({_rows(run) for run in runs}) != 1:
+        return 0
+    numbers = _test_indices(runs[0])
+    return 0 if numbers is None else len(numbers)
+
+
 def _values(key: str, runs: Iterable[RecordedRun]) -> str:
     texts = dict.fromkeys(descriptions([run.config for run in runs], [key]))
     return " and ".join(text if "=" in text else f"{key}={text}" for text in texts)
@@ -87,10 +96,15 @@ def _rows(run: RecordedRun) -> tuple[Hashable, Hashable, str]:
     config = run.config
     dataset = str(config.get("dataset", ""))
     data = (dataset, config.get(DATA_PATH) if has_own_data(dataset) else "")
-    try:
-        with np.load(run.path / "partition.npz", allow_pickle=False) as stored:
-            numbers = np.sort(stored["test_indices"]).astype(np.int64)
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
-        numbers = None
+    numbers = _test_indices(run)
     digest = "" if numbers is None else hashlib.sha256(numbers.tobytes()).hexdigest()
     return data, (config.get("test-on"), config.get("test-fraction")), digest
+
+
+def _test_indices(run: RecordedRun) -> NDArray[np.int64] | None:
+    """Return the numbers of a run's test rows, in order; None if they aren't on record."""
+    try:
+        with np.load(run.path / "partition.npz", allow_pickle=False) as stored:
+            return np.sort(stored["test_indices"]).astype(np.int64)
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+        return None

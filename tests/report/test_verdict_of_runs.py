@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 from typer.testing import CliRunner
@@ -74,8 +75,8 @@ def test_costs_are_those_of_the_evaluation_from_which_the_target_is_kept(tmp_pat
     assert (costs[1].time, costs[1].reached) == (pytest.approx((3 * 5 + 2 * 8) / 5), 5)
     assert comparison.verdict.sentences[1] == (
         "To reach accuracy ≥ 0.81 and keep it until time 10 (what more than half of the settings have then on every "
-        "seed; means over 5 seeds, in brackets the range; untested): feddyn takes time 5, 2.0 MB sent, 8.0 kB on the "
-        "server; fedavg takes time 6.2 (5 to 8), 2.8 MB sent, 8.0 kB on the server."
+        "seed; means over 5 seeds, in brackets the range of the time; untested): feddyn takes time 5, 2.0 MB sent, "
+        "8.0 kB on the server; fedavg takes time 6.2 (5 to 8), 2.8 MB sent, 8.0 kB on the server."
     )
 
 
@@ -133,6 +134,22 @@ def test_settings_with_a_lower_loss_are_named(tmp_path):
     p = found_p([1.0 + seed / 100 for seed in range(5)])
     assert line == f"by the test loss feddyn is worse than fedavg (p = {p:.2g})"
     assert not [each for each in verdict_of(swept(tmp_path / "without", CLEAR)).doubts if "loss" in each]
+
+
+def test_where_all_seeds_have_the_same_test_rows_that_is_said_of_what_is_told_apart(tmp_path):
+    runs = swept(tmp_path, CLEAR)
+    for each in runs:
+        np.savez(each.path / "partition.npz", test_indices=np.arange(1000))
+    line = "all seeds have the same 1,000 test rows: the tests don't cover which rows those are"
+    assert line in verdict_of(runs).doubts
+    unlike = swept(tmp_path / "unlike", CLEAR)
+    for each in unlike:  # drawn by the seed
+        np.savez(each.path / "partition.npz", test_indices=np.arange(1000) + each.config["seed"])
+    assert line not in verdict_of(unlike).doubts
+    equal = swept(tmp_path / "equal", {"a": flat(0.5, 0.6), "b": flat(0.5, 0.61)})
+    for each in equal:
+        np.savez(each.path / "partition.npz", test_indices=np.arange(1000))
+    assert line not in verdict_of(equal).doubts
 
 
 def found_p(differences: Sequence[float]) -> float:

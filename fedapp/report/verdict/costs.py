@@ -109,7 +109,7 @@ def cost_sentence(metric: str, target: float, costs: Sequence[Cost], place: str,
     relation = "≥" if higher else "≤"
     words = "; ".join(map(_words, shown))
     until = place.removeprefix("at ") if place.startswith("at ") else "the end"
-    means = f"; means over {there[0].seeds} seeds, in brackets the range" * (there[0].seeds > 1)
+    means = f"; means over {there[0].seeds} seeds, in brackets the range of the time" * (there[0].seeds > 1)
     often = [cost.evaluations for cost in costs]
     unlike = (
         " Settings that are evaluated more often have more chances to fall off it "

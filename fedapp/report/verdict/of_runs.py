@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedapp.report.cells import UNTUNED, Cell, Tuning, axes_of, direction_of, why_unlike
 from fedapp.report.files import LOSS
+from fedapp.report.tested import num_shared_rows
 from fedapp.report.verdict.costs import cost_sentence, costs_of
 from fedapp.report.verdict.doubts import doubts_on, has_untuned_methods, is_lost
 from fedapp.report.verdict.judging import by_seed, judge
@@ -65,6 +66,7 @@ def verdict_of(
             *_against_its_name(metric, higher=higher),
             *(() if tied else _on_tuning(judged, tuning)),
             *lines,
+            *_on_rows(found, judged),
             *_against_loss(found, judged, time),
         ),
         target=target,
@@ -79,6 +81,16 @@ def _against_its_name(metric: str, *, higher: bool) -> list[str]:
         return []
     asked, usual = ("higher", "lower") if higher else ("lower", "higher")
     return [f"a {asked} {metric} counts as better, as was asked for; by its name a {usual} one is"]
+
+
+def _on_rows(verdict: Verdict, judged: Sequence[Cell]) -> list[str]:
+    """Say, where settings are told apart, that all seeds have the same test rows, if they do."""
+    if not any(pair.apart for pair in verdict.pairs):
+        return []
+    number = num_shared_rows([run for cell in judged for run in cell.runs])
+    if not number:
+        return []
+    return [f"all seeds have the same {number:,} test rows: the tests don't cover which rows those are"]
 
 
 def _against_loss(verdict: Verdict, judged: Sequence[Cell], time: float | None) -> list[str]:
@@ -98,7 +110,9 @@ def _against_loss(verdict: Verdict, judged: Sequence[Cell], time: float | None) 
     if not better:
         return []
     named = ", ".join(f"{pair.better} (p = {pair.p:.2g})" for pair in better)
-    return [f"by the test {LOSS} {verdict.best} is worse than {named}"]
+    number = len(by_loss.pairs)
+    holm = f", by Holm over its {number} pairs" * (number > 1)
+    return [f"by the test {LOSS} {verdict.best} is worse than {named}{holm}"]
 
 
 def _on_tuning(judged: Sequence[Cell], tuning: Tuning) -> Sequence[str]:
