@@ -216,7 +216,11 @@ class Roster:
         self._see(grid)
         if not starting and len(self._present) < self.min_nodes:
             self._wait_for_more(grid)
-        while not self.should_stop() and (new := self._present - self._by_node.keys() - self._refused):
+        if self.clients:  # nobody waits for a device that has failed to describe itself before
+            self._ask_and_pull(grid, self._unknown() & self._retries.keys(), config)
+        while not self.should_stop() and (
+            new := self._unknown() - (self._retries.keys() if self.clients else set())
+        ):
             self._describe(grid, sorted(new), config)
             self._refused |= new - self._by_node.keys()
             expected = _partitions_by_most(client.description for client in self.clients)
@@ -274,16 +278,23 @@ class Roster:
         grid = addressed(grid, self.participation, self._addressed)
         if not self._see(grid) and not self._asked:
             return self.clients
-        now = self._clock.now()
+        self._ask_and_pull(grid, self._unknown(), config)
+        return self.clients
+
+    def _unknown(self) -> set[int]:
+        """Return the connected nodes that are neither clients nor refused, and that haven't been asked."""
         asked = {node_id for node_id, _ in self._asked.values()}
-        new = sorted(self._present - self._by_node.keys() - self._refused - asked)
-        if new:
-            self._ask(grid, new, config, now + self.timeout)
+        return self._present - self._by_node.keys() - self._refused - asked
+
+    def _ask_and_pull(self, grid: Grid, node_ids: Collection[int], config: ConfigRecord) -> None:
+        """Ask nodes to describe themselves, and take in those whose replies have come, without waiting for any."""
+        now = self._clock.now()
+        if node_ids:
+            self._ask(grid, sorted(node_ids), config, now + self.timeout)
         replies = self._pull_asked(grid)
         if done := sorted([*replies, *self._pop_late(now)]):
             self._take(done, replies)
             self._refused |= set(done) - self._by_node.keys()
-        return self.clients
 
     def _pop_late(self, now: float) -> list[int]:
         """Return the nodes whose description isn't awaited any more, and forget the requests."""

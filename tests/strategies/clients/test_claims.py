@@ -447,9 +447,7 @@ def test_a_device_without_a_description_is_asked_again_ever_later(fault, look_ag
     assert look_at(9.9) == [0, 2]
     assert grid.asked(messages.DESCRIBE).count(1) == 1
     look_at(10.0)  # fails again: then after 20 s
-    if look_again == "poll":
-        roster._clock.time = 10.1  # the question is given up
-        roster.poll(grid, ConfigRecord())
+    look_at(10.1)  # the question is given up
     assert grid.asked(messages.DESCRIBE).count(1) == 2
     grid.node(1).transport.clear()
     assert look_at(29.9) == [0, 2]
@@ -463,6 +461,18 @@ def test_a_device_without_a_description_is_asked_again_ever_later(fault, look_ag
     ]
 
 
+def test_no_round_waits_for_a_device_that_has_failed_to_describe_itself(devices, monkeypatch):
+    """Each time that it is asked again it would cost the round the whole timeout."""
+    grid, roster = devices(node_ids=[10, 20, 30], num_partitions=3), Roster(timeout=0.05)
+    roster._clock = Hand()  # type: ignore[assignment]
+    grid.node(1).transport["query"] = "drop"
+    assert list(look(roster, grid)) == [0, 2]
+    roster._clock.time = 10.0  # type: ignore[attr-defined]
+    monkeypatch.setattr("strategies.clients.roster.exchange", lambda *_: pytest.fail("waited"))
+    assert list(look(roster, grid)) == [0, 2]
+    assert grid.asked(messages.DESCRIBE).count(1) == 2
+
+
 def test_a_run_waits_for_the_first_device_that_describes_itself(devices, monkeypatch):
     """All ClientApps of a run were killed in their first message: the run ended with 'no client can take part'."""
     monkeypatch.setattr("strategies.clients.roster.PAUSE", 0.01)
@@ -472,12 +482,19 @@ def test_a_run_waits_for_the_first_device_that_describes_itself(devices, monkeyp
     looks = iter(range(1000))
 
     def should_stop() -> bool:
-        if next(looks) == 20:
+        if next(looks, 0) == 20:
             for partition in range(3):
                 grid.node(partition).transport.clear()
         return False
 
-    assert look(Roster(timeout=60.0, should_stop=should_stop), grid) == {0: 10, 1: 20, 2: 30}
+    roster = Roster(timeout=60.0, should_stop=should_stop)
+    found = look(roster, grid)  # with the first that answers; the others come in as they answer
+    assert found
+    for _ in range(10_000):
+        found = look(roster, grid)
+        if len(found) == 3:
+            break
+    assert found == {0: 10, 1: 20, 2: 30}
 
 
 def test_a_run_that_no_device_describes_itself_to_ends_after_the_timeout(devices, monkeypatch):
