@@ -320,16 +320,24 @@ def _outputs(model: "nn.Module", x: Any) -> Any:
 
 
 def _told(preparation: Preparation, config: "RunConfig", outputs: Any) -> dict[str, Any]:
-    """Return the columns of predictions: class and probability, a probability of each label, or numbers."""
+    """Return the columns of predictions: class and probability, a probability of each label, or numbers.
+
+    Outputs that aren't as many as the targets, of a loss of the user's own, are told as they are.
+    """
+    number = outputs.shape[1]
     if preparation.targets == "numbers":
-        names = preparation.target_columns or tuple(map(str, range(outputs.shape[1])))
+        names = preparation.target_columns or tuple(map(str, range(*preparation.target_shape or (1,))))
+        if len(names) != number:
+            return _as_they_are(outputs)
         if config.loss == "bce":
             return {f"probability {name}": _sigmoid(outputs[:, place]) for place, name in enumerate(names)}
         return {f"predicted {name}": outputs[:, place] for place, name in enumerate(names)}
+    if number < max(2, len(preparation.classes)):
+        return _as_they_are(outputs)
     shifted = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     shares = shifted / shifted.sum(axis=1, keepdims=True)
     best = outputs.argmax(axis=1)
-    names = preparation.classes or tuple(map(str, range(outputs.shape[1])))
+    names = (*preparation.classes, *map(str, range(len(preparation.classes), number)))
     told: dict[str, Any] = {
         "class": np.array(names, object)[best],
         "probability": shares[np.arange(len(best)), best],
@@ -337,6 +345,12 @@ def _told(preparation: Preparation, config: "RunConfig", outputs: Any) -> dict[s
     if len(names) <= MOST_CLASSES:
         told |= {f"probability {name}": shares[:, place] for place, name in enumerate(names)}
     return told
+
+
+def _as_they_are(outputs: Any) -> dict[str, Any]:
+    if outputs.shape[1] == 1:
+        return {"output": outputs[:, 0]}
+    return {f"output {place}": values for place, values in enumerate(outputs.T)}
 
 
 def _sigmoid(values: Any) -> Any:

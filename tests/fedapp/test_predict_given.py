@@ -116,3 +116,26 @@ def test_data_of_hugging_face_have_their_name_in_errors(run, tmp_path):
     for given, name in ((loaded, "csv"), (Dataset.from_dict({"a": [1.0], "label": [0]}), "Dataset")):
         with pytest.raises(DataError, match=rf"^dataset = 'python:{name}': needs a column 'grade' and"):
             run(dataset=given, label_column="grade")
+
+
+def one_logit(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss of one logit for two classes, of the user's own."""
+    logits = outputs.squeeze(1)
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("targets", "loss"),
+    [
+        (Y, f"{__name__}:one_logit"),
+        (np.column_stack([Y, X[:, 1] ** 2]).astype(np.float32), "custom.survival:cox"),
+    ],
+)
+def test_outputs_that_are_not_as_many_as_the_targets_are_told_as_they_are(run, targets, loss):
+    """One logit was told as class 0 with probability 1, and a score of survival ended in an IndexError."""
+    made = run(dataset=(X, targets), model="custom.survival:risk", loss=loss, metrics="none")
+    told = made.predict(X)
+    assert list(told.columns) == ["output"]
+    with torch.no_grad():
+        expected = made.model()(torch.from_numpy(X)).squeeze(1).numpy()
+    np.testing.assert_allclose(told["output"], expected, rtol=1e-6)
