@@ -296,6 +296,9 @@ def _outcomes(
 
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
     """Return worker processes of one thread each, for several calls of `run_missing`."""
+    main = sys.modules["__main__"]
+    if not Path(getattr(main, "__file__", None) or __file__).exists():
+        del main.__file__  # "<stdin>": each process would look for that file, and die
     return ProcessPoolExecutor(jobs, get_context("spawn"), _begin_worker)
 
 

@@ -179,7 +179,7 @@ def sees_three_methods_and_three_devices(tree: Path) -> None:
         f"{method} seed={seed}" for method in ("fedavg", "fedprox", "fedfix") for seed in (0, 1)
     }
     assert table.count(r"\begin{tabular}") == 3  # accuracy, perplexity, loss
-    assert all(method in table for method in ("fedavg", "fedprox", "fedfix"))
+    assert all(method in table for method in ("FedAvg", "FedProx", "FedFix"))
     summaries = [
         json.loads(path.read_text("utf-8")) for path in tree.glob("results/fedavg-*letters*/summary.json")
     ]

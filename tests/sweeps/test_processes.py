@@ -66,6 +66,19 @@ def test_a_run_that_was_cut_off_goes_on_with_the_data_where_they_are_now(monkeyp
     assert "resumed from aggregation 2" in (run / "log.txt").read_text("utf-8")
 
 
+def test_a_script_from_standard_input_has_workers(tmp_path):
+    script = """
+import fedapp
+
+swept = fedapp.sweep(model="logistic", num_server_rounds=1, lr=[0.1, 0.2], jobs=2, quiet=True, out="swept")
+print(swept.table["runs"].tolist())
+"""
+    made = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (made.returncode, made.stdout) == (0, "[1, 1]\n"), made.stderr
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_process_that_makes_many_runs_keeps_nothing_of_them(engine, tmp_path):
     """Python's own collection, which comes only after dozens of runs, is off."""
