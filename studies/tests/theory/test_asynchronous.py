@@ -1,12 +1,15 @@
 """Fraboni et al.: terms and windows by hand, and async FedAvg and FedFix below theorem 1 in its proof's numbers."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strategies import AsyncFedAvg, FedFix, Progress
 from studies.theory import asynchronous, representation, sampling
 from studies.theory.constants import AssumptionError, Constants, StepSizeError
 from studies.theory.problems import quadratics
@@ -213,3 +216,109 @@ def test_async_and_fedfix_stay_below(
 def test_schedules_by_hand() -> None:
     assert schedule(np.array([0.5, 0.9]), 4, None) == [[0], [1], [0], [0]]  # 0.5, 0.9, 1.0, 1.5
     assert schedule(np.array([0.5, 0.9]), 4, 0.5) == [[0], [0, 1], [0], [0, 1]]
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (1, 2, 5), (2, 3, 5), (1, 5, 5, 5)])
+def test_table_2_and_eq_34_in_runs_of_async_fedavg(
+    federation: Callable, model: Callable, train_config: Callable, tmp_path: Path, times: tuple[int, ...]
+) -> None:
+    M, smallest, largest = len(times), min(times), max(times)
+    cycle = math.lcm(*times)  # ν seconds, in which client i contributes ν/τ_i times
+    window = sum(cycle // time for time in times)
+    assert window == asynchronous.asynchronous_window(times)
+    seen = _progress(AsyncFedAvg, federation, model, train_config, tmp_path, times, rounds=3 * window)
+    counts = np.array([p.clients["participation"] for p in seen[1:]])
+    for cycles in (1, 2, 3):
+        assert seen[cycles * window].time == pytest.approx(cycles * cycle)  # N = Σ T/τ_i (eq. 39)
+        assert counts[cycles * window - 1].tolist() == [cycles * cycle // time for time in times]
+    # Eq. 34 with its number: while the slowest works, another ends at most ⌈τ_M/τ_0⌉ tasks.
+    delay = max(p.metrics.get("staleness-max", 0) for p in seen[1:])
+    assert M - 1 <= delay <= (M - 1) * math.ceil(largest / smallest)
+    assert M <= window <= M * largest ** (M - 1)  # as the text says; the table has τ_M^M
+    weights = sum(1 / time for time in times) * np.array(times) / M  # eq. 36, p = 1/M
+    assert weights.max() <= largest / smallest * (1 + 1e-12)  # β
+
+
+@pytest.mark.parametrize(
+    ("times", "interval"), [((1, 2, 5), 1.0), ((1, 2, 5), 2.0), ((1, 3, 4), 5.0), ((1, 1), 0.1)]
+)
+def test_table_2_in_runs_of_fedfix(
+    federation: Callable,
+    model: Callable,
+    train_config: Callable,
+    tmp_path: Path,
+    times: tuple[int, ...],
+    interval: float,
+) -> None:
+    periods = [math.ceil(time / interval) for time in times]
+    window = asynchronous.fedfix_window(periods)
+    cycle = window * interval
+    seen = _progress(
+        *(FedFix, federation, model, train_config, tmp_path, times),
+        rounds=3
+        * (window if interval >= min(times) else 1),  # an interval without arrivals is no aggregation
+        fedfix_interval=interval,
+    )
+    at = {round(p.time / cycle, 6): p.clients["participation"] for p in seen[1:]}
+    for cycles in (1, 2, 3):
+        assert at[cycles] == [cycles * window // period for period in periods]
+    if interval >= min(times):
+        assert max(p.metrics.get("staleness-max", 0) for p in seen[1:]) == max(periods) - 1
+    assert window <= max(periods) ** len(times)
+    # The table's largest τ and W have τ_0 where the text has Δt: with shorter intervals both are too small.
+    printed = (max(times) // min(times), len(times) * math.ceil(max(times) / min(times)) ** len(times))
+    assert (max(periods) - 1 > printed[0], window > printed[1]) == (interval < min(times),) * 2
+
+
+def test_example_1_converges_for_partial_steps_alone() -> None:
+    """Eq. 22's roots have modulus √φ above φ = 1/4: clients that end at their own optimum (φ = 1) never settle."""
+    for phi, error in ((0.25, 0.0), (0.9, 0.0), (1.0, 2.5)):
+        models = [0.0, 0.0]
+        for _ in range(600):  # eq. 21, optima of the two kinds of data at 1 and 4
+            models.append(models[-1] + 0.5 * phi * ((1 - models[-2]) + (4 - models[-2])))
+        assert max(abs(np.array(models[-6:]) - 2.5)) == pytest.approx(error, abs=1e-6)
+
+
+def test_example_2_is_of_the_models_that_clients_begin_with(
+    federation: Callable, model: Callable, train_config: Callable, tmp_path: Path
+) -> None:
+    """For a step that isn't short the global model swings round eq. 30's limit; the models begun with don't."""
+    weights, optima, lr = np.array([0.75, 0.25]), np.array([0.0, 6.0]), 0.4
+    seen = _progress(
+        AsyncFedAvg, federation, model, train_config, tmp_path, (1, 1), rounds=400, sizes=(3, 1), lr=lr
+    )
+    after_0, after_1 = (seen[n].arrays["w"].numpy()[0] for n in (-2, -1))
+    # Client 0 begins with the model that its own contribution made, as client 1's came with the next.
+    assert weights @ (after_0, after_1) == pytest.approx(weights @ optima)  # eq. 30: 1.5
+    assert abs(after_0 - after_1) > 0.5
+    assert after_0 - after_1 == pytest.approx(2 * weights[0] * lr * (optima[0] - after_0))
+
+
+def _progress(
+    kind: type[AsyncFedAvg | FedFix],
+    federation: Callable,
+    model: Callable,
+    train_config: Callable,
+    tmp_path: Path,
+    times: Sequence[float],
+    *,
+    rounds: int,
+    sizes: Sequence[int] | None = None,
+    lr: float = 0.01,
+    **settings: float,
+) -> list[Progress]:
+    """Run on quadratics of one parameter, with these task times; return what the observer was told."""
+    trace = tmp_path / "times.csv"
+    trace.write_text("".join(f"{client},{time}\n" for client, time in enumerate(times)))
+    seen: list[Progress] = []
+    strategy = kind(kind.Config(server_lr=1.0, eval_every=1, time_scenario=f"trace:{trace}", **settings))
+    strategy.run_options.observer = seen.append
+    optima = [0.0, 6.0, 3.0, 1.0][: len(times)]
+    strategy.start(
+        federation(optima, sizes or [1] * len(times), messages=False),
+        model(5.0),
+        num_rounds=rounds,
+        timeout=20,
+        train_config=train_config(1, lr),
+    )
+    return seen
