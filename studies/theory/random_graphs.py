@@ -37,14 +37,15 @@ def proposition_3_2(theta: float, phi: float, C: int, eps: float, delta: float, 
 def proposition_3_3(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:
     """Bound the mean spectral deviation (1/(C−1)) Σ_{k≥2} E(λ̃_k − λ_k)² (proposition 3.3): lower, upper.
 
-    A C² < · ≤ A C² (C−1) with A = (2+δ) φ² / (C(C−1)) + ε²θ²; networks as in ``proposition_3_2``.
-    The proof uses tr(X²) ≤ (tr X)² for L̃ − L, which isn't semidefinite, and in simulation the *printed* upper bound
-    fails (C = 3, ε = 0). The *corrected* one holds, by Hoffman–Wielandt; C = 2 attains both.
+    *Printed*: A C² < · ≤ A C² (C−1) with A = (2+δ) φ² / (C(C−1)) + ε²θ²; networks as in ``proposition_3_2``.
+    The proof uses tr(X²) ≤ (tr X)² for L̃ − L, which isn't semidefinite, and in simulation the upper bound fails
+    (C = 3, ε = 0). *Corrected*: · ≤ E‖L̃ − L‖²/(C−1) = 2C(2+δ)φ² + C²ε²θ², by Hoffman–Wielandt. Where the mean
+    changes, it is for large C the lower bound's C²ε²θ², too; C = 2 attains both.
     ValueError unless ε < 1, δ > −1, θ > 0, φ > 0 and C ≥ 2.
     """
     phi = _phi("proposition 3.3", theta, phi, C, corrected, eps, delta)
     A = (2 + delta) / (C * (C - 1)) * phi**2 + eps**2 * theta**2
-    return A * C**2, A * C**2 * (C - 1)
+    return A * C**2, C * (2 + delta) * phi**2 + (C * eps * theta) ** 2 if corrected else A * C**2 * (C - 1)
 
 
 def proposition_3_4(theta: float, phi: float, C: int, eps: float, delta: float, *, corrected: bool) -> Bounds:

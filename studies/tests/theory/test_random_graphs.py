@@ -57,12 +57,16 @@ def test_propositions_as_printed():
     lower = 0.05 * 3 * 6 * (2 * cdf - 1) + 1.6 * math.sqrt(6 * 2.3 / 5) * density
     bounds = proposition_3_4(THETA, PHI, C, EPS, DELTA, corrected=False)
     assert bounds == pytest.approx((lower, 1.95 * 3 * 6))
-    # Large C: the approximations below the propositions.
+    # 2·6·2.3·.64 + 36·.0025·9, where the printed form has 5 times as much in ε.
+    _, upper = proposition_3_3(THETA, PHI, C, EPS, DELTA, corrected=True)
+    assert upper == pytest.approx(17.664 + 0.81)
+    # Large C: the approximations below the propositions; corrected, proposition 3.3's bounds meet.
+    assert proposition_3_3(3.0, 0.8, 2000, -0.5, 0, corrected=True) == pytest.approx((9e6, 9e6), rel=1e-3)
     assert proposition_3_4(3.0, 0.8, 2000, -0.5, 0, corrected=False) == pytest.approx((3000, 15000), rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("clients", "eps", "delta"), [(2, 0.0, 0.0), (3, 0.0, 5.0), (8, 0.3, 0.0), (8, -0.4, 4.0)]
+    ("clients", "eps", "delta"), [(2, 0.0, 0.0), (3, 0.0, 5.0), (8, 0.3, 0.0), (8, -0.4, 4.0), (12, 0.0, 1.0)]
 )
 def test_spectral_deviation_is_within_the_corrected_bounds(clients, eps, delta):
     rng = np.random.default_rng(8)
