@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import kurtosis, skew
 
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError
@@ -20,6 +21,7 @@ from studies.reproduce.plan import STORED, Plan
 from studies.reproduce.report import Report, Row, Verdict, judge, not_run
 from studies.reproduce.runs import Runs, mean
 
+PARTICIPANTS = "003-2-participants"
 # The most clients of a stored heat map: more would only make the file larger.
 HEAT_CLIENTS = 50
 
@@ -37,6 +39,11 @@ def measure(plan: Plan, runs: Runs, known: Numbers, data_path: str) -> Numbers:
                 name = _name(dataset, clients, phi, kappa, seed)
                 config = _config(dataset, data_path, phi, kappa, seed)
                 numbers[name] = known.get(name) or _cell(config, clients, with_heat=seed == seeds[0])
+                if dataset not in plan.threshold(PARTICIPANTS, "datasets"):
+                    continue
+                for number in plan.setting("other-numbers-of-clients"):
+                    name = _name(dataset, number, phi, kappa, seed)
+                    numbers[name] = known.get(name) or {"homogeneity": _homogeneity_of(config, number)}
         except (ConfigError, DataError) as error:
             numbers.setdefault(ABSENT, {})[dataset] = str(error)
     return numbers
@@ -72,10 +79,14 @@ def _cell(config: RunConfig, clients: int, *, with_heat: bool) -> Cell:
     panel = GraphPanel.of(0, 0, mis, arrays["eigenvalues"], homogeneity, fit.theta, fit.phi, HEAT_CLIENTS)
     filled = np.flatnonzero(panel.counts)
     heat = np.round(100 * np.log10(panel.heat[np.triu_indices(len(panel.heat), 1)])).astype(int)
+    pairs, logs = mis[np.triu_indices(clients, 1)], normality(mis, graph.FLOOR)
     return {
         "homogeneity": homogeneity,
-        "median": float(np.median(mis[np.triu_indices(clients, 1)])),
-        "skewness": float(normality(mis, graph.FLOOR).skewness),
+        "median": float(np.median(pairs)),
+        "skewness": float(logs.skewness),
+        "kurtosis": float(logs.excess_kurtosis),
+        "mis-skewness": float(skew(pairs)),
+        "mis-kurtosis": float(kurtosis(pairs)),
         "theta": fit.theta,
         "phi": fit.phi,
         "eigenvalues": [float(f"{value:.5g}") for value in arrays["eigenvalues"]],
@@ -84,6 +95,10 @@ def _cell(config: RunConfig, clients: int, *, with_heat: bool) -> Cell:
         "every": panel.every,
         "heat": heat.tolist() if with_heat else [],
     }
+
+
+def _homogeneity_of(config: RunConfig, clients: int) -> float:
+    return graph.homogeneity(graph_arrays(config, clients)["adjacency"])
 
 
 def _panel(cell: Cell, phi: float, kappa: float) -> GraphPanel:
@@ -112,15 +127,15 @@ class _Cells:
         self.plan, self._numbers = plan, results.numbers
         self.datasets = [name for name in plan.setting("datasets") if name not in results.absent]
 
-    def each(self, dataset: str, phi: float, kappa: float) -> list[Cell]:
-        """Return the graphs of one setting, by seed."""
-        clients, seeds = self.plan.setting("num-clients"), self.plan.setting("seeds")
-        return [self._numbers[_name(dataset, clients, phi, kappa, seed)] for seed in seeds]
+    def each(self, dataset: str, phi: float, kappa: float, clients: int = 0) -> list[Cell]:
+        """Return the graphs of one setting, by seed; without ``clients`` those that are drawn."""
+        number, seeds = clients or self.plan.setting("num-clients"), self.plan.setting("seeds")
+        return [self._numbers[_name(dataset, number, phi, kappa, seed)] for seed in seeds]
 
-    def means(self, dataset: str, phi: float, of: Callable[[Cell], float]) -> list[float]:
+    def means(self, dataset: str, phi: float, of: Callable[[Cell], float], clients: int = 0) -> list[float]:
         """Return a number's mean over seeds, by class imbalance."""
         kappas = self.plan.setting("class-imbalances")
-        return [mean([of(cell) for cell in self.each(dataset, phi, kappa)]) for kappa in kappas]
+        return [mean([of(cell) for cell in self.each(dataset, phi, kappa, clients)]) for kappa in kappas]
 
 
 def report(results: Results, plan: Plan, folder: Path) -> Report:
@@ -139,10 +154,13 @@ def report(results: Results, plan: Plan, folder: Path) -> Report:
             made.figures.append(own)
         made.rows += _rows(dataset, cells)
     rules = (
-        ("003-1-grows", _grows),
-        ("003-1-lognormal", _lognormal),
-        ("003-2-spectrum", _spectrum),
-        ("003-2-homogeneity", _homogeneity),
+        ("003-1-grows", _by_imbalance(_grows)),
+        ("003-1-lognormal", _by_imbalance(_lognormal)),
+        ("003-1-tails", _tails),
+        ("003-2-spectrum", _by_imbalance(_spectrum)),
+        ("003-2-altered", _altered),
+        ("003-2-homogeneity", _by_imbalance(_homogeneity)),
+        (PARTICIPANTS, _by_imbalance(_participants)),
     )
     made.verdicts += [_judged(claim, cells, rule) for claim, rule in rules]
     made.notes.append(
@@ -169,6 +187,7 @@ def _rows(dataset: str, cells: _Cells) -> list[Row]:
             Row(f"{name}: mean eigenvalue", [_mean_eigenvalue(cell) for cell in own]),
             Row(f"{name}: median misalignment", [cell["median"] for cell in own]),
             Row(f"{name}: skewness of ln mis (0 for a lognormal)", [cell["skewness"] for cell in own]),
+            Row(f"{name}: excess kurtosis of ln mis (0 for a lognormal)", [cell["kurtosis"] for cell in own]),
         ]
     return rows
 
@@ -177,20 +196,32 @@ def _mean_eigenvalue(cell: Cell) -> float:
     return mean(cell["eigenvalues"][1:])
 
 
-def _judged(
-    claim: str, cells: _Cells, rule: Callable[[str, float, _Cells, str], tuple[bool, str]]
-) -> Verdict:
-    """Judge a claim on its datasets and every data imbalance."""
-    facts, evidence = [], []
+# What a rule finds of a dataset: whether each part of it holds, and the evidence.
+Found = list[tuple[bool, str]]
+
+
+def _judged(claim: str, cells: _Cells, rule: Callable[[str, _Cells, str], Found]) -> Verdict:
+    """Judge a claim on its datasets."""
+    found: Found = []
     for dataset in cells.plan.threshold(claim, "datasets"):
         if dataset not in cells.datasets:
             return not_run(claim, f"{dataset} isn't there")
-        for phi in cells.plan.setting("data-imbalances"):
-            holds, text = rule(dataset, phi, cells, claim)
-            facts.append(holds)
-            evidence.append(f"{dataset}, φ² = {phi:g}: {text}")
+        found += [(holds, f"{dataset}, {text}") for holds, text in rule(dataset, cells, claim)]
     kappas = ", ".join(f"{kappa:g}" for kappa in cells.plan.setting("class-imbalances"))
-    return judge(claim, all(facts), f"by κ⁻¹ = {kappas}, {'; '.join(evidence)}")
+    evidence = "; ".join(text for _, text in found)
+    return judge(claim, all(holds for holds, _ in found), f"by κ⁻¹ = {kappas}, {evidence}")
+
+
+def _by_imbalance(
+    rule: Callable[[str, float, _Cells, str], tuple[bool, str]],
+) -> Callable[[str, _Cells, str], Found]:
+    """Return the rule that holds if another one does with every data imbalance."""
+
+    def both(dataset: str, cells: _Cells, claim: str) -> Found:
+        found = [(phi, *rule(dataset, phi, cells, claim)) for phi in cells.plan.setting("data-imbalances")]
+        return [(holds, f"φ² = {phi:g}: {text}") for phi, holds, text in found]
+
+    return both
 
 
 def _grows(dataset: str, phi: float, cells: _Cells, claim: str) -> tuple[bool, str]:
@@ -216,6 +247,43 @@ def _homogeneity(dataset: str, phi: float, cells: _Cells, claim: str) -> tuple[b
     bend = cells.plan.setting("class-imbalances").index(cells.plan.threshold(claim, "bend"))
     steep, flat = values[0] - values[bend], values[bend] - values[-1]
     return 0 < steep >= cells.plan.threshold(claim, "factor") * flat, _listed(values)
+
+
+def _tails(dataset: str, cells: _Cells, claim: str) -> Found:
+    """Tell whether data imbalance makes the distribution of misalignments less like a normal one."""
+    even, *_, uneven = cells.plan.setting("data-imbalances")
+    found = []
+    for moment in ("skewness", "kurtosis"):
+        before, after = (
+            cells.means(dataset, phi, lambda cell: cell[f"mis-{moment}"])  # noqa: B023
+            for phi in (even, uneven)
+        )
+        more = all(second > first for first, second in zip(before, after, strict=True))
+        found.append((more, f"{moment} {_listed(before)} and, φ² = {uneven:g}, {_listed(after)}"))
+    return found
+
+
+def _altered(dataset: str, cells: _Cells, claim: str) -> Found:
+    """Tell whether data imbalance moves the spectrum most where there is no class imbalance."""
+    even, *_, uneven = cells.plan.setting("data-imbalances")
+    moves = []
+    for kappa in cells.plan.setting("class-imbalances"):
+        pairs = zip(cells.each(dataset, even, kappa), cells.each(dataset, uneven, kappa), strict=True)
+        spectra = [np.subtract(a["eigenvalues"], b["eigenvalues"])[1:] for a, b in pairs]
+        moves.append(mean([float(np.mean(change**2)) for change in spectra]))
+    return [(all(moves[0] > move for move in moves[1:]), f"deviation {_listed(moves)}")]
+
+
+def _participants(dataset: str, phi: float, cells: _Cells, claim: str) -> tuple[bool, str]:
+    """Tell whether homogeneity is the same with other numbers of clients."""
+    usual = cells.means(dataset, phi, lambda cell: cell["homogeneity"])
+    facts, texts = [], []
+    for clients in cells.plan.setting("other-numbers-of-clients"):
+        values = cells.means(dataset, phi, lambda cell: cell["homogeneity"], clients)
+        ratios = [value / own for value, own in zip(values, usual, strict=True)]
+        facts += [abs(ratio - 1) <= cells.plan.threshold(claim, "part") for ratio in ratios]
+        texts.append(f"C = {clients}: {_listed(ratios)} of that with {cells.plan.setting('num-clients')}")
+    return all(facts), ", ".join(texts)
 
 
 def _listed(values: list[float]) -> str:

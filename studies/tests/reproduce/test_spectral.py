@@ -235,6 +235,7 @@ def graph_plan():
     claims = read_plan("003-graph").claims
     plan = plan_with("003-graph", {claim: {"datasets": ["digits"]} for claim in claims})
     sizes = {"datasets": ["digits", "cifar100"], "num-clients": 8, "seeds": [0, 1]}
+    sizes["other-numbers-of-clients"] = [6]
     return plan.model_copy(update={"settings": {**plan.settings, **sizes}})
 
 
@@ -242,7 +243,7 @@ def test_the_study_of_graphs_is_drawn_from_its_numbers(tmp_path):
     plan = graph_plan()
     numbers = graph_report.measure(plan, Runs([]), {}, "/nowhere")
     assert list(numbers.pop("absent")) == ["cifar100"]
-    assert len(numbers) == 2 * 4 * 2
+    assert len(numbers) == 2 * (2 * 4 * 2)
     cell = numbers["digits, 8 clients, φ² = 0, κ⁻¹ = 10, seed 0"]
     assert sum(cell["counts"]) == len(cell["heat"]) == 8 * 7 / 2
     assert numbers["digits, 8 clients, φ² = 0, κ⁻¹ = 10, seed 1"]["heat"] == []  # the first is drawn
@@ -253,7 +254,7 @@ def test_the_study_of_graphs_is_drawn_from_its_numbers(tmp_path):
     results = Results([], Runs([]), numbers, {}, {"cifar100": "no file"})
     report = graph_report.report(results, plan, tmp_path)
     assert {verdict.outcome for verdict in report.verdicts} <= {"holds", "doesn't hold"}
-    assert len(report.rows) == 4 * 2 * 4
+    assert len(report.rows) == 4 * 2 * 5
     check_figures(report.figures)
     again = graph_report.measure(plan, Runs([]), dict.fromkeys(numbers, "known"), "/nowhere")
     assert list(again.pop("absent")) == ["cifar100"]
@@ -266,6 +267,9 @@ def graphs_with(key, values):
         "homogeneity": 4.0,
         "median": 0.1,
         "skewness": 2.0,
+        "kurtosis": 3.0,
+        "mis-skewness": 1.0,
+        "mis-kurtosis": 1.0,
         "theta": 1.0,
         "phi": 1.0,
         "eigenvalues": [0.0, 1.0],
@@ -275,7 +279,8 @@ def graphs_with(key, values):
         "heat": [-100],
     }
     numbers = {
-        f"digits, 8 clients, φ² = {phi:g}, κ⁻¹ = {kappa:g}, seed {seed}": {**cell, key: value}
+        f"digits, {clients} clients, φ² = {phi:g}, κ⁻¹ = {kappa:g}, seed {seed}": {**cell, key: value}
+        for clients in (6, 8)
         for kappa, value in zip(graph_plan().setting("class-imbalances"), values, strict=True)
         for phi in (0.0, 1.0)
         for seed in (0, 1)
@@ -303,3 +308,27 @@ def test_homogeneity_falls_steeply_up_to_the_bend(homogeneities, expected, tmp_p
 def test_a_skewness_that_is_no_number_is_not_overlooked(last, expected, tmp_path):
     report = graph_report.report(graphs_with("skewness", [0.1, 0.1, 0.1, last]), graph_plan(), tmp_path)
     assert outcome(report, "003-1-lognormal") == expected
+
+
+def changed(report_of, where, **more):
+    """Return graphs of which those with ``where`` in their names have other numbers."""
+    for name, cell in report_of.numbers.items():
+        if where in name:
+            cell.update(more)
+    return report_of
+
+
+@pytest.mark.parametrize(
+    ("claim", "where", "more", "expected"),
+    [
+        ("003-1-tails", "φ² = 1,", {"mis-skewness": 1.1, "mis-kurtosis": 1.1}, "holds"),
+        ("003-1-tails", "φ² = 1,", {"mis-skewness": 1.1}, "doesn't hold"),
+        ("003-2-altered", "φ² = 1, κ⁻¹ = 0,", {"eigenvalues": [0.0, 3.0]}, "holds"),
+        ("003-2-altered", "φ² = 1, κ⁻¹ = 10,", {"eigenvalues": [0.0, 3.0]}, "doesn't hold"),
+        ("003-2-participants", " 6 clients", {"homogeneity": 3.81}, "holds"),  # of 4
+        ("003-2-participants", " 6 clients, φ² = 1, κ⁻¹ = 10,", {"homogeneity": 3.79}, "doesn't hold"),
+    ],
+)
+def test_what_data_imbalance_and_the_number_of_clients_do(claim, where, more, expected, tmp_path):
+    graphs = changed(graphs_with("homogeneity", [4.0] * 4), where, **more)
+    assert outcome(graph_report.report(graphs, graph_plan(), tmp_path), claim) == expected
