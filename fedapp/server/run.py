@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from fedapp.server.standardize import standardized
 from fedapp.server.trackers import make_tracker
 from fedapp.training.losses import loss_of
 from fedapp.training.travelling import frozen_bytes
-from strategies import DivergedError, FederatedStrategy
+from strategies import DivergedError, FederatedStrategy, RunError
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.arrays import Layout
@@ -287,7 +288,8 @@ def _warn_of_unread(experiment: Experiment) -> None:
 
 @contextmanager
 def _in_words(config: RunConfig, directory: RunDirectory, record: Record) -> Iterator[None]:
-    """Turn the errors of a full disk, and of a checkpoint that doesn't fit the run, into a ConfigError."""
+    """Turn errors of a full disk, of TLS, and of a checkpoint that doesn't fit the run, into one line."""
+    stays = "what it has stays, and resume continues from its checkpoint"
     try:
         yield
     except OSError as error:
@@ -295,13 +297,27 @@ def _in_words(config: RunConfig, directory: RunDirectory, record: Record) -> Ite
             raise
         raise ConfigError(
             f"results-dir = {config.results_dir!r}: {directory.path} can't be written to any more "
-            f"({error.strerror}); what it has stays, and resume continues from its checkpoint"
+            f"({error.strerror}); {stays}"
         ) from None
     except (KeyError, TypeError, IndexError, ValueError) as error:
         if directory.checkpoint is None or record.noted or isinstance(error, ConfigError):
             raise
         reason = f"its checkpoint has no {error}" if isinstance(error, KeyError) else error
         raise ConfigError(f"resume = {config.resume!r}: {reason}") from error
+    except Exception as error:
+        if (refused := _certificate_error(error)) is None:
+            raise
+        raise RunError(
+            f"the SuperLink's certificate isn't trusted any more ({refused.verify_message}), so {directory.path} "
+            f"ends; {stays}"
+        ) from None
+
+
+def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return the error of TLS that a Grid's error comes from. Flower retries other lost connections, but not these."""
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _record(
