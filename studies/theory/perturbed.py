@@ -17,6 +17,8 @@ lemmas at one step size, simplified and looser. Three misprints and one error of
   theorem 4.3's last terms have ½ in place of 1/16, and 2/3 in place of 1/12.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -116,6 +118,14 @@ def fedprox_diminishing_bound(
     level = c.Delta + (c.S * c.sigma2 + 6 * c.L * c.Gamma) / (La * E) + 8 * E * c.G2 / La
     bound: Array = c.L / c.mu * (8 * La / c.mu) / (8 * La / c.mu + t) * level
     return bound
+
+
+def fedprox_best_local_steps(constants: Constants) -> float:
+    """Return the E with the least bound of theorem 4.1 II, for every t and α (section 4.4).
+
+    E = √((Sσ² + 6LΓ)/8) / G, or 1 if that is less. S, L, sigma2, Gamma and G2 > 0 are used.
+    """
+    return _best_local_steps("Buttaci 2024, theorem 4.1 II", constants, 1.0)
 
 
 def fedprox_nonconvex_fixed_bound(
@@ -256,6 +266,17 @@ def spectral_diminishing_bound(
     return bound
 
 
+def spectral_best_local_steps(constants: Constants, *, beta: float) -> float:
+    """Return the E with the least bound of theorem 4.4 II, for every t (section 4.4).
+
+    E = √((Sσ² + 6LΓ)/(8A)) / G with A as in ``spectral_diminishing_bound``, or 1 if that is less. S, L, sigma2, Gamma
+    and G2 > 0 are used.
+    """
+    theorem = "Buttaci 2024, theorem 4.4 II"
+    _check_beta(theorem, beta)
+    return _best_local_steps(theorem, constants, spread(beta, 32))
+
+
 def spectral_nonconvex_fixed_bound(
     num_rounds: ArrayLike, constants: Constants, *, local_steps: int, beta: float
 ) -> Array:
@@ -335,6 +356,11 @@ def _contract(t: Array, c: Constants, contraction: float, residual: float) -> Ar
 
 def _residual(c: Constants, lr: float, E: int, spread: float) -> float:
     return lr * E * (c.S * c.sigma2 / 2 + 3 * c.L * c.Gamma + spread * E**2 * c.G2)
+
+
+def _best_local_steps(theorem: str, c: Constants, growth: float) -> float:
+    check(theorem, c.G2 > 0, "G2 must be above 0")
+    return max(1.0, math.sqrt((c.S * c.sigma2 + 6 * c.L * c.Gamma) / (8 * growth * c.G2)))
 
 
 def spread(beta: float, memory: float) -> float:

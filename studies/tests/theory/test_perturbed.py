@@ -424,3 +424,18 @@ def test_the_lower_bound_problem_is_the_proofs() -> None:
     )
     with pytest.raises(ValueError, match="num_clients = 3: must be even"):
         lower_bound_problem(1.0, 1.0, 3, 0.0)
+
+
+def test_the_best_number_of_local_steps_has_the_least_bound() -> None:
+    # Sσ² + 6LΓ = 50: √(50/8)/.1 = 25 for FedProx; A = 4 + ¼ + 32 = 36.25 for β = ½.
+    c = replace(BY_HAND, sigma2=94.0, G2=0.01)
+    assert perturbed.fedprox_best_local_steps(c) == pytest.approx(25)
+    assert perturbed.spectral_best_local_steps(c, beta=0.5) == pytest.approx(25 / np.sqrt(36.25))
+    assert perturbed.fedprox_best_local_steps(BY_HAND) == 1  # √(5/24) < 1
+    for alpha in (0.0, 2.0):
+        bounds = [perturbed.fedprox_diminishing_bound(9, c, local_steps=E, alpha=alpha) for E in range(1, 60)]
+        assert np.argmin(bounds) == 24
+    bounds = [perturbed.spectral_diminishing_bound(9, c, local_steps=E, beta=0.5) for E in range(1, 60)]
+    assert np.argmin(bounds) == 3  # E = 4 for 4.15
+    with pytest.raises(AssumptionError, match=r"theorem 4\.1 II: G2 must be above 0"):
+        perturbed.fedprox_best_local_steps(replace(c, G2=0.0))
