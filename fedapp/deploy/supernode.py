@@ -3,6 +3,9 @@
 After an answer that it doesn't expect (500, say, from a SuperLink whose disk is full) Flower 1.41's SuperNode leaves
 its loop, and the process stays: its own API answers that it is healthy, and the device takes part in nothing.
 
+Where a ClientApp's task expires before the ClientApp has fetched its message (a device that sleeps in this moment,
+say), Flower's SuperNode (1.41 to 1.43) waits for ever for a reply, and takes no other message. It ends, too.
+
 A SuperLink refuses requests of a device whose clock is wrong in the words in which it refuses an unknown key. So a
 SuperNode that ends compares its clock with the SuperLink's, and says what is wrong.
 """
@@ -16,6 +19,7 @@ import urllib.request
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import entry_points
+from typing import Any
 from urllib.error import HTTPError
 
 COMMAND = "flower-supernode"
@@ -29,6 +33,7 @@ def main() -> None:
     (command,) = entry_points(group="console_scripts", name=COMMAND)
     sys.argv[0] = COMMAND
     code: object = 1
+    end_where_no_reply_can_come()
     try:
         command.load()()
         print("the SuperNode has left its loop, for the reason above", file=sys.stderr)
@@ -40,6 +45,39 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def end_where_no_reply_can_come() -> bool:
+    """End this process once a task expires whose message wasn't fetched; False where Flower has no such hook."""
+    try:
+        from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
+
+        answer = State._on_task_tokens_expired
+    except (ImportError, AttributeError):
+        return False
+
+    def answer_or_end(state: State, tasks: Sequence[Any]) -> None:
+        """Let Flower answer for the tasks whose messages were fetched."""
+        runs = {task.run_id for task in tasks}
+        with state.lock_msg_store:
+            stuck = any(
+                not entry.is_retrieved
+                and not entry.message.metadata.reply_to_message_id
+                and entry.message.metadata.run_id in runs
+                for entry in state.msg_store.values()
+            )
+        if stuck:
+            print(
+                "ERROR: the ClientApp's task expired before it had fetched its message, and no reply will come: "
+                "the SuperNode ends, so that its unit starts it again",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+        answer(state, tasks)
+
+    State._on_task_tokens_expired = answer_or_end
+    return True
 
 
 def clock_remark(arguments: Sequence[str]) -> str:

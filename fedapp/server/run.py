@@ -314,7 +314,7 @@ def _in_words(config: RunConfig, directory: RunDirectory, record: Record) -> Ite
 
 
 def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """Return the error of TLS that a Grid's error comes from. Flower retries other lost connections, but not these."""
+    """Return the error of TLS that a Grid's error comes from: Flower retries other lost connections, not these."""
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
         error = error.__cause__ or error.__context__
     return error

@@ -25,6 +25,7 @@ non-public                                         public call that would replac
 ``FedAvg._check_and_log_replies``                  of ``FedAvg`` calls them
 ``flatten_dict``, ``parse_config_args``            a function that reads what ``flwr run --run-config`` reads
 ``run_simulation`` (public, but deprecated)        a call that takes both apps and runs them as ``flwr run`` does
+``InMemoryNodeState``, in fedapp's SuperNode       a reply for a task that expires before its message is fetched
 =================================================  ==================================================================
 """
 
