@@ -177,6 +177,7 @@ from strategies.methods.scaffold import Scaffold
 from strategies.methods.spectral import Spectral
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.simulation.run import simulate
+from strategies.tiers.grid import TieredGrid
 from strategies.timing.availability import make_availability
 from strategies.updates.compression import compress_updates, size_of
 from strategies.updates.pipeline import Contribution
@@ -280,6 +281,7 @@ __all__ = [
     "StrategyConfig",
     "SynchronousConfig",
     "SynchronousStrategy",
+    "TieredGrid",
     "Vector",
     "VirtualClock",
     "WallClock",

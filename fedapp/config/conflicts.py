@@ -30,7 +30,11 @@ from strategies.core.conflicts import (
     other_than,
 )
 from strategies.flower import messages
+from strategies.timing.availability import ALWAYS
+from strategies.timing.time_scenario import is_profile
 from strategies.updates.aggregation import MEAN
+from strategies.updates.compressors import NONE
+from strategies.updates.server_optimizer import FEDEXP
 
 LEAST_NOISE = 1e-6  # smallest noise multiplier of a run with differential privacy
 
@@ -71,6 +75,20 @@ WITH_DIRECTIONS = Values(
     "strategies with a graph of clients by data (adjacency weights, spectral, async-spectral)",
     lambda method: method.asks_directions,
 )
+
+TIERED = other_than("none")
+FOR_SINGLE_CLIENTS = Values(
+    "strategies that ask single clients for more than a model (records, steps, lengths of paths)",
+    lambda method: (
+        method.able.writes_requests
+        or method.able.divides_by_path
+        or method.able.chooses_clients
+        or bool(method.able.round_hooks)
+        or method.able.own_start
+    ),
+)
+PROFILE = Values("a profile of devices", is_profile)
+_A_MEAN = "a region answers with a mean, in which single updates can't be told apart"
 
 CONFLICTS: tuple[Conflict, ...] = (
     # ---- Data ----
@@ -226,6 +244,53 @@ CONFLICTS: tuple[Conflict, ...] = (
         {"secure-sums": SET, "record-divergence": SET},
         "the divergence needs single models, which nobody sees",
         "record-divergence = false",
+    ),
+    # ---- Tiers: the strategy's clients are regions ----
+    Conflict(
+        {"tiers": TIERED, STRATEGY: FOR_SINGLE_CLIENTS},
+        "the method asks single clients for more than a model, and its clients are regions",
+        "a method that sends a model alone, such as fedavg, fedprox, fedfix, fedbuff, or tiers = none",
+    ),
+    *(
+        Conflict({"tiers": TIERED, key: values}, why, f"{allowed}, or tiers = none")
+        for key, values, why, allowed in (
+            (
+                "client-weights",
+                one_of("adjacency"),
+                "the graph is of single clients",
+                "client-weights = samples, uniform",
+            ),
+            ("aggregation-rule", other_than(MEAN), _A_MEAN, "aggregation-rule = mean"),
+            (
+                "server-optimizer",
+                one_of(FEDEXP),
+                "the step size is by the lengths of single updates",
+                "another server-optimizer",
+            ),
+            ("secure-sums", SET, _A_MEAN, "secure-sums = false"),
+            ("dp", other_than("none"), "the account is of single clients in single rounds", "dp = none"),
+            (
+                "compression",
+                other_than(NONE),
+                "a region would compress a mean of updates",
+                "compression = none",
+            ),
+            ("update-norm-bound", ABOVE_0, _A_MEAN, "update-norm-bound = 0"),
+            ("safeguards", one_of("on"), _A_MEAN, "safeguards = auto, off"),
+            ("stragglers", ABOVE_0, "a region does no part of a task", "stragglers = 0"),
+            ("availability", other_than(ALWAYS), "a region doesn't come and go", "availability = always"),
+            ("task-failure", ABOVE_0, "a region doesn't come and go", "task-failure = 0"),
+            (
+                "time-scenario",
+                PROFILE,
+                "a region's time has no device profile",
+                "times of F0 to F99, trace:…",
+            ),
+            ("fine-tune-epochs", ABOVE_0, "the scores are of single clients", "fine-tune-epochs = 0"),
+            ("personal", FILLED, "arrays of their own are those of single clients", "an empty personal"),
+            ("record-divergence", SET, "the drift is that of single clients", "record-divergence = false"),
+            ("test-on", one_of("own"), "the scores are of single clients", "another test-on"),
+        )
     ),
 )
 

@@ -17,6 +17,7 @@ from fedapp.config.key import (
     WITH_DIRECTIONS,
     WITH_GRAPH,
     ConfigError,
+    Counting,
     Inside,
     Key,
     Keys,
@@ -57,7 +58,7 @@ OTHER_DEFAULTS = {
 
 def _weights_count(setting: Setting) -> bool:
     config, strategy = setting.config, setting.strategy
-    if strategy.config.client_weights != config.client_weights:
+    if strategy.config.client_weights != config.client_weights and config.tiers == "none":
         return False  # the strategy demands others
     evaluated = config.client_evaluation or config.record_divergence
     # A pair counts half each.
@@ -237,6 +238,20 @@ class StrategyKeys(Keys):
                 "clock = virtual; device profiles",
                 lambda setting: setting.config.clock != "wall" and is_profile(setting.config.time_scenario),
             ),
+        ),
+    ]
+    tiers: Annotated[
+        str,
+        pattern("none, or regions:R with a number R of regions", r"^(none|regions:[1-9]\d{0,5})$"),
+        key(
+            "the strategy's clients: clients themselves, or R regions, each of clients with consecutive indices"
+        ),
+    ]
+    edge_rounds: Annotated[
+        Counting,
+        key(
+            "κ₂, rounds in a region for each of the strategy's tasks",
+            if_("tiers = regions:R", lambda setting: setting.config.tiers != "none"),
         ),
     ]
     if TYPE_CHECKING:  # parameters of strategies that the app itself, or a study, reads

@@ -140,7 +140,8 @@ def read_activity(run_dir: Path, *, wall: bool = False) -> Activity | None:
     began, ended = (columns[f"wall-{name}" if wall else name] for name in ("began", "ended"))
     real = last.get("clock", config.get("clock")) == "wall"
     away = None if real else read_away(run_dir)
-    clients = _clients(columns["client"], 0 if real else int(config.get("num-clients", 0)), away)
+    number = str(config.get("tiers", "")).partition(":")[2] or config.get("num-clients", 0)  # of regions
+    clients = _clients(columns["client"], 0 if real else int(number), away)
     wall, away = wall or real, None if wall else away
     parts = not wall and bool(np.isfinite(columns[RECEIVING]).any())
     if not parts:

@@ -40,7 +40,7 @@ from fedapp.models import ModelError
 from fedapp.names import MODELS
 from fedapp.own import OwnPartError, is_own
 from fedapp.own.metrics import with_directions
-from fedapp.server import fleet
+from fedapp.server import fleet, tiers
 from fedapp.server.best import check_metrics, directed_best_of, directions_of, say_unknown_directions
 from fedapp.server.exporter import check_exporter
 from fedapp.server.length import with_length
@@ -113,7 +113,9 @@ class Experiment:
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
-        """The natural ids of a simulation's clients, by index; () where clients have none."""
+        """The natural ids of a simulation's clients, or what its regions are, by index; () where there are none."""
+        if self.config.tiers != tiers.NONE:
+            return tiers.names_of(tiers.regions_of(self.config, self.num_clients))
         return names_of_clients(self.dataset, self.partition, self.config.partitioner)
 
     @cached_property
@@ -145,6 +147,7 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Experiment:
     config = _with_clock(config, on_devices=on_devices)
+    regions = tiers.regions_of(config, num_clients, on_devices=on_devices)
     if on_devices or config.dp != "none" or config.message_epsilon:
         config = with_noise_source(config, on_devices=on_devices)
     given = config.model_copy(update={"metrics": with_directions(config.metrics)})
@@ -169,6 +172,7 @@ def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Exper
     _say_of_data(config, dataset, partition)
     gpus = on_devices or torch.cuda.is_available()
     unread = unread_keys(Setting(given, strategy, dataset, gpus=gpus, on_devices=on_devices))
+    partition = tiers.by_region(partition, regions) if regions else partition
     return _with_lengths(
         Experiment(config, num_clients, dataset, partition, model, device, strategy, unread, travel, own)
     )
@@ -184,13 +188,16 @@ def _with_strategy(config: RunConfig, num_clients: int) -> tuple[RunConfig, Fede
     check_conflicts(config, strategy)
     if not is_of_the_library(type(strategy).Config):
         _say_other_defaults(config, strategy)
-    strategy.check(num_clients)
+    regions = tiers.regions_of(config, num_clients)
+    strategy.check(len(regions) or num_clients)
     # What the strategy demands, such as the spectral method's weights, is what the run's record says.
     resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
     # The strategy's best-of states the direction, which the record's metrics do.
-    config = config.model_copy(update=resolved | {"best_of": config.best_of})
+    kept = ("best_of", *(tiers.OF_CLIENTS if regions else ()))
+    config = config.model_copy(update=resolved | {name: getattr(config, name) for name in kept})
     if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
-        config = with_length(config, strategy, num_clients)
+        times = tiers.task_times(config, regions).means if regions else None
+        config = with_length(config, strategy, num_clients, times)
     elif not config.num_server_rounds:
         config = config.model_copy(update={"num_server_rounds": ROUNDS})
     if config.dp != "none":
@@ -397,7 +404,8 @@ def build_strategy(config: RunConfig) -> FederatedStrategy:
     """Make the configured strategy: its config's fields are run-config keys."""
     strategy = strategy_class(config.strategy)
     clock = WallClock() if config.clock == "wall" else VirtualClock()
-    config = config.model_copy(update={"best_of": directed_best_of(config)})
+    of_regions = {} if config.tiers == tiers.NONE else tiers.OF_CLIENTS
+    config = config.model_copy(update={"best_of": directed_best_of(config), **of_regions})
     made = strategy(
         strategy_config(strategy, partial(getattr, config)),
         clock=clock,
@@ -425,7 +433,16 @@ def _say_other_defaults(config: RunConfig, strategy: FederatedStrategy) -> None:
             )
 
 
-NOT_FOR_CLIENTS = (messages.ALPHA, "registered-nodes", "keep", "best-of", "stop-at", "patience")
+NOT_FOR_CLIENTS = (
+    messages.ALPHA,
+    "tiers",
+    "edge-rounds",
+    "registered-nodes",
+    "keep",
+    "best-of",
+    "stop-at",
+    "patience",
+)
 
 
 def task_config(experiment: Experiment) -> ConfigRecord:

@@ -35,6 +35,7 @@ from fedapp.server.releases import Releases
 from fedapp.server.run_directory import RunDirectory
 from fedapp.server.run_folder import goes_on_from
 from fedapp.server.standardize import standardized
+from fedapp.server.tiers import NONE, tiered
 from fedapp.server.trackers import make_tracker
 from fedapp.training.losses import loss_of
 from fedapp.training.travelling import frozen_bytes
@@ -155,12 +156,13 @@ def _run(
             sent.update(layers.fields)
         evaluation = Evaluation(experiment, by_client=by_client, objective=not strategy.has_rounds)
         with _in_words(config, directory, record):
+            # Clients in this process always answer, however long that takes.
+            timeout = FOREVER if engine in IN_PROCESS else config.round_timeout
             strategy.start(
-                grid,
+                tiered(grid, config, strategy, timeout),
                 arrays,
                 num_rounds=config.num_server_rounds,
-                # Clients in this process always answer, however long that takes.
-                timeout=FOREVER if engine in IN_PROCESS else config.round_timeout,
+                timeout=FOREVER if config.tiers != NONE else timeout,
                 train_config=sent,
                 evaluate_fn=evaluation,
             )

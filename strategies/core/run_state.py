@@ -32,7 +32,7 @@ from strategies.flower.exchange import never
 from strategies.flower.frozen import FrozenGrid, FrozenParameterCache, FrozenParameters, split_initial
 from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
 from strategies.secure.openings import Openings
-from strategies.timing.scheduler import Scheduler
+from strategies.timing.scheduler import Scheduler, TimedGrid
 from strategies.updates.buffers import Buffers
 from strategies.updates.server_optimizer import ServerOptimizer
 
@@ -261,6 +261,11 @@ class RunState:
         """Note the grid of a run, and begin with a clock that suits the grid, unless a clock was given."""
         check_mods(grid)
         self.grid = grid
+        self._begin_clock(grid)
+        if isinstance(grid, TimedGrid):
+            self.scheduler.new_scenario = grid.time_scenario
+
+    def _begin_clock(self, grid: Grid) -> None:
         if self.options.clock is not None:
             if self.options.clock is not self.scheduler.clock:  # it was set after the strategy was made
                 self.use_clock(self.options.clock)

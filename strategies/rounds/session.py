@@ -47,6 +47,8 @@ class RoundSession(Session):
         Has a round's participants mask their updates, and takes the masks off their sum.
     cohort : Round, optional
         The present round.
+    upper_round : int
+        The round of the server above, in a region's run: its clients' learning rates go by it; 0: by the own round.
     """
 
     engine_sums: EngineExecutor
@@ -63,6 +65,7 @@ class RoundSession(Session):
             self.tree = TreeNoise(config.dp_restart, self.run.central_noise)
         self._refused_by_mods: set[int] = set()
         self.cohort: Round | None = None
+        self.upper_round = 0
 
     def _new_collector(self) -> ReplyCollector:
         """Return the collector of a round's replies: of all, or of those until the round closes early."""
@@ -128,7 +131,8 @@ class RoundSession(Session):
         extra_vectors: Mapping[str, Vector] = {}
         for client in cohort.clients:
             extra_vectors = next(vectors_of_clients, {})
-            fields = self.requests.fields(client, cohort.number, cohort.number, config)
+            server_round = self.upper_round or cohort.number
+            fields = self.requests.fields(client, server_round, cohort.number, config)
             fields.update(part := self.selection.stragglers.request_fields(client))
             requests.append(self.requests.request(client, fields, arrays, extra_vectors))
             self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))

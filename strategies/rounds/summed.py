@@ -59,7 +59,8 @@ class EngineSums:
             session.scheduler.task_costs.record_all(clients, size, fractions)
         cohort.bytes_down = size * len(clients)
         rule = strategy.local_rule()
-        fields = ConfigRecord({**config, messages.SERVER_ROUND: cohort.number, **rule})
+        server_round = session.upper_round or cohort.number
+        fields = ConfigRecord({**config, messages.SERVER_ROUND: server_round, **rule})
         bound, squares = strategy.config.update_norm_bound, session.optimizer.reads_squares
         self._request = SumRequest(arrays, fields, tasks, rule, bound, squares)
         assert isinstance(grid, SummingGrid)

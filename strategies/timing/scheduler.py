@@ -11,7 +11,7 @@ round takes.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from strategies.clients.roster import Client
 from strategies.clock import RESOLUTION, Clock
 from strategies.timing.availability import NEVER, Stretch
 from strategies.timing.task_costs import TaskCosts
+from strategies.timing.time_scenario import TimeScenario
 
 Times = NDArray[np.float64]
 T = TypeVar("T")
@@ -44,6 +45,15 @@ class Schedule(Protocol):
 
     def next_available(self, client: Client, when: float) -> float:
         """Return the first time from ``when`` on at which a client is available; infinity: never."""
+
+
+@runtime_checkable
+class TimedGrid(Protocol):
+    """A Grid whose clients' task times follow from those of others, such as a region's from its devices'."""
+
+    def time_scenario(self, name: str, num_clients: int, seed: int) -> TimeScenario:
+        """Return the task times of the Grid's clients in virtual time, under a time scenario."""
+        ...
 
 
 def reply_timeout(typical: float, timeout: float) -> float:
@@ -76,10 +86,13 @@ class Scheduler(ABC):
     #: Whether task times depend on the work and the bytes of tasks.
     uses_device_profiles: bool = False
 
+    #: Makes the task times of a number of clients in virtual time, of a scenario and a seed.
+    new_scenario: Callable[[str, int, int], TimeScenario]
+
     def __init__(
         self, clock: Clock, scenario: str, seed: int, budget: float, task_costs: TaskCosts | None = None
     ) -> None:
-        self.clock = clock
+        self.clock, self.new_scenario = clock, TimeScenario
         self.task_costs = task_costs or TaskCosts()
         self.scenario, self.seed, self.budget = scenario, seed, budget
         self.began = self.origin = 0.0  # clock times of the run's begin, and of the first interval

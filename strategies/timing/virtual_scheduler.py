@@ -47,6 +47,7 @@ class VirtualScheduler(Scheduler):
         super().__init__(clock, scenario, seed, budget, task_costs)
         self._clients: Sequence[Client] = ()
         self._law: TimeScenario | None = None
+        self._num_restored = 0  # number of clients in the scenario of a resumed run
         self._presence: Availability | None = None
         self._places: dict[int, int] = {}
         self._cycles: dict[tuple[int, float | None, float], float] = {}
@@ -71,7 +72,7 @@ class VirtualScheduler(Scheduler):
 
     def state(self) -> dict[str, Any]:
         """Return the state for a resumed run, with the clients' places in the scenario."""
-        number = 0 if self._law is None else self._law.num_clients
+        number = self._num_restored if self._law is None else self._law.num_clients
         return {
             **super().state(),
             "places": list(self._places),
@@ -85,7 +86,7 @@ class VirtualScheduler(Scheduler):
         if self.uses_device_profiles:
             self.task_costs.restore(state)
         if number := state["scenario-clients"]:
-            self._lay_out(number)
+            self._num_restored, self._law, self._presence = number, None, None
             self._places = {index: place for place, index in enumerate(state["places"])}
 
     def round_time(self, clients: Iterable[Client], task: int) -> float:
@@ -235,12 +236,13 @@ class VirtualScheduler(Scheduler):
 
     def _scenario(self) -> TimeScenario:
         if self._law is None:
-            self._places = {client.index: place for place, client in enumerate(self._clients)}
-            return self._lay_out(len(self._clients))
+            if not self._num_restored:
+                self._places = {client.index: place for place, client in enumerate(self._clients)}
+            return self._lay_out(self._num_restored or len(self._clients))
         return self._law
 
     def _lay_out(self, num_clients: int) -> TimeScenario:
-        self._law = TimeScenario(self.scenario, num_clients, self.seed)
+        self._law = self.new_scenario(self.scenario, num_clients, self.seed)
         if not self.always:
             self._presence = make_availability(self.availability, num_clients, self.seed)
         return self._law

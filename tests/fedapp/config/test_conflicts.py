@@ -10,6 +10,7 @@ from fedapp.config.key import KeyConflictError
 from fedapp.server.experiment import build_strategy
 from strategies.core.conflicts import Conflict
 
+TIERS = {"tiers": "regions:2"}
 DP = {"dp": "central", "client-weights": "uniform", "dp-clipping-norm": 1.0}
 
 # In the order of the table: keys that the entry refuses, and no entry before it.
@@ -41,6 +42,23 @@ CASES: tuple[dict[str, Any], ...] = (
     {"personal": "3.*", "record-divergence": True},
     {"strategy": "async-spectral", "personal": "3.*", "perturbation-beta": 0.5},
     {"secure-sums": True, "record-divergence": True},
+    {**TIERS, "strategy": "scaffold"},
+    {**TIERS, "client-weights": "adjacency"},
+    {**TIERS, "client-weights": "uniform", "aggregation-rule": "median"},
+    {**TIERS, "server-optimizer": "fedexp"},
+    {**TIERS, "secure-sums": True},
+    {**TIERS, "dp": "local", "dp-clipping-norm": 1.0},
+    {**TIERS, "compression": "fp16"},
+    {**TIERS, "update-norm-bound": 1.0},
+    {**TIERS, "safeguards": "on"},
+    {**TIERS, "stragglers": 0.5},
+    {**TIERS, "availability": "diurnal:0.5"},
+    {**TIERS, "task-failure": 0.1},
+    {**TIERS, "time-scenario": "lognormal:1"},
+    {**TIERS, "fine-tune-epochs": 1, "test-on": "own"},
+    {**TIERS, "personal": "3.*"},
+    {**TIERS, "record-divergence": True},
+    {**TIERS, "test-on": "own"},
 )
 
 

@@ -68,6 +68,7 @@ def made(
         pending=pending,
         timeline=Timeline(),
         selection=SimpleNamespace(stragglers=stragglers),
+        upper_round=0,
         strategy=SimpleNamespace(
             local_rule=lambda: {messages.ALPHA: 0.1}, config=SimpleNamespace(update_norm_bound=1.2)
         ),

@@ -1,0 +1,1 @@
+"""Tiers: a region with its devices is one client of the server above it."""
