@@ -18,7 +18,7 @@ from fedapp.deploy.given import Given, read_given
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.operate import Out, one_line_errors
-from fedapp.deploy.plan import SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
+from fedapp.deploy.plan import ORCHESTRATORS, SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
 from fedapp.deploy.runs import ended_runs
 from fedapp.deploy.seal import ANEW, sign_ends
 from fedapp.deploy.startup import check_home
@@ -48,13 +48,18 @@ def init(
     home: Annotated[
         str, typer.Option(help="folder for all this on every machine, with .venv")
     ] = "/opt/fedapp",
+    orchestrators: Annotated[
+        list[str] | None,
+        typer.Option("--for", help=f"start-up files for {' or '.join(ORCHESTRATORS)}, too; repeat"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="replace a deployment, its keys included")] = False,
 ) -> None:
     """Make certificates, a key pair per device, and start-up files for systemd and compose."""
     with one_line_errors():
         members = devices_of(device or [], partitions)
         backend = SUPERLINK_PORT if proxy else 0
-        deployment = Deployment(tuple(host or ()), port, home, members, backend)
+        further = tuple(dict.fromkeys(orchestrators or ()))
+        deployment = Deployment(tuple(host or ()), port, home, members, backend, further)
         check_home(home)
         write_deployment(out, deployment, force=force)
         Audit(out, ANEW if force else "init").record("done", signed=True)
@@ -63,6 +68,8 @@ def init(
         print(f"{out / 'proxy'}: there, into nginx or Caddy")
     for member in deployment.devices:
         print(f"{out / member.name}: to that device, as {home}/{member.name}")
+    for orchestrator in further:
+        print(f"{out / orchestrator}: the same for {orchestrator.capitalize()}; no key is in it")
     if proxy:
         print(f"{out / 'operator.key'}: starts runs; keep it to yourself")
     print(f"{out / 'ca.key'}: signs certificates; keep it to yourself")

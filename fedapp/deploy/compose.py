@@ -8,21 +8,14 @@ from fedapp.deploy.plan import Deployment, Service
 
 # Who owns a machine's folder, and the part of it where the code of runs may write.
 FLOWER_USER, APPS_USER = 10001, 10002
+PROXY_FILES = ("ca.crt", "server.crt", "server.key")  # of the server's folder, read by nginx
 
 _COMPOSE = """\
 # Every machine starts its own services: docker compose up --detach SERVICE …
-# FEDAPP_SOURCE is the app's source folder, by default the one above this file's; FEDAPP_MEMORY a service's limit.
+# FEDAPP_SOURCE is the app's source folder, with its Dockerfile, by default the folder above this file's;
+# FEDAPP_MEMORY is a service's limit.
 x-build: &build
   context: ${FEDAPP_SOURCE:-..}
-  # Only these are copied: no key gets into an image.
-  dockerfile_inline: |
-    FROM python:3.12-slim
-    WORKDIR /app
-    COPY pyproject.toml README.md LICENSE constraints.txt ./
-    COPY fedapp fedapp
-    COPY strategies strategies
-    COPY custom custom
-    RUN pip install --no-cache-dir --constraint constraints.txt .
 
 # Their machine's network, so that addresses are those of the certificate.
 x-service: &service
@@ -68,7 +61,7 @@ def _service(deployment: Deployment, service: Service) -> dict[str, Any]:
 
 def _proxy(deployment: Deployment) -> dict[str, Any]:
     own = f"{deployment.home}/superlink"
-    files = {f"./superlink/{name}": f"{own}/{name}" for name in ("ca.crt", "server.crt", "server.key")}
+    files = {f"./superlink/{name}": f"{own}/{name}" for name in PROXY_FILES}
     files["./proxy/nginx.conf"] = "/etc/nginx/conf.d/default.conf"
     return {
         "image": "nginx:stable",

@@ -6,6 +6,7 @@ OUT/
   operator.crt, .key   let whoever starts runs through the proxy
   flower/config.toml   FLWR_HOME of whoever starts runs, where there is no proxy
   compose.yaml         the same in containers
+  kubernetes/          the same as Pods, with `--for kubernetes`
   proxy/               to the server: nginx and Caddy in front of the SuperLink
   superlink/           to the server: certificate, keys, units of SuperLink and SuperExec
     superexec/         the folder of the user who runs the code of runs
@@ -32,12 +33,16 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fedapp.deploy import audit, keys
 from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.compose import compose_file
-from fedapp.deploy.plan import LOOPBACK, SUPEREXEC, DeployError, Deployment, Device
+from fedapp.deploy.kubernetes import FOLDER as KUBERNETES
+from fedapp.deploy.kubernetes import kubernetes_files
+from fedapp.deploy.plan import LOOPBACK, NODE_CONFIG, SUPEREXEC, DeployError, Deployment, Device
 from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
 from fedapp.deploy.startup import unit_file
 
 PLAN = "deployment.toml"
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
+NGINX = "proxy/nginx.conf"
+_MADE_FOLDERS = ("proxy", "flower", KUBERNETES)  # the other folders have keys, and are there
 REMOVED = "removed"  # folder of the folders of removed devices
 
 
@@ -61,6 +66,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
     DeployError
         If `out` is there already and not empty; `force` replaces a deployment, its keys and authority included.
     """
+    texts = startup_files(out, deployment)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (out / PLAN).is_file():
             raise DeployError(f"{out}: is there already and is no deployment; choose another folder")
@@ -83,7 +89,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
         keys.write_operator(out, authority)
     for device in deployment.devices:
         _write_device_keys(out, device)
-    write_startup(out, deployment)
+    _write(out, texts)
 
 
 @_written_by_owner_alone()
@@ -98,6 +104,7 @@ def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deplo
     deployment = read_deployment(out)
     device = Device(name, node_config, max(d.port for d in deployment.devices) + 1)
     deployment = replace(deployment, devices=(*deployment.devices, device))
+    startup_files(out, deployment)  # raises the error before anything is written
     _write_device_keys(out, device)
     write_startup(out, deployment)
     return deployment
@@ -117,6 +124,7 @@ def remove_device(out: Path, name: str) -> Path:
     moved.parent.mkdir(exist_ok=True)
     write_startup(out, deployment)
     (out / name).rename(moved)
+    shutil.rmtree(out / KUBERNETES / name, ignore_errors=True)
     return moved
 
 
@@ -143,7 +151,8 @@ def deployment_of(content: bytes, where: str) -> Deployment:
     try:
         read = tomllib.loads(content.decode())
         devices = tuple(Device(**device) for device in read.pop("devices"))
-        return Deployment(hosts=tuple(read.pop("hosts")), devices=devices, **read)
+        orchestrators = tuple(read.pop("orchestrators", ()))
+        return Deployment(tuple(read.pop("hosts")), devices=devices, orchestrators=orchestrators, **read)
     except (ValueError, TypeError, KeyError) as error:
         raise DeployError(f"{where}: can't be read ({error})") from None
 
@@ -156,28 +165,49 @@ def write_startup(out: Path, deployment: Deployment) -> None:
     DeployError
         If a file can't be written, such as that of a device whose folder is gone.
     """
+    _write(out, startup_files(out, deployment))
+
+
+def startup_files(out: Path, deployment: Deployment) -> dict[str, str]:
+    """Return the text of each file but keys and certificates, by its path below `out`; nothing is written.
+
+    Raises
+    ------
+    DeployError
+        If an orchestrator can't have one of the devices.
+    """
     texts = {PLAN: tomli_w.dumps(asdict(deployment)), "compose.yaml": compose_file(deployment)}
     texts |= _way_in(out, deployment)
-    for device in deployment.devices:
-        # A client's state of a run outlives its SuperNode in this folder (fedapp/client/kept.py).
-        state = f"{deployment.home}/{device.name}/{SUPEREXEC}/state"
-        node = {"name": device.name, **device.node_config, "state-path": state}
-        texts[f"{device.name}/node.toml"] = tomli_w.dumps(node)
+    nodes = {device.name: _node_config(deployment, device) for device in deployment.devices}
+    texts |= {f"{name}/{NODE_CONFIG}": text for name, text in nodes.items()}
     for service in deployment.services:
         texts[f"{service.machine}/fedapp-{service.name}.service"] = unit_file(deployment, service)
+    if KUBERNETES in deployment.orchestrators:
+        texts |= kubernetes_files(deployment, texts.get(NGINX, ""), nodes)
+    return texts
+
+
+def _write(out: Path, texts: Mapping[str, str]) -> None:
     try:
-        (out / ("proxy" if deployment.backend else "flower")).mkdir(exist_ok=True)
         for name, text in texts.items():
+            if Path(name).parts[0] in _MADE_FOLDERS:
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
             (out / name).write_text(text, "utf-8")
     except OSError as error:
         raise DeployError(f"{error.filename or out}: can't be written ({error.strerror})") from None
+
+
+def _node_config(deployment: Deployment, device: Device) -> str:
+    # A client's state of a run outlives its SuperNode in this folder (fedapp/client/kept.py).
+    state = f"{deployment.home}/{device.name}/{SUPEREXEC}/state"
+    return tomli_w.dumps({"name": device.name, **device.node_config, "state-path": state})
 
 
 def _way_in(out: Path, deployment: Deployment) -> dict[str, str]:
     """Return the files by which whoever starts runs reaches the SuperLink: the proxy's, or Flower's config.toml."""
     if deployment.backend:
         return {
-            "proxy/nginx.conf": nginx_site(deployment),
+            NGINX: nginx_site(deployment),
             "proxy/Caddyfile": caddyfile(deployment),
             "proxy/caddy.conf": caddy_unit(deployment),
         }

@@ -10,8 +10,10 @@ LOOPBACK = "127.0.0.1"
 SUPERLINK_PORT = 9093  # of the SuperLink behind the proxy
 FIRST_NODE_PORT = 9094  # of the first SuperNode's own API on loopback: Flower's default; the others follow
 SUPEREXEC, WORKER = "superexec", "worker"
+DATABASE, NODE_CONFIG = "superlink.db", "node.toml"
+ORCHESTRATORS = ("kubernetes",)  # for which there are further start-up files
 WORKER_COMMAND = ["python", "-P", "-m", "fedapp.worker.command"]  # fedapp-worker, whatever else is installed
-_RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed")
+_RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed", *ORCHESTRATORS)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -95,6 +97,8 @@ class Deployment:
     devices : tuple of Device
     backend : int
         The SuperLink's port on loopback, behind the proxy; 0 if there is no proxy.
+    orchestrators : tuple of str
+        Of ``ORCHESTRATORS``: what there are start-up files for, beside systemd and compose.
     """
 
     hosts: tuple[str, ...]
@@ -102,8 +106,12 @@ class Deployment:
     home: str
     devices: tuple[Device, ...]
     backend: int = 0
+    orchestrators: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for orchestrator in self.orchestrators:
+            if orchestrator not in ORCHESTRATORS:
+                raise DeployError(f"--for {orchestrator!r}: must be one of {', '.join(ORCHESTRATORS)}")
         for host in self.hosts:
             _check_host(host)
         if not self.hosts:
@@ -194,7 +202,7 @@ class Deployment:
             f"{own}/server.key",
             "--enable-supernode-auth",
             "--database",
-            f"{own}/superlink.db",
+            f"{own}/{DATABASE}",
             "--isolation",
             "process",
             "--superexec-auth-secret-file",
@@ -221,7 +229,7 @@ class Deployment:
             "--auth-supernode-private-key",
             f"{own}/device.key",
             "--node-config",
-            f"{own}/node.toml",
+            f"{own}/{NODE_CONFIG}",
             "--host",
             LOOPBACK,
             "--port",

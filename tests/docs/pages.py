@@ -3,7 +3,7 @@
 A block begins with three backticks and a language, and is one of these:
 
 - ``sh``: commands, which run in a copy of the project as they stand there, one block after the other;
-- ``python`` and ``toml`` with a ``title``: a file of that name;
+- ``python``, ``toml`` and ``yaml`` with a ``title``: a file of that name;
 - ``python`` without: those of a page are one script, which runs after the commands;
 - ``text``: what a program says;
 - ``title="needs …"``: what can't run here. All of these are in ``NOT_RUN``, with what tries them instead.
@@ -44,6 +44,7 @@ NOT_RUN = {
     ("docs/deploy.md", "needs the server"): 3,
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
     ("docs/operations.md", "needs root, on the server"): 3,  # (tests/deploy/test_backup.py)
+    ("docs/orchestration.md", "needs a cluster, and a registry"): 3,  # (tests/deploy/test_kubernetes.py)
     (
         "docs/personal.md",
         "needs a client of your own",
@@ -63,7 +64,7 @@ NOT_RUN = {
 }
 
 BLOCK = re.compile(r"^( *)```([^\n`]+)\n(.*?)^\1```$", re.M | re.S)
-LANGUAGES = {"sh", "python", "toml", "text"}
+LANGUAGES = {"sh", "python", "toml", "yaml", "text"}
 
 
 @dataclass(frozen=True)
