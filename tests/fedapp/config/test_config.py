@@ -125,6 +125,10 @@ TEXTS: dict[str, tuple[list[Any], list[Any]]] = {
         ],
         ["never", "", "trace:", "diurnal", "diurnal:a", "bernoulli:0.5,", "bernoulli:1,2,3", "Always"],
     ),
+    "tiers": (
+        ["none", "regions:1", "regions:20"],
+        ["", "regions", "regions:0", "regions:-1", "region:2", "None"],
+    ),
     "csv-encoding": (["auto", "utf-8", "cp1252", "latin-1"], ["", "klingon", "utf 8"]),
     "separator": (["auto", "tab", ",", ";", "|"], ["", "a", ";;", ".", "-", '"', "\n"]),
     "decimal": (["auto", ".", ","], ["", ";", "comma"]),
