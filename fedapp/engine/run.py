@@ -135,13 +135,16 @@ def run_on(
     if engine != RAY:
         grid = make_grid(engine, num_clients, workers, way)
         return server.run(grid, experiment, should_stop, directory, observers)
-    app = ServerApp()
+    app, simulated = ServerApp(), threading.Event()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        server.run(grid, experiment, should_stop, directory, observers)
+        server.run(grid, experiment, lambda: simulated.is_set() or should_stop(), directory, observers)
 
-    simulate(app, client_app.app, simulation)
+    try:
+        simulate(app, client_app.app, simulation)
+    finally:
+        simulated.set()  # where Flower's simulation failed, the ServerApp's thread would wait for its clients for ever
     return directory
 
 

@@ -289,3 +289,29 @@ def test_an_interrupt_leaves_a_complete_run_directory(
     assert summary["failures"] == 0
     assert (tmp_path / "run" / "curves.png").stat().st_size > 5000
     assert arrays_of(tmp_path / "run")
+
+
+@pytest.mark.ci
+@pytest.mark.thorough
+def test_a_simulation_whose_ray_fails_ends(tmp_path):
+    """Also its ServerApp's thread, which would wait for its clients for ever, and so keep the process."""
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fedapp.cli",
+            "run",
+            "--engine",
+            "ray",
+            "-c",
+            f"results-dir={tmp_path} run-name=run",
+        ],
+        env={**os.environ, "RAY_ADDRESS": "nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert ended.returncode == 1
+    assert "nowhere" in ended.stdout + ended.stderr
+    assert summary_of(tmp_path / "run")["status"] == "interrupted"
