@@ -144,7 +144,7 @@ def run_on(
     try:
         simulate(app, client_app.app, simulation)
     finally:
-        simulated.set()  # where Flower's simulation failed, the ServerApp's thread would wait for its clients for ever
+        simulated.set()  # where Flower's simulation failed, the ServerApp's thread would wait for clients for ever
     return directory
 
 
