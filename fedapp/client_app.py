@@ -11,6 +11,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedapp.client.site_rules import ONLY_MASKED, REQUIRE_SECURE_SUMS, keeps_site_rules
 from fedapp.room import lacks_room
 from fedapp.worker.asking import VARIABLE, ask_worker
 from strategies.flower import messages
@@ -21,7 +22,7 @@ from strategies.updates.compression import compress_updates
 def masks(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Mask the update where the server asks for it: ``masks_updates``, which loads libraries of cryptography."""
     asked = message.has_content() and messages.SECURE in message.content
-    if not asked and "only-masked" not in context.node_config:
+    if not asked and not {REQUIRE_SECURE_SUMS, ONLY_MASKED} & context.node_config.keys():
         return call_next(message, context)
     from strategies.secure import masks_updates
 
@@ -31,7 +32,7 @@ def masks(message: Message, context: Context, call_next: Callable[[Message, Cont
 if lacking := lacks_room():  # before Ray starts; the ServerApp says it, too
     raise RuntimeError(lacking)
 
-app = ClientApp(mods=[unpack_arrays, masks, compress_updates])
+app = ClientApp(mods=[keeps_site_rules, unpack_arrays, masks, compress_updates])
 
 
 @app.query("describe")

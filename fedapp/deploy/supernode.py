@@ -6,19 +6,25 @@ its loop, and the process stays: its own API answers that it is healthy, and the
 Where a ClientApp's task expires before the ClientApp has fetched its message (a device that sleeps in this moment,
 say), Flower's SuperNode (1.41 to 1.43) waits for ever for a reply, and takes no other message. It ends, too.
 
+A site's own rules (fedapp/client/site_rules.py) may be in ``site.toml`` beside the node config's file, where start-up
+files that are written anew don't replace them. The apps that a site allows are checked here, before their code runs.
+
 A SuperLink refuses requests of a device whose clock is wrong in the words in which it refuses an unknown key. So a
 SuperNode that ends compares its clock with the SuperLink's, and says what is wrong.
 """
 
 import argparse
+import itertools
 import os
 import ssl
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
@@ -26,6 +32,7 @@ COMMAND = "flower-supernode"
 # Seconds by which the time of a request may be ahead of the SuperLink's clock, or behind (Flower 1.41).
 MOST_AHEAD, MOST_BEHIND = 5, 305
 TIMEOUT = 3.0  # seconds until the SuperLink must tell its time
+SITE_FILE = "site.toml"
 
 
 def main() -> None:
@@ -35,10 +42,13 @@ def main() -> None:
     code: object = 1
     end_where_no_reply_can_come()
     try:
+        keep_rules(sys.argv[1:])
         command.load()()
         print("the SuperNode has left its loop, for the reason above", file=sys.stderr)
     except SystemExit as end:
         code = end.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
     finally:
         if remark := clock_remark(sys.argv[1:]):
             print(remark, file=sys.stderr)
@@ -78,6 +88,67 @@ def end_where_no_reply_can_come() -> bool:
 
     State._on_task_tokens_expired = answer_or_end
     return True
+
+
+def keep_rules(arguments: Sequence[str]) -> None:
+    """Read the site's rules, and let Flower's SuperNode in this process run the apps alone that they allow.
+
+    Raises
+    ------
+    SystemExit
+        With one line, if a rule can't be read.
+    """
+    from fedapp.client.site_rules import ALLOW_APPS, SiteRuleError, SiteRules, refusal
+    from strategies.flower import internals
+
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--node-config", default="")
+    given = parser.parse_known_args(arguments)[0].node_config
+    try:
+        own = site_file(Path(given).with_name(SITE_FILE)) if given.endswith(".toml") else {}
+        rules = SiteRules.read({**(internals.read_pairs([given]) if given else {}), **own})
+    except SiteRuleError as error:
+        raise SystemExit(f"error: this site's rules: {error}") from None
+
+    def node_config(flowers: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in {**flowers, **own}.items() if key != ALLOW_APPS}
+
+    def check(name: str, digest: str) -> None:
+        try:
+            rules.check_app(name, digest)
+        except SiteRuleError as error:
+            raise internals.AppRefusedError(str(error)) from None
+
+    number = itertools.count(1)
+    if own or rules.apps:
+        internals.check_apps(
+            node_config, check, lambda reason: refusal(reason, f"{next(number)} since its start")
+        )
+    if rules.is_open:
+        print(
+            f"WARNING: the site has rules but no {ALLOW_APPS}: whoever starts a run brings its code, which may not "
+            "keep them",
+            file=sys.stderr,
+        )
+
+
+def site_file(path: Path) -> dict[str, Any]:
+    """Return the rules in a file; none if it isn't there.
+
+    Raises
+    ------
+    SiteRuleError
+        If the file can't be read, or has other keys than rules.
+    """
+    from fedapp.client.site_rules import RULES, SiteRuleError
+
+    try:
+        given = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise SiteRuleError(f"{path}: can't be read ({error})") from None
+    if unknown := sorted(given.keys() - set(RULES)):
+        raise SiteRuleError(f"{path}: {unknown[0]} is no rule; allowed are {', '.join(RULES)}")
+    return given
 
 
 def clock_remark(arguments: Sequence[str]) -> str:

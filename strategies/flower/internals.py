@@ -24,6 +24,7 @@ non-public                                         public call that would replac
 ``FedAvg._construct_messages``,                    the same names without ``_``: every subclass that fills in a hook
 ``FedAvg._check_and_log_replies``                  of ``FedAvg`` calls them
 ``flatten_dict``, ``parse_config_args``            a function that reads what ``flwr run --run-config`` reads
+``start_client_internal`` and its loop             a hook of the SuperNode that sees a bundle before its code runs
 ``run_simulation`` (public, but deprecated)        a call that takes both apps and runs them as ``flwr run`` does
 ``InMemoryNodeState``, in fedapp's SuperNode       a reply for a task that expires before its message is fetched
 =================================================  ==================================================================
@@ -38,6 +39,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import version
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -410,6 +413,81 @@ def read_pairs(texts: Sequence[str]) -> dict[str, Any]:
         from flwr.common.config import parse_config_args
 
     return parse_config_args(list(texts))
+
+
+class AppRefusedError(Exception):
+    """A SuperNode doesn't run an app; the message says why."""
+
+
+def check_apps(
+    node_config: Callable[[dict[str, Any]], dict[str, Any]],
+    check: Callable[[str, str], None],
+    refusal: Callable[[str], Error],
+) -> None:
+    """Let Flower's SuperNode, in this process, refuse messages of apps before their code is there.
+
+    Parameters
+    ----------
+    node_config : callable
+        Returns the node config that contexts have, given that of the command line.
+    check : callable
+        Raises AppRefusedError if an app mustn't run, by its name, ``publisher/name``, and the SHA-256 of its bundle,
+        hexadecimal.
+    refusal : callable
+        Returns the error with which a message is answered, given the reason.
+    """
+    with needed_for("allow-apps of a node config"):
+        command = import_module("flwr.supernode.cli.flower_supernode")
+        loop = import_module("flwr.supernode.start_client_internal")
+        from flwr.common.config import get_fab_config, get_metadata_from_config
+
+        start, pull, insert = (
+            command.start_client_internal,
+            loop._pull_and_store_message,
+            loop._insert_message,
+        )
+
+    def started(**given: Any) -> None:
+        start(**{**given, "node_config": node_config(given["node_config"])})
+
+    def pulled(**given: Any) -> int | None:
+        received: list[Message] = []
+        runs: list[Any] = []
+
+        def receive() -> Any:
+            found = given["receive"]()
+            received.extend([] if found is None else [found[0]])
+            return found
+
+        def get_run(run_id: int) -> Any:
+            runs.append(given["get_run"](run_id))
+            return runs[-1]
+
+        def get_fab(fab_hash: str, run_id: int) -> Any:
+            fab, run = given["get_fab"](fab_hash, run_id), runs[-1]
+            digest = sha256(fab.content).hexdigest()
+            try:
+                name, number = get_metadata_from_config(get_fab_config(fab.content))
+            except Exception as error:  # a server may send any bytes
+                raise AppRefusedError(f"the app's bundle can't be read ({error})") from None
+            # By these Flower finds the code that it runs, so that they have to be of what is checked.
+            said = run.fab_id, run.fab_version, run.fab_hash, fab.hash_str
+            if said != (name, number, digest, digest):
+                raise AppRefusedError("the app's bundle isn't the one that the run names")
+            check(name, digest)
+            return fab
+
+        try:
+            run_id: int | None = pull(**{**given, "receive": receive, "get_run": get_run, "get_fab": get_fab})
+        except AppRefusedError as refused:
+            insert(
+                Message(refusal(str(refused)), reply_to=received[-1]), given["state"], given["object_store"]
+            )
+            run_id = received[-1].metadata.run_id
+        return run_id
+
+    command.start_client_internal = started  # type: ignore[attr-defined]
+    loop._pull_and_store_message = pulled  # type: ignore[attr-defined]
 
 
 def simulate(server_app: "ServerApp", client_app: "ClientApp", **options: Any) -> None:

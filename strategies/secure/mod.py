@@ -14,14 +14,15 @@ dropped with the last one.
 Without rounds a client trains first: it is asked to keep its update, of which it sends nothing. When a buffer is
 full, its clients take part in the four stages, and mask what they have kept in the third.
 
-A device whose ``node_config`` has ``only-masked=true`` refuses to train without a secure sum, whatever it is asked.
+A device whose ``node_config`` has ``require-secure-sums`` refuses to train without a secure sum, whatever it is
+asked; with a number n also a sum that fewer than n others can open. ``only-masked=true`` is the same as ``true``.
 One whose ``node_config`` names a folder, ``state-path``, remembers there which sums its updates were in, and refuses
 to open another sum of an update from which the difference would tell it (strategies/secure/openings.py).
 Only a simulated client draws its noise from the seed.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +42,8 @@ from strategies.secure.openings import Openings
 # Error code of a client that can't or won't take part in a stage (Flower's codes are below 100).
 REFUSED = 106
 
-ONLY_MASKED = "only-masked"
+REQUIRE_SECURE_SUMS, ONLY_MASKED = "require-secure-sums", "only-masked"
+FEWEST_OTHERS = 2  # others in a sum with a client's update, at least
 
 # The folder, by the node's config, where a device keeps what outlives its SuperNode, and the record of sums in it.
 STATE_PATH, OPENINGS = "state-path", "openings.jsonl"
@@ -62,16 +64,71 @@ def masks_updates(message: Message, context: Context, call_next: CallNext) -> Me
     if message.metadata.message_type.partition(".")[0] != messages.TRAIN or not message.has_content():
         return call_next(message, context)
     asked = message.content.get(messages.SECURE)
-    if not isinstance(asked, ConfigRecord):
-        if context.node_config.get(ONLY_MASKED):
-            return _refusal(message, f"{ONLY_MASKED} = true: it was asked for an update without a secure sum")
-        return call_next(message, context)
     try:
+        check_required(message, context.node_config)
+        if not isinstance(asked, ConfigRecord):
+            return call_next(message, context)
         return _answer(message, context, call_next, dict(asked))
     except (SecureSumError, ArraysMismatchError) as error:
         return _refusal(message, str(error))
     except (KeyError, TypeError, ValueError) as error:  # a server may send any fields
         return _refusal(message, f"the stage's fields are wrong ({type(error).__name__}: {error})")
+
+
+def required_others(node_config: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the key of a node's config that requires secure sums, and of how many others; 0: they aren't required.
+
+    Raises
+    ------
+    SecureSumError
+        If its value is neither true, false nor a number of others.
+    """
+    key = REQUIRE_SECURE_SUMS if REQUIRE_SECURE_SUMS in node_config else ONLY_MASKED
+    value = node_config.get(key, False)
+    if isinstance(value, bool):
+        return key, FEWEST_OTHERS * value
+    if isinstance(value, int) and value >= FEWEST_OTHERS:
+        return key, value
+    raise SecureSumError(
+        f"{key} = {value!r}: allowed are true, false, and a whole number of {FEWEST_OTHERS} or more"
+    )
+
+
+def check_required(message: Message, node_config: Mapping[str, Any]) -> None:
+    """Raise SecureSumError if a training message asks for less than a node's config requires of secure sums."""
+    key, others = required_others(node_config)
+    if not others:
+        return
+    record, required = message.content.get(messages.SECURE), f"{key} = {str(node_config[key]).lower()}"
+    if not isinstance(record, ConfigRecord):
+        raise SecureSumError(f"{required}: it was asked for an update without a secure sum")
+    asked = cast(dict[str, Any], dict(record))
+    if asked["stage"] == KEYS and asked["threshold"] < others:
+        raise SecureSumError(
+            f"{required}: the shares of {asked['threshold']} others open the sum; allowed is a secure-threshold of "
+            f"at least {others}"
+        )
+
+
+def noise_of_sum(message: Message, context: Context) -> float:
+    """Return the noise multiplier z that the clients bring to the sum of a request to mask, at the least.
+
+    A sum with this client's update is opened with the shares of as many others as the threshold says, each of whom
+    has sent an update with noise of the same deviation. z is the deviation of their noise and this client's over
+    the largest norm that this client's weighted update may have.
+
+    Raises
+    ------
+    SecureSumError
+        If the request asks for anything without noise in the sum, or this client knows nothing of the sum.
+    """
+    asked = cast(dict[str, Any], dict(cast(ConfigRecord, message.content[messages.SECURE])))
+    if asked.get(METRICS):
+        raise SecureSumError("metrics have no noise in a sum")
+    number = 1 + _kept(context, asked["session"]).threshold
+    one = asked["deviation"] * 2 * asked["clipping"] / asked["levels"]
+    longest = asked["norm"] * max(1.0, float(asked.get("weight", 1.0)))
+    return float(one * number**0.5 / longest) if longest > 0 else 0.0
 
 
 def _refusal(message: Message, reason: str) -> Message:
@@ -192,7 +249,7 @@ def _masked(
 
 def _noise(context: Context, asked: dict[str, Any], client: int) -> np.random.Generator:
     """Return the generator of a client's noise: of a run that is to be repeated the run's, which the server knows."""
-    if asked["repeatable"] and is_simulated(context) and not context.node_config.get(ONLY_MASKED):
+    if asked["repeatable"] and is_simulated(context) and not required_others(context.node_config)[1]:
         return streams.generator(asked["seed"], "distributed-noise", client, asked["task"])
     return streams.unpredictable()
 

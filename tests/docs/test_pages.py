@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from fedapp.client.site_rules import RULES
 from fedapp.config import RunConfig, defaults
 from fedapp.config.methods import table
 from fedapp.server import prepare
@@ -74,7 +75,7 @@ OTHERS = {
 @pytest.mark.parametrize("page", GUIDES)
 def test_every_key_that_is_set_exists(page):
     shown = set(re.findall(r"(?<![\w-])([a-z0-9]+(?:-[a-z0-9]+)+)(?: = |=)", text_of(page)))
-    assert shown <= set(defaults()) | OTHERS | {"num-clients", "tuning-seeds", "same-upwards"}
+    assert shown <= set(defaults()) | OTHERS | set(RULES) | {"num-clients", "tuning-seeds", "same-upwards"}
 
 
 def test_the_table_of_methods_is_the_registrys():

@@ -11,7 +11,8 @@ from strategies import FedAvg, RunError, messages
 from strategies.core.conflicts import ConflictError
 from strategies.secure import masks_updates
 from strategies.secure.graph import least_of, terms_for
-from strategies.secure.mod import ONLY_MASKED
+from strategies.secure.masking import SecureSumError
+from strategies.secure.mod import ONLY_MASKED, noise_of_sum
 
 Make = Callable[..., Any]
 
@@ -86,6 +87,29 @@ def test_without_the_noise_that_was_asked_for_the_model_stays(
     with pytest.raises(RunError, match="no client's work was accepted"):
         run(gone=4)
     assert "secure sum: 5 masked updates came, and a sum is of 6 or more" in caplog.text
+
+
+def test_a_client_knows_the_noise_that_its_sum_has_at_least(federation: Make, train_config: Make) -> None:
+    found: list[Any] = []
+
+    def listens(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        asked = message.content.get(messages.SECURE)
+        if asked is not None and asked["stage"] == "masked" and not found:
+            found.append(noise_of_sum(message, context))
+            asked["weight"] = 4.0  # then its update may be four times as long
+            found.append(noise_of_sum(message, context))
+            asked["weight"] = 1.0
+            asked["metrics"] = ["train-loss"]
+            with pytest.raises(SecureSumError, match="metrics have no noise in a sum"):
+                noise_of_sum(message, context)
+            del asked["metrics"]
+        return call_next(message, context)
+
+    grid = federation([0.0] * CLIENTS, [1] * CLIENTS, mods=(listens, masks_updates))
+    FedAvg(**NOISY).start(grid, ArrayRecord({"w": Array(np.zeros(50))}), 1, train_config=train_config())
+    threshold = terms_for(CLIENTS).threshold
+    # 6 of 9 bring z S; for sure there are this client and those whose shares open its sum.
+    assert found == pytest.approx([Z * ((1 + threshold) / 6) ** 0.5 / part for part in (1, 4)], rel=1e-3)
 
 
 def test_rounds_draw_new_noise_and_a_run_that_goes_on_the_same(run: Make) -> None:
