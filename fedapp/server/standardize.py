@@ -20,6 +20,7 @@ from fedapp.federation.records import ASK_SUMS, COUNT, SQUARES, SUMS
 from fedapp.server.experiment import Experiment, task_config
 from fedapp.server.run_directory import RunDirectory
 from strategies import RunError
+from strategies.clients.registered import NodeRecord
 from strategies.flower import messages
 from strategies.flower.exchange import exchange
 
@@ -66,13 +67,13 @@ def _asked(grid: Grid, experiment: Experiment, should_stop: Callable[[], bool]) 
     nodes = sorted(grid.get_node_ids())
     requests = [messages.request(ASK_SUMS, node_id, config, ttl=timeout) for node_id in nodes]
     replies = exchange(grid, requests, timeout, should_stop)
-    found = []
+    found, shown = [], NodeRecord(experiment.config.registered_nodes).shown
     for node_id in nodes:
         try:
             found.append(_read(replies.get(node_id), experiment.dataset))
         except ValueError as error:
             if not should_stop():
-                log.warning("node %d isn't in the mean and deviation of inputs: %s", node_id, error)
+                log.warning("%s isn't in the mean and deviation of inputs: %s", shown(node_id), error)
     return found
 
 

@@ -28,10 +28,10 @@ def in_vain(roster: Roster, client_stats: ClientStatistics) -> Iterator[tuple[st
     for node_id, reason in sorted(roster.refused.items()):
         if account_of.get(roster.former.get(node_id, -1), ClientRecord()).accepted:
             continue  # it counted until it was refused, which the log says where it happened
-        yield _named(roster, node_id), reason
+        yield roster.record.shown(node_id), reason
     enrolled = {client.node_id for client in roster.enrolled}
     for node_id in sorted(roster.registered - enrolled - roster.refused.keys()):
-        yield _named(roster, node_id), "it was never connected"
+        yield roster.record.shown(node_id), "it was never connected"
 
 
 def log_never_counted(roster: Roster, client_stats: ClientStatistics) -> None:
@@ -55,8 +55,3 @@ def _outcomes(account: ClientRecord) -> str:
 
 def _clients(roster: Roster) -> list[Client]:
     return sorted(roster.enrolled, key=lambda client: client.index)
-
-
-def _named(roster: Roster, node_id: int) -> str:
-    known = roster.record.nodes.get(node_id)
-    return f"node {node_id}" + ("" if known is None else f" ({known.name})")

@@ -106,6 +106,11 @@ class NodeRecord:
         """The partitions of registered nodes."""
         return self._owners.keys()
 
+    def shown(self, node_id: int) -> str:
+        """Return a node for a line of the log, with its device's name if that is registered."""
+        known = self.nodes.get(node_id)
+        return f"node {node_id}" + ("" if known is None else f" ({known.name})")
+
     def check(self, node_id: int, partition: int | None) -> None:
         """Raise ValueError if a node claims a partition that the record denies it; None: it claims none."""
         if partition is None or self.settles(node_id, partition):

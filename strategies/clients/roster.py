@@ -488,7 +488,7 @@ class Roster:
         refused = {node_id for nodes in conflicts.values() for node_id in nodes} - self._refused
         for partition, nodes in conflicts.items():
             for node_id in sorted(nodes & refused):
-                others = " and ".join(f"node {other}" for other in sorted(nodes - {node_id}))
+                others = " and ".join(map(self.record.shown, sorted(nodes - {node_id})))
                 self._refuse(
                     node_id,
                     f"{others} also says partition-id = {partition}, and nothing tells whose it is: end the "
@@ -559,13 +559,15 @@ class Roster:
             pause = PAUSE if former is None else min(2 * former.pause, LONGEST_PAUSE)
             self._retries[node_id] = _Retry(self._clock.now() + pause, pause)
             reason += f"; it is asked again in {pause:g} s"
-        log.warning("node %d can't take part: %s", node_id, reason, extra={"node": str(node_id)})
+        log.warning(
+            "%s can't take part: %s", self.record.shown(node_id), reason, extra={"node": str(node_id)}
+        )
 
     def named(self, node_ids: Collection[int]) -> str:
         """Return the names of these nodes' clients for the log: the first ten, and the number of the others."""
         known = [self._by_node[node_id] for node_id in node_ids if node_id in self._by_node]
         names = list(map(str, sorted(known, key=lambda client: client.index)))
-        names += [f"node {node_id}" for node_id in node_ids if node_id not in self._by_node]
+        names += [self.record.shown(node_id) for node_id in node_ids if node_id not in self._by_node]
         return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
     def _partition_of(self, metrics: Description) -> int | None:

@@ -368,9 +368,12 @@ class EventPump:
         """Enter a task that failed, or had an invalid reply, in client_stats."""
         session, client, now = self.session, member.client, self.session.run.scheduler.now()
         session.task_table.interval_stats.failures += 1
+        session.task_table.interval_stats.lost += outcome == messages.LOST
         session.run.note_failure(reason)
         member.misses += 1
-        member.invalid_replies = 0 if outcome == messages.LATE else member.invalid_replies + 1
+        member.invalid_replies = (
+            0 if outcome in (messages.LATE, messages.LOST) else member.invalid_replies + 1
+        )
         session.client_stats[client.index].record(outcome)
         session.timeline.end(client.index, now, outcome)
         log.warning("client %s, task %d: %s", client.display_name, member.tasks, reason, extra=client.fields)

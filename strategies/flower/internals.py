@@ -97,8 +97,8 @@ with needed_for("the reasons for which a reply is missing"):
     #: Error codes of replies, which have no public names: the message's time to live is over; all codes that the
     #: SuperLink sends itself if a node doesn't answer; an exception of the ClientApp in a simulation, and on a
     #: device; a mod that refuses the message; and the end of a ClientApp's process.
-    MESSAGE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE
-    NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+    MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE
+    NOBODY_ANSWERED = (MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE)
     UNKNOWN, APP_RAISED = ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     MOD_FAILED = ErrorCode.MOD_FAILED_PRECONDITION
     CRASHED = ErrorCode.CLIENT_APP_CRASHED

@@ -19,6 +19,7 @@ from strategies.flower.internals import (
     MESSAGE_UNAVAILABLE,
     MOD_FAILED,
     NOBODY_ANSWERED,
+    NODE_UNAVAILABLE,
     OBJECTS_MISSING,
     OLDER_API,
     SECURE_AGGREGATION,
@@ -246,9 +247,9 @@ def answer_to(message: Message, reply: Message) -> Message:
 
 
 def fault_of(reply: Message | None) -> str:
-    """Return the outcome of a task with an invalid or missing reply: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    """Return the outcome of a task without a valid reply: ``LATE``, ``LOST``, ``FAILED`` or ``REFUSED``."""
     if reply is None or (reply.has_error() and reply.error.code in NOBODY_ANSWERED):
-        return LATE
+        return LOST if reply is not None and reply.error.code == NODE_UNAVAILABLE else LATE
     return FAILED if reply.has_error() else REFUSED
 
 

@@ -245,8 +245,9 @@ class Round:
         )
         if clipped:
             metrics[messages.CLIPPED] = len(self.bounded) + self.outside
-        if self.lost:
-            metrics[messages.LOST_TASKS] = len(self.lost)
+        gone = {index for index, outcome in self.outcomes.items() if outcome == messages.LOST}
+        if lost := len(self.lost | gone):
+            metrics[messages.LOST_TASKS] = lost
         return metrics
 
     def record_weights(self, client_stats: ClientStatistics) -> None:

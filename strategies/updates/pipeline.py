@@ -299,7 +299,7 @@ class Check:
 
 
 def fault_of(reply: Message | Work | None) -> str:
-    """Return the outcome of a task with an invalid reply: ``LATE``, ``FAILED`` or ``REFUSED``."""
+    """Return the outcome of a task with an invalid reply: ``LATE``, ``LOST``, ``FAILED`` or ``REFUSED``."""
     if isinstance(reply, Work):
         return messages.FAILED if reply.reason else messages.REFUSED
     return messages.fault_of(reply)

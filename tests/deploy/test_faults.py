@@ -96,6 +96,7 @@ def test_a_supernode_killed_in_a_task_is_left_out_and_takes_part_again(pause, ma
     trial.supervise("device-1")
     wait_for_return(trial, "device-1")
     assert "left out client 1 (device-1, node " in trial.output
+    assert sum(line.get("lost-tasks", 0) for line in trial.metrics) >= 1
     # The SuperLink refuses a key that it takes for online; the unit's pauses outlast that.
     assert ("Exit Code: 305" in trial.device_log("device-1")[before:]) == (pause == 0)
     former, node_id = trial.node_ids("device-1")

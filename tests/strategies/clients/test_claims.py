@@ -141,7 +141,8 @@ def test_a_device_is_not_believed_over_the_record(liar, devices, add_node, caplo
         grid.nodes[20].present = True
         assert look(roster, grid) == {0: 10, 1: 20}
     (line,) = warned(caplog)
-    assert line.startswith(f"node {liar} can't take part: it says partition-id = 1, ")
+    name = " (lima)" if liar == 30 else ""
+    assert line.startswith(f"node {liar}{name} can't take part: it says partition-id = 1, ")
     if liar == 99:
         assert line.endswith(
             "which is that of bern, node 20, by registered_nodes: give its SuperNode a partition-id of its own, or "

@@ -332,7 +332,7 @@ def test_an_outage_before_the_first_answer_ends_no_run(federation, start, soon):
         grid.lose(client, "unavailable")
     run = start("async", grid, 3, clock=WallClock(), limit=120, timeout=60.0)
     assert run.strategy.session.aggregations == 3
-    assert sum(account.late for _, account in run.strategy.session.client_stats.items()) >= 18
+    assert sum(account.lost for _, account in run.strategy.session.client_stats.items()) >= 18
     assert not any(account.failed for _, account in run.strategy.session.client_stats.items())
 
 
