@@ -12,6 +12,7 @@ import typer
 from fedapp.config import ConfigError, RunConfig
 from fedapp.deploy import backup as backups
 from fedapp.deploy import certificates, database, runs, seal
+from fedapp.deploy import fetch as fetching
 from fedapp.deploy import status as statuses
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
@@ -186,6 +187,24 @@ def stop(
     print(f"run {run_id} stopped")
 
 
+def fetch(
+    out: Out,
+    run_id: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="number or folder's name; by default the last")
+    ] = "",
+    into: Annotated[Path, typer.Option(help="where runs' folders are here")] = Path("results"),
+) -> None:
+    """Copy a run's folder, with model and log, from the server; each file is checked by its hash."""
+    with one_line_errors(), audited(out, "fetch") as audit:
+        fetched = fetching.fetch(out, run_id, into)
+        audit.record(f"to {fetched.folder.absolute()}", run=run_id or fetched.folder.name)
+    here = fetched.bytes - fetched.new
+    known = f", {here} of them here before" if here else ""
+    print(
+        f"{fetched.folder}: {fetched.files} files, {fetched.bytes} bytes{known}, as on the server by their SHA-256"
+    )
+
+
 def renew(
     out: Out = Path("deployment"),
     authority: Annotated[
@@ -267,6 +286,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     audit,
     run,
     stop,
+    fetch,
     renew,
     refresh,
     backup,

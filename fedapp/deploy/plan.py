@@ -77,6 +77,8 @@ class Service:
         """Return its environment; ``worker`` says whether a device's code may ask the device's worker."""
         own = f"{home}/{self.folder}"
         variables = environment(own)
+        if self.is_server and not self.runs_apps:
+            variables["FEDAPP_RUNS"] = f"{own}/{SUPEREXEC}"  # whose runs it hands out
         if worker and self.runs_apps and not self.is_server:
             variables["FEDAPP_WORKER"] = f"{own}/{WORKER}.sock"
         return variables
@@ -189,7 +191,10 @@ class Deployment:
         own, host = f"{self.home}/superlink", self.hosts[0]
         everywhere = "::" if ":" in host else "0.0.0.0"
         return [
-            "flower-superlink",
+            "python",
+            "-P",
+            "-m",
+            "fedapp.deploy.superlink",
             "--host",
             LOOPBACK if self.backend or host == LOOPBACK else everywhere,
             "--port",

@@ -16,6 +16,7 @@ from fedapp.deploy.flower import ask, flwr
 from fedapp.deploy.plan import DeployError
 
 LOG_TIMEOUT = 30.0  # seconds; the log of a run that has said nothing yet keeps the command waiting
+WHOLE_LOG_TIMEOUT = 300.0  # seconds, where nothing can be done without the log
 NONE = "N/A"  # Flower's text for a time or details that don't exist
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # The server logs a line of progress about once a minute, and a round after some of the aggregations, no more often.
@@ -123,6 +124,23 @@ def present_runs(out: Path) -> list[DeployedRun]:
     return [_read(out, run) for run in going or listed[:1]]
 
 
+def run_of(out: Path, run_id: str = "") -> DeployedRun:
+    """Return a run by its number, by default the last one.
+
+    Raises
+    ------
+    DeployError
+        If there is no such run, or the SuperLink or the run's log can't be reached.
+    """
+    listed, _ = _listed(out)
+    found = [run for run in listed if run_id in ("", run["run-id"])]
+    if not found:
+        raise DeployError(
+            f"run {run_id}: the SuperLink has no such run" if run_id else "the SuperLink has no run"
+        )
+    return _of(found[0], _log(out, found[0], WHOLE_LOG_TIMEOUT))
+
+
 def ended_runs(out: Path) -> list[tuple[str, str]]:
     """Return the number and the status of each run that has ended, the oldest first.
 
@@ -177,9 +195,17 @@ def _listed(out: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def _read(out: Path, said: Mapping[str, Any]) -> DeployedRun:
     try:
-        text = flwr(out, "log", said["run-id"], CONNECTION, "--show", seconds=LOG_TIMEOUT)
+        text = _log(out, said, LOG_TIMEOUT)
     except DeployError:
         text = ""
+    return _of(said, text)
+
+
+def _log(out: Path, said: Mapping[str, Any], seconds: float) -> str:
+    return flwr(out, "log", said["run-id"], CONNECTION, "--show", seconds=seconds)
+
+
+def _of(said: Mapping[str, Any], text: str) -> DeployedRun:
     log = [message_of(line) for line in _COLOUR.sub("", text).splitlines() if line.strip()]
     details = said["status-details"].replace(NONE, "")
     return DeployedRun(said["run-id"], said["status"], details, said["pending-at"], said["elapsed"], log)

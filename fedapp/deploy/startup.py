@@ -20,7 +20,7 @@ StartLimitIntervalSec=0
 
 [Service]
 User={user}
-WorkingDirectory={own}
+{groups}WorkingDirectory={own}
 {variables}
 ExecStart={command}
 Restart=always
@@ -29,8 +29,8 @@ RestartSec=10
 RestartSteps=5
 RestartMaxDelaySec=60
 
-# Only its own folder can be written to, and what it writes is for its user alone.
-UMask=0077
+# Only its own folder can be written to, and what it writes is for its user alone; runs, for the SuperLink's, too.
+UMask={umask}
 ProtectSystem=strict
 ReadWritePaths={own}
 ProtectHome=read-only
@@ -104,6 +104,10 @@ def unit_file(deployment: Deployment, service: Service) -> str:
         after=_after(service),
         user=f"fedapp-{what.lower()}",
         command=f"{home}/.venv/bin/" + " ".join(service.command).replace(" --", " \\\n  --"),
+        groups="SupplementaryGroups=fedapp-superexec\n"
+        if service.is_server and not service.runs_apps
+        else "",
+        umask="0027" if service.is_server and service.runs_apps else "0077",
         own=own,
         variables="\n".join(f"Environment={name}={value}" for name, value in variables.items()),
         kind=(_APPS if service.runs_apps else _FLOWER) + _network(deployment, service),

@@ -24,6 +24,7 @@ non-public                                         public call that would replac
 ``FedAvg._construct_messages``,                    the same names without ``_``: every subclass that fills in a hook
 ``FedAvg._check_and_log_replies``                  of ``FedAvg`` calls them
 ``flatten_dict``, ``parse_config_args``            a function that reads what ``flwr run --run-config`` reads
+``superlink.extensions``                           an entry point for paths of a SuperLink's HTTP API
 ``start_client_internal`` and its loop             a hook of the SuperNode that sees a bundle before its code runs
 ``run_simulation`` (public, but deprecated)        a call that takes both apps and runs them as ``flwr run`` does
 ``InMemoryNodeState``, in fedapp's SuperNode       a reply for a task that expires before its message is fetched
@@ -488,6 +489,22 @@ def check_apps(
 
     command.start_client_internal = started  # type: ignore[attr-defined]
     loop._pull_and_store_message = pulled  # type: ignore[attr-defined]
+
+
+def extend_superlink(configure: Callable[[Any], None]) -> None:
+    """Let Flower's SuperLink, in this process, pass its FastAPI app to ``configure`` before it serves.
+
+    Flower calls this hook for extensions of its own that aren't public.
+    """
+    with needed_for("fedapp deploy fetch"):
+        extensions = import_module("flwr.superlink.extensions")
+        before = extensions.configure_app
+
+    def both(app: Any) -> None:
+        before(app)
+        configure(app)
+
+    extensions.configure_app = both  # type: ignore[attr-defined]
 
 
 def simulate(server_app: "ServerApp", client_app: "ClientApp", **options: Any) -> None:

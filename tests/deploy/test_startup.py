@@ -66,7 +66,7 @@ def test_only_the_proxy_is_public(made):
 def test_without_a_proxy_the_superlink_is_public(tmp_path):
     out = init(tmp_path / "d", *DEVICES, "--no-proxy")
     deployment = read_deployment(out)
-    assert deployment.superlink_command()[1:5] == ["--host", "0.0.0.0", "--port", "8000"]
+    assert deployment.superlink_command()[4:8] == ["--host", "0.0.0.0", "--port", "8000"]
     assert not (out / "proxy").exists()
     assert not (out / "operator.key").exists()
     assert "proxy" not in yaml.safe_load((out / "compose.yaml").read_text())["services"]
