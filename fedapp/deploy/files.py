@@ -7,6 +7,7 @@ OUT/
   flower/config.toml   FLWR_HOME of whoever starts runs, where there is no proxy
   compose.yaml         the same in containers
   kubernetes/          the same as Pods, with `--for kubernetes`
+  grafana.json         a dashboard of what runs tell Prometheus
   proxy/               to the server: nginx and Caddy in front of the SuperLink
   superlink/           to the server: certificate, keys, units of SuperLink and SuperExec
     superexec/         the folder of the user who runs the code of runs
@@ -33,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fedapp.deploy import audit, keys
 from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.compose import compose_file
+from fedapp.deploy.dashboard import dashboard
 from fedapp.deploy.kubernetes import FOLDER as KUBERNETES
 from fedapp.deploy.kubernetes import kubernetes_files
 from fedapp.deploy.plan import LOOPBACK, NODE_CONFIG, SUPEREXEC, DeployError, Deployment, Device
@@ -176,7 +178,11 @@ def startup_files(out: Path, deployment: Deployment) -> dict[str, str]:
     DeployError
         If an orchestrator can't have one of the devices.
     """
-    texts = {PLAN: tomli_w.dumps(asdict(deployment)), "compose.yaml": compose_file(deployment)}
+    texts = {
+        PLAN: tomli_w.dumps(asdict(deployment)),
+        "compose.yaml": compose_file(deployment),
+        "grafana.json": dashboard(),
+    }
     texts |= _way_in(out, deployment)
     nodes = {device.name: _node_config(deployment, device) for device in deployment.devices}
     texts |= {f"{name}/{NODE_CONFIG}": text for name, text in nodes.items()}

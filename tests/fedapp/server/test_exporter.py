@@ -1,5 +1,7 @@
 """What Prometheus is told: by a real request to a real run, in its own format."""
 
+import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -9,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedapp.config import ConfigError, RunConfig
+from fedapp.deploy.dashboard import dashboard
 from fedapp.server import Observer, prepare
 from fedapp.server.exporter import MOST_CLIENTS, _bounded
 from fedapp.server.record import Entry
@@ -103,6 +106,35 @@ def test_an_asynchronous_run_tells_staleness_weights_and_task_times(go, scraper)
         if name == "fedapp_client_updates_total" and "accepted" in labels
     ]
     assert sum(accepted) == last["fedapp_updates_total", ("accepted",)] == 8
+
+
+def test_the_dashboard_shows_what_a_run_tells_and_nothing_else(go, scraper):
+    go(
+        observers=[scraper],
+        strategy="async-fedavg",
+        server_lr=0.5,
+        num_server_rounds=4,
+        metrics_port=scraper.port,
+    )
+    told = {name for name, _ in scraper.answers[-1]}
+    panels = json.loads(dashboard())["panels"]
+    shown = {
+        name
+        for panel in panels
+        for each in panel["targets"]
+        for name in re.findall(r"fedapp_\w+", each["expr"])
+    }
+    assert shown == told - {name for name in told if name.endswith("_created")}
+    # A grid of 24 columns, of which no two panels have one place.
+    places = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in panels)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(places) == len(set(places))
+    assert max(x for x, _ in places) == 23
+    assert len({panel["id"] for panel in panels}) == len(panels)
 
 
 def test_a_simulation_can_be_asked_too(go, scraper):
