@@ -7,6 +7,7 @@
 ``max-bytes``            bytes of the records that leave, over all runs
 ``hours``                when a message is worked on, by the device's clock: "20:00-06:00, 12:00-13:00"
 ``allow-apps``           names ``publisher/name``, and SHA-256 of bundles: the apps whose code may run
+``share-logs``           true: the last lines of the device's log go to the server (fedapp/deploy/shared_logs.py)
 =======================  ============================================================================================
 
 The SuperNode keeps ``allow-apps`` itself, and leaves it out of the node config that apps see
@@ -27,6 +28,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Context, Error, Message
 
+from fedapp.client.device_log import SHARE_LOGS, STATE_PATH, write_log
 from strategies.flower import messages
 
 log = logging.getLogger("flwr.fedapp")
@@ -36,8 +38,16 @@ AGAINST_RULES = 107
 
 REQUIRE_DP, REQUIRE_SECURE_SUMS, ONLY_MASKED = "require-dp", "require-secure-sums", "only-masked"
 MAX_CONTRIBUTIONS, MAX_BYTES, HOURS, ALLOW_APPS = "max-contributions", "max-bytes", "hours", "allow-apps"
-RULES = (REQUIRE_DP, REQUIRE_SECURE_SUMS, ONLY_MASKED, MAX_CONTRIBUTIONS, MAX_BYTES, HOURS, ALLOW_APPS)
-STATE_PATH = "state-path"
+RULES = (
+    REQUIRE_DP,
+    REQUIRE_SECURE_SUMS,
+    ONLY_MASKED,
+    MAX_CONTRIBUTIONS,
+    MAX_BYTES,
+    HOURS,
+    ALLOW_APPS,
+    SHARE_LOGS,
+)
 FILE = "site.json"  # in the folder of state-path
 
 _SPAN = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
@@ -66,6 +76,8 @@ class SiteRules:
         First minute of the day and the one after the last, of each span; empty: always.
     apps : tuple of str
         Names and hashes of the apps that may run; empty: all.
+    shares_logs : bool
+        Whether whoever starts runs may read the device's log.
     folder : str
         Where counts are kept.
     """
@@ -76,6 +88,7 @@ class SiteRules:
     size: int = 0
     hours: tuple[tuple[int, int], ...] = ()
     apps: tuple[str, ...] = ()
+    shares_logs: bool = False
     folder: str = ""
 
     @classmethod
@@ -95,6 +108,7 @@ class SiteRules:
             size=int(_number(given, MAX_BYTES, whole=True)),
             hours=tuple(_span(word) for word in _words(given, HOURS)),
             apps=tuple(_app(word) for word in _words(given, ALLOW_APPS)),
+            shares_logs=_flag(given, SHARE_LOGS),
             folder=str(node_config.get(STATE_PATH, "")),
         )
         if (rules.contributions or rules.size) and not rules.folder:
@@ -107,7 +121,7 @@ class SiteRules:
     @property
     def is_open(self) -> bool:
         """Whether there are rules, and any app may run, which may not keep them."""
-        return self != SiteRules(folder=self.folder) and not self.apps
+        return self != SiteRules(shares_logs=self.shares_logs, folder=self.folder) and not self.apps
 
     def check_app(self, name: str, digest: str) -> None:
         """Raise SiteRuleError unless an app may run, by its name and the SHA-256 of its bundle."""
@@ -263,6 +277,7 @@ def keeps_site_rules(message: Message, context: Context, call_next: CallNext) ->
     """
     if not any(key in context.node_config for key in RULES):
         return call_next(message, context)
+    write_log(context.node_config)
     rules = None
     try:
         rules = SiteRules.read(context.node_config)
@@ -342,6 +357,12 @@ def _number(given: Mapping[str, Any], key: str, *, whole: bool = False) -> float
     ):
         raise SiteRuleError(f"{key} = {value!r}: must be a {'whole ' if whole else ''}number above 0")
     return float(value) if not whole else value
+
+
+def _flag(given: Mapping[str, Any], key: str) -> bool:
+    if not isinstance(value := given.get(key, False), bool):
+        raise SiteRuleError(f"{key} = {value!r}: must be true or false")
+    return value
 
 
 def _masked(given: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A run brought home: its folder on the server, file by file, each checked by its hash."""
+"""What is brought home from the server: a run's folder, each file checked by its hash, and the log of a device."""
 
 import hashlib
 import http.client
@@ -14,10 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.error import HTTPError
 
-from fedapp.deploy.files import CONNECTION
+from fedapp.deploy.files import CONNECTION, read_deployment
+from fedapp.deploy.nodes import NodeRecords, fingerprint
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.run_files import LIST, PIECE, READ
 from fedapp.deploy.runs import run_of
+from fedapp.deploy.shared_logs import APP, SUPERNODE, TELL
 from fedapp.deploy.tunnel import way_in
 
 TIMEOUT = (
@@ -74,6 +76,30 @@ def fetch(out: Path, run: str, into: Path) -> Fetched:
         except OSError as error:
             raise DeployError(f"{error.filename or folder}: can't be written ({error.strerror})") from None
     return Fetched(folder, len(listed), sum(file["bytes"] for file in listed), new)
+
+
+def device_log(out: Path, device: str) -> list[str]:
+    """Return the last lines of a device's log that its site shares, with headings.
+
+    Raises
+    ------
+    DeployError
+        If there is no such device, it isn't registered, shares nothing, or the server can't be reached.
+    """
+    name = read_deployment(out).device(device).name
+    node = NodeRecords.read(out).of_key(fingerprint(out / name / "device.pub"))
+    if node is None:
+        raise DeployError(f"device {name!r}: isn't registered; 'fedapp deploy register {out}'")
+    with _server(out) as server, server.post(TELL, node=node.node_id) as answer:
+        said = json.loads(answer.read())
+    if not said:
+        raise DeployError(
+            f"device {name!r}: has sent no log since the SuperLink began; its site allows it by share-logs = true"
+        )
+    lines = []
+    for whose, head in ((SUPERNODE, "SuperNode"), (APP, "app")):
+        lines += [f"{name}, {head}, {said['came']}:", *(f"  {line}" for line in said[whose])]
+    return lines
 
 
 def _take(server: "_Server", run: str, folder: Path, file: dict[str, Any]) -> int:

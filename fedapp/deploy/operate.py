@@ -205,6 +205,14 @@ def fetch(
     )
 
 
+def logs(out: Out, device: DeviceName) -> None:
+    """Show the last lines of a device's log, if its site shares it, half a minute old at most."""
+    with one_line_errors(), audited(out, "logs", device=device) as audit:
+        lines = fetching.device_log(out, device)
+        audit.record(f"{len(lines)} lines", device=device)
+    print("\n".join(lines))
+
+
 def renew(
     out: Out = Path("deployment"),
     authority: Annotated[
@@ -287,6 +295,7 @@ COMMANDS: tuple[Callable[..., Any], ...] = (
     run,
     stop,
     fetch,
+    logs,
     renew,
     refresh,
     backup,

@@ -29,7 +29,8 @@ RestartSec=10
 RestartSteps=5
 RestartMaxDelaySec=60
 
-# Only its own folder can be written to, and what it writes is for its user alone; runs, for the SuperLink's, too.
+# Only its own folder can be written to, and what it writes is for its user alone; of the code of
+# runs, for Flower's processes, too, which send it home.
 UMask={umask}
 ProtectSystem=strict
 ReadWritePaths={own}

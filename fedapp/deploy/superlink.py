@@ -1,15 +1,19 @@
-"""Flower's SuperLink, which also hands out the folders of runs to who may start runs (fedapp/deploy/run_files.py).
+"""Flower's SuperLink, which also hands out, to who may start runs, runs' folders and the logs that devices share.
 
-The two paths are below ``/v1/control``, so that the proxy asks for the operator's certificate as for Flower's own.
+The paths for that are below ``/v1/control``, so that the proxy asks for the operator's certificate as for Flower's
+own (fedapp/deploy/run_files.py, fedapp/deploy/shared_logs.py).
 """
 
+import json
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from fedapp.deploy.run_files import LIST, READ, RunFiles, RunFilesError
+from fedapp.deploy.shared_logs import SEND, TELL, SharedLogError, SharedLogs
 from strategies.flower import internals
 
 COMMAND = "flower-superlink"
@@ -26,31 +30,40 @@ def main() -> None:
 
 
 def hand_out(app: Any, files: RunFiles) -> None:
-    """Add the two paths to the SuperLink's app: which files a run's folder has, and what is in one of them."""
+    """Add the paths to the SuperLink's app."""
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response, StreamingResponse
 
+    logs = SharedLogs()
+
     def answer(path: str, asked: dict[str, Any]) -> Response:
-        try:
-            if path == LIST:
-                return JSONResponse({"files": files.listed(str(asked["run"]))})
-            run, name, offset, size = (asked[key] for key in ("run", "path", "offset", "bytes"))
-            pieces = files.pieces(str(run), str(name), int(offset), int(size))
-        except RunFilesError as error:
-            return JSONResponse({"error": str(error)}, status_code=404)
-        except (KeyError, TypeError, ValueError) as error:
-            return JSONResponse({"error": f"the request can't be read ({error})"}, status_code=400)
+        if path == LIST:
+            return JSONResponse({"files": files.listed(str(asked["run"]))})
+        if path == TELL:
+            return JSONResponse(logs.told(str(asked["node"])))
+        run, name, offset, size = (asked[key] for key in ("run", "path", "offset", "bytes"))
+        pieces = files.pieces(str(run), str(name), int(offset), int(size))
         return StreamingResponse(pieces, media_type="application/octet-stream")
 
-    async def asked_for(request: Request) -> Response:
-        try:
-            asked = dict(await request.json())
-        except (ValueError, TypeError):
-            return JSONResponse({"error": "the request is no JSON object"}, status_code=400)
-        return await run_in_threadpool(answer, request.url.path, asked)
+    def take(headers: Mapping[str, str], body: bytes) -> Response:
+        logs.take(internals.node_of_key(app), headers, body)
+        return JSONResponse({})
 
-    for path in (LIST, READ):
+    async def asked_for(request: Request) -> Response:
+        body = await request.body()
+        try:
+            if request.url.path == SEND:
+                return await run_in_threadpool(take, request.headers, body)
+            return await run_in_threadpool(answer, request.url.path, dict(json.loads(body)))
+        except RunFilesError as error:
+            return JSONResponse({"error": str(error)}, status_code=404)
+        except SharedLogError as error:
+            return JSONResponse({"error": str(error)}, status_code=403)
+        except (KeyError, TypeError, ValueError) as error:
+            return JSONResponse({"error": f"the request can't be read ({error})"}, status_code=400)
+
+    for path in (LIST, READ, TELL, SEND):
         app.add_route(path, asked_for, methods=["POST"])
 
 

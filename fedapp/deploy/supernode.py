@@ -98,12 +98,16 @@ def keep_rules(arguments: Sequence[str]) -> None:
     SystemExit
         With one line, if a rule can't be read.
     """
+    from fedapp.client.device_log import FILE
     from fedapp.client.site_rules import ALLOW_APPS, SiteRuleError, SiteRules, refusal
+    from fedapp.deploy.shared_logs import share
     from strategies.flower import internals
 
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--node-config", default="")
-    given = parser.parse_known_args(arguments)[0].node_config
+    for name in ("--node-config", "--superlink", "--root-certificates", "--auth-supernode-private-key"):
+        parser.add_argument(name, default="")
+    options = parser.parse_known_args(arguments)[0]
+    given = options.node_config
     try:
         own = site_file(Path(given).with_name(SITE_FILE)) if given.endswith(".toml") else {}
         rules = SiteRules.read({**(internals.read_pairs([given]) if given else {}), **own})
@@ -124,6 +128,13 @@ def keep_rules(arguments: Sequence[str]) -> None:
         internals.check_apps(
             node_config, check, lambda reason: refusal(reason, f"{next(number)} since its start")
         )
+    if rules.shares_logs:
+        if not options.root_certificates or not options.auth_supernode_private_key:
+            raise SystemExit(
+                "error: share-logs = true: needs --root-certificates and --auth-supernode-private-key"
+            )
+        app_log = Path(rules.folder, FILE) if rules.folder else None
+        share(options.superlink, options.root_certificates, Path(options.auth_supernode_private_key), app_log)
     if rules.is_open:
         print(
             f"WARNING: the site has rules but no {ALLOW_APPS}: whoever starts a run brings its code, which may not "

@@ -507,6 +507,13 @@ def extend_superlink(configure: Callable[[Any], None]) -> None:
     extensions.configure_app = both  # type: ignore[attr-defined]
 
 
+def node_of_key(app: Any) -> Callable[[bytes], int | None]:
+    """Return the function with which a SuperLink, by its FastAPI app, finds the node of a registered key in PEM."""
+    with needed_for("fedapp deploy logs"):
+        find: Callable[[bytes], int | None] = app.state.linkstate_factory.state().get_node_id_by_public_key
+    return find
+
+
 def simulate(server_app: "ServerApp", client_app: "ClientApp", **options: Any) -> None:
     """Simulate in this process: ``flwr.simulation.run_simulation``, which Flower has deprecated for ``flwr run``.
 
