@@ -60,13 +60,14 @@ def main() -> None:
 def end_where_no_reply_can_come() -> bool:
     """End this process once a task expires whose message wasn't fetched; False where Flower has no such hook."""
     try:
-        from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState as State
+        from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
-        answer = State._on_task_tokens_expired
+        kind: Any = InMemoryNodeState
+        answer = kind._on_task_tokens_expired
     except (ImportError, AttributeError):
         return False
 
-    def answer_or_end(state: State, tasks: Sequence[Any]) -> None:
+    def answer_or_end(state: Any, tasks: Sequence[Any]) -> None:
         """Let Flower answer for the tasks whose messages were fetched."""
         runs = {task.run_id for task in tasks}
         with state.lock_msg_store:
@@ -86,7 +87,7 @@ def end_where_no_reply_can_come() -> bool:
             os._exit(1)
         answer(state, tasks)
 
-    State._on_task_tokens_expired = answer_or_end
+    kind._on_task_tokens_expired = answer_or_end
     return True
 
 
