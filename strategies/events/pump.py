@@ -253,9 +253,6 @@ class EventPump:
             if session.more_to_come():
                 yield self._on_update(task, local, reply)
             return
-        if not task_table.held_replies:
-            task_table.patient_until = now + HOLD_TIMES * (now - task.sent)
-            task_table.queue.push(task_table.patient_until, -FIRST, HoldExpired())
         session.safeguards.observe(local)
         task_table.held_replies.append(HeldReply(task, local, reply))
         task_table.wait(member, 1)
@@ -270,6 +267,7 @@ class EventPump:
         if not held_replies:
             return
         if self._needs_more_norms():
+            self._limit_hold()
             if session.run.scheduler.now() < task_table.patient_until:
                 return
             log.warning(
@@ -279,6 +277,19 @@ class EventPump:
             first = held_replies.popleft()
             task_table.wait(first.task.member, -1)
             yield self._on_update(*first)
+
+    def _limit_hold(self) -> None:
+        """Set until when replies are held back: from now on ``HOLD_TIMES`` as long as the first one's task.
+
+        Devices make their own times. So that one that answers at once can't end the wait before the others answer,
+        the wait on devices begins when half of them have answered, and is so many times as long as half of them take.
+        """
+        scheduler, task_table = self.session.run.scheduler, self.session.task_table
+        first = task_table.held_replies[0].task.member
+        typical = task_table.half_time() if scheduler.real_time else first.latest
+        if typical is not None and task_table.patient_until == NEVER:
+            task_table.patient_until = scheduler.now() + HOLD_TIMES * typical
+            task_table.queue.push(task_table.patient_until, -FIRST, HoldExpired())
 
     def _needs_more_norms(self) -> bool:
         """Return True if too few clients have answered to say which updates are too long."""

@@ -151,6 +151,13 @@ class TaskTable:
             self._active_clients = [member for member in members if not member.dropped]
         return self._active_clients
 
+    def half_time(self) -> float | None:
+        """Return M, the seconds in which half of the clients that count answer in the mean; None before half have."""
+        members = self.active_clients
+        times = sorted(member.seconds / member.answers for member in members if member.answers)
+        half = (len(members) - 1) // 2
+        return times[half] if half < len(times) else None
+
     @property
     def observed(self) -> Observed:
         """What the observed periods P_i of the clients that count are computed from."""

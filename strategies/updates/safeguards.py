@@ -44,7 +44,8 @@ FIRST = 5
 # Upper bound of a client's path, as a multiple of the median: clients take unequal numbers of steps.
 PATHS = 5.0
 
-# An asynchronous run waits for the first updates for at most this many times the first one's task time.
+# An asynchronous run waits for the first updates for at most this many times the first one's task time, or, on
+# devices, the time of half of them.
 HOLD_TIMES = 10.0
 
 

@@ -19,7 +19,7 @@ class Answers:
     Clients that will never be available again, or never for as long as a task takes, are not waited for. A client
     that is dropped after several failures isn't, either, nor one that lost ``LOST_IN_A_ROW`` tasks. In real time with
     safeguards an answer is awaited as long as a round would wait (strategies/core/reply_timeouts.py), with M the
-    median of the clients' mean task times, once half of them have answered.
+    seconds in which half of the clients answer in the mean, once half of them have answered.
 
     Parameters
     ----------
@@ -38,20 +38,16 @@ class Answers:
     def note(self, index: int) -> None:
         """Note a client's answer, for how long its later ones are awaited."""
         member = self._task_table.members[index]
-        if self._contribution_weights.bounds_time and (half := self._half()) is not None:
+        if self._contribution_weights.bounds_time and (half := self._task_table.half_time()) is not None:
             self._timeouts.answered(index, member.latest)
             self._timeouts.spend(index, member.latest, half)
-
-    def _half(self) -> float | None:
-        """Return M, the median of the clients' mean task times; None before half of the clients have answered."""
-        times = [m.seconds / m.answers if m.answers else NEVER for m in self._task_table.active_clients]
-        half = float(np.median(times)) if times else NEVER
-        return half if half < NEVER else None
 
     def _is_overdue(self, member: ClientState) -> bool:
         """Return True if a client's answer isn't waited for any more; else have the method asked when it isn't."""
         task = self._task_table.tasks.get(member.task)
-        if task is None or not self._contribution_weights.bounds_time or (half := self._half()) is None:
+        if task is None or not self._contribution_weights.bounds_time:
+            return False
+        if (half := self._task_table.half_time()) is None:
             return False
         if task.message_id in self._given_up:
             return True

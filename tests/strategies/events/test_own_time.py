@@ -124,8 +124,8 @@ def passes_at_once(monkeypatch):
 
 
 @pytest.fixture
-def shares(federation, model, train_config):
-    """Run a method with five clients whose tasks take ``times(client, task)`` seconds; return their shares."""
+def started(federation, model, train_config):
+    """Run a method with five clients whose tasks take ``times(client, task)`` seconds; return the strategy."""
 
     def run(
         kind: Any,
@@ -153,7 +153,17 @@ def shares(federation, model, train_config):
             clock=WallClock(), time_budget=seconds, fraction_evaluate=0.0, eval_every=10**6, **options
         )
         strategy.start(grid, model(1.0), num_rounds=10**6, train_config=train_config(1, 0.01))
-        members = strategy.session.task_table.members
+        return strategy
+
+    return run
+
+
+@pytest.fixture
+def shares(started):
+    """Run a method as ``started`` does; return the clients' shares and numbers of contributions."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        members = started(*arguments, **options).session.task_table.members
         weights = np.array([members[index].weight for index in range(5)])
         return weights / weights.sum(), [members[index].contributions for index in range(5)]
 
@@ -213,3 +223,9 @@ def test_where_fast_clients_count_more_a_reversed_one_counts_as_often_as_the_oth
     monkeypatch.setattr(pipeline.Contribution, "of", classmethod(made))
     _, contributions = shares(kind, fast, 15.0, EQUAL)
     assert contributions[0] <= 1.5 * np.median(contributions[1:]) + UNSEEN
+
+
+@pytest.mark.parametrize("kind", [AsyncFedAvg, FedBuff, FedFix, *FAVOUR_FAST])
+def test_an_update_of_any_length_that_is_there_at_once_waits_for_those_of_others(kind, started):
+    centres = [1e9, 1.0, 2.0, 3.0, 4.0]  # an honest step from 1 is at most 0.03 long, the fast client's 10^7
+    assert abs(started(kind, fast, 3.0, centres).session.model).max() < 10
