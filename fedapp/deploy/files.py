@@ -31,7 +31,7 @@ from pathlib import Path
 import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedapp.deploy import audit, keys
+from fedapp.deploy import audit, by_hand, keys
 from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.compose import compose_file
 from fedapp.deploy.dashboard import dashboard
@@ -186,6 +186,8 @@ def startup_files(out: Path, deployment: Deployment) -> dict[str, str]:
     texts |= _way_in(out, deployment)
     nodes = {device.name: _node_config(deployment, device) for device in deployment.devices}
     texts |= {f"{name}/{NODE_CONFIG}": text for name, text in nodes.items()}
+    for machine in ("superlink", *nodes):
+        texts[f"{machine}/{by_hand.FILE}"] = by_hand.start_script(deployment, machine)
     for service in deployment.services:
         texts[f"{service.machine}/fedapp-{service.name}.service"] = unit_file(deployment, service)
     if KUBERNETES in deployment.orchestrators:

@@ -73,6 +73,11 @@ class Service:
         """Whether it works for the processes that a device's SuperExec starts."""
         return self.name == f"{self.machine}-{WORKER}"
 
+    @property
+    def user(self) -> str:
+        """The user that it runs as: the code of runs has one of its own."""
+        return f"fedapp-{SUPEREXEC if self.runs_apps else 'superlink' if self.is_server else 'supernode'}"
+
     def environment(self, home: str, *, worker: bool = True) -> dict[str, str]:
         """Return its environment; ``worker`` says whether a device's code may ask the device's worker."""
         own = f"{home}/{self.folder}"

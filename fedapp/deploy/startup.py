@@ -103,7 +103,7 @@ def unit_file(deployment: Deployment, service: Service) -> str:
     return _UNIT.format(
         what=named if service.is_server else f"{named} {service.machine}",
         after=_after(service),
-        user=f"fedapp-{what.lower()}",
+        user=service.user,
         command=f"{home}/.venv/bin/" + " ".join(service.command).replace(" --", " \\\n  --"),
         groups="SupplementaryGroups=fedapp-superexec\n"
         if service.is_server and not service.runs_apps

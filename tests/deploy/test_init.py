@@ -184,6 +184,7 @@ def test_a_device_is_added_and_the_others_keep_what_they_have(tmp_path):
         "lima/superexec.secret",
         "lima/superexec/superexec.secret",
         "lima/node.toml",
+        "lima/start.sh",
         "lima/fedapp-lima.service",
         "lima/fedapp-lima-superexec.service",
         "lima/fedapp-lima-worker.service",
@@ -215,6 +216,7 @@ def test_a_device_whose_adding_was_interrupted_is_added_again(tmp_path, monkeypa
     assert {name for name in left if made[name] == left[name]} == {"ca.crt"}  # the authority's
     assert set(made) - set(left) == {
         "node.toml",
+        "start.sh",
         "fedapp-lima.service",
         "fedapp-lima-superexec.service",
         "fedapp-lima-worker.service",
