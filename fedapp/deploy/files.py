@@ -7,6 +7,7 @@ OUT/
   flower/config.toml   FLWR_HOME of whoever starts runs, where there is no proxy
   compose.yaml         the same in containers
   kubernetes/          the same as Pods, with `--for kubernetes`
+  ansible/             a play that installs the devices, with `--for ansible`
   grafana.json         a dashboard of what runs tell Prometheus
   proxy/               to the server: nginx and Caddy in front of the SuperLink
   superlink/           to the server: certificate, keys, units of SuperLink and SuperExec
@@ -32,6 +33,8 @@ import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedapp.deploy import audit, by_hand, keys
+from fedapp.deploy.ansible import FOLDER as ANSIBLE
+from fedapp.deploy.ansible import ansible_files
 from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.compose import compose_file
 from fedapp.deploy.dashboard import dashboard
@@ -44,7 +47,7 @@ from fedapp.deploy.startup import unit_file
 PLAN = "deployment.toml"
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
 NGINX = "proxy/nginx.conf"
-_MADE_FOLDERS = ("proxy", "flower", KUBERNETES)  # the other folders have keys, and are there
+_MADE_FOLDERS = ("proxy", "flower", KUBERNETES, ANSIBLE)  # the other folders have keys, and are there
 REMOVED = "removed"  # folder of the folders of removed devices
 
 
@@ -192,6 +195,8 @@ def startup_files(out: Path, deployment: Deployment) -> dict[str, str]:
         texts[f"{service.machine}/fedapp-{service.name}.service"] = unit_file(deployment, service)
     if KUBERNETES in deployment.orchestrators:
         texts |= kubernetes_files(deployment, texts.get(NGINX, ""), nodes)
+    if ANSIBLE in deployment.orchestrators:
+        texts |= ansible_files(deployment)
     return texts
 
 

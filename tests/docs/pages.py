@@ -45,6 +45,7 @@ NOT_RUN = {
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
     ("docs/operations.md", "needs root, on the server"): 3,  # (tests/deploy/test_backup.py)
     ("docs/orchestration.md", "needs a cluster, and a registry"): 3,  # (tests/deploy/test_kubernetes.py)
+    ("docs/orchestration.md", "needs a list of devices"): 1,  # (tests/deploy/test_ansible.py)
     ("docs/orchestration.md", "needs root"): 1,  # (tests/deploy/test_by_hand.py)
     (
         "docs/personal.md",
