@@ -2,6 +2,8 @@
 
 import ast
 import gc
+import inspect
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedapp.cache import remembered
+from fedapp.manual import keys_in_words, methods_in_words
 
 # The groups of commands in help, in this order; commands of other distributions are RESEARCH.
 RUN, LOOK, RESEARCH = "Run", "Look", "Research"
@@ -90,11 +93,12 @@ def _of_others() -> dict[str, str]:
 
 
 def _docstring(target: str) -> str:
-    """Return the docstring of a module's function, without importing it, or else that of the module."""
+    """Return the docstring of a module's function, without importing or parsing it, or else that of the module."""
     module, _, name = target.partition(":")
     source = _source_of(module)
-    functions = [each for each in source.body if isinstance(each, ast.FunctionDef) and each.name == name]
-    return ast.get_docstring(functions[0] if functions else source) or ""
+    of_function = re.search(rf'^def {name}\(.*?^    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
+    found = of_function or re.search(r'^"""(.*?)"""', source, re.DOTALL)
+    return inspect.cleandoc(found[1]) if found else ""
 
 
 def _imported(target: str) -> click.Command:
@@ -143,15 +147,15 @@ def _own_version() -> str:
     """Return the library's version from its source, as importing it, and Flower with it, takes a second."""
     return next(
         str(ast.literal_eval(each.value))
-        for each in _source_of("strategies").body
+        for each in ast.parse(_source_of("strategies")).body
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__version__"
     )
 
 
-def _source_of(module: str) -> ast.Module:
-    """Return a module's parsed source without importing it; empty if it has none."""
+def _source_of(module: str) -> str:
+    """Return a module's source without importing it; empty if it has none."""
     spec = find_spec(module)
-    return ast.parse(Path(spec.origin).read_text("utf-8") if spec and spec.origin else "")
+    return Path(spec.origin).read_text("utf-8") if spec and spec.origin else ""
 
 
 @app.callback()
@@ -213,16 +217,16 @@ def keys(
         option = "--markdown" if markdown else "--strategy" if strategy else "--all"
         raise SystemExit(f"error: {option}: is of all its keys, not of {', '.join(names)}")
 
-    def text() -> str:
-        with _importing():
-            from fedapp.config.document import document, document_of, in_words
-        with _config_errors():
-            if strategy:
-                return document_of(strategy)
-            return document() if markdown else in_words(names or [], every=every)
-
-    # What a user's own strategy adds isn't in the sources.
-    print(text() if strategy else remembered(text, "keys", f"{markdown} {every}", *names or []), end="")
+    if not (markdown or strategy):
+        try:
+            print(keys_in_words(names or [], every=every), end="")
+        except LookupError as error:
+            raise SystemExit(f"error: {error.args[0]}") from None
+        return
+    with _importing():
+        from fedapp.config.document import document, document_of
+    with _config_errors():
+        print(document_of(strategy) if strategy else document(), end="")
 
 
 @app.command(rich_help_panel=LOOK)
@@ -237,14 +241,13 @@ def methods(
     if markdown and names:
         raise SystemExit(f"error: --markdown: is of all methods, not of {', '.join(names)}")
 
-    def text() -> str:
-        with _importing():
-            from fedapp.config.methods import methods_in_words, table
-        with _config_errors():
-            return table() if markdown else methods_in_words(names or [])
-
-    own = any(":" in name for name in names or [])
-    print(text() if own else remembered(text, "methods", f"{markdown}", *names or []), end="")
+    if not markdown and (known := methods_in_words(names or [])) is not None:
+        print(known, end="")
+        return
+    with _importing():
+        from fedapp.config.methods import table, words_of
+    with _config_errors():  # an unknown strategy, or one of the user's own
+        print(table() if markdown else "\n".join(words_of(name, full=True) for name in names or []), end="")
 
 
 def main() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedapp.config import ConfigError, RunConfig, Value, in_keys, read_run
-from fedapp.config.meant import NUM_CLIENTS, clients_as
 from fedapp.config.options import SimulationConfig, is_file, read_options, read_run_options, stated_options
 from fedapp.config.words import read_words
 from fedapp.data import DataError
 from fedapp.logs import logging_as, plain_where_piped
+from fedapp.meant import NUM_CLIENTS, clients_as
 from fedapp.names import AUTO, ENGINES, VECTORIZED, WAYS
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from rich.text import Text
 from fedapp import federation
 from fedapp.api.command import check_folder, keys_of_words
 from fedapp.config import ConfigError, RunConfig, Value
-from fedapp.config.meant import NUM_CLIENTS
 from fedapp.config.options import SimulationConfig
 from fedapp.data import DataError, Dataset, Partition
 from fedapp.data.facts.look import (
@@ -30,6 +29,7 @@ from fedapp.data.facts.look import (
 from fedapp.data.partition import OWN, names_of_clients
 from fedapp.data.remarks import remarks, tested_on
 from fedapp.data.tables import TABLES
+from fedapp.meant import NUM_CLIENTS
 from fedapp.models import ModelError
 from fedapp.own import OwnPartError
 from fedapp.report.style import current_style, figure_options

@@ -12,8 +12,6 @@ import numpy as np
 
 from fedapp.api.errors import UnknownKeyError
 from fedapp.config import ConfigError, RunConfig, Value, defaults
-from fedapp.config.key import CLIENTS_BY
-from fedapp.config.meant import clients_as
 from fedapp.data import DataError
 from fedapp.data.arrays import check_unmasked
 from fedapp.data.dataset import DataColumns
@@ -23,6 +21,7 @@ from fedapp.data.given.returned import is_hugging_face_form, is_of_rows, named_a
 from fedapp.data.hugging_face import returning
 from fedapp.data.parts import all_separated, whole_name
 from fedapp.data.pictures import AS_IT_IS, ImageForm
+from fedapp.meant import CLIENTS_BY, clients_as
 from fedapp.own import register
 from fedapp.report.files import without_digest
 

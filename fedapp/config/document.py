@@ -1,4 +1,4 @@
-"""The keys' declarations to read: `docs/config.md`, and a text for the terminal."""
+"""The keys' declarations to read: `docs/config.md`, and texts for the terminal."""
 
 import re
 import textwrap
@@ -7,12 +7,12 @@ from dataclasses import fields
 
 from fedapp.config import conflicts
 from fedapp.config.data_keys import DataKeys
-from fedapp.config.key import EVERY_RUN, ConfigError, Keys, unknown_key
-from fedapp.config.meant import OTHER_NAMES
+from fedapp.config.key import EVERY_RUN, Keys
 from fedapp.config.run_config import SECTIONS, RunConfig, defaults, in_keys, key_of, own_keys
 from fedapp.config.run_keys import RunKeys
 from fedapp.config.strategy_keys import OTHER_DEFAULTS, ProtectionKeys, StrategyKeys, strategy_class
 from fedapp.config.training_keys import TrainingKeys
+from fedapp.meant import OTHER_NAMES
 from strategies import REGISTRY, AsynchronousStrategy, StrategyConfig
 from strategies.core import conflicts as of_strategies
 from strategies.core.conflicts import BY_ROUNDS, STRATEGY, Conflict, keys_of
@@ -173,43 +173,9 @@ TOPICS: Mapping[str, Callable[[], Sequence[str]]] = {
 }
 
 
-def in_words(names: Sequence[str] = (), *, every: bool = False) -> str:
-    """Return keys with meaning, default, what each accepts and who reads it, as text of 80 columns.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Keys or topics; any other name stands for all keys that it is a part of. Without names: the everyday keys.
-    every : bool
-        Whether no names stand for all keys.
-
-    Raises
-    ------
-    ConfigError
-        If there is no key that has a name in it.
-    """
-    keys = [key for section in SECTIONS for key in section.key_names()]
-    if chosen := dict.fromkeys(key for name in names for key in _called(name, keys)):
-        return "\n".join(_words(key) for key in chosen)
-    text = "\n".join(_words(key) for key in (keys if every else EVERYDAY))
-    if every:
-        return text
-    more = (
-        f"{len(EVERYDAY)} everyday keys of {len(keys)}: `fedapp keys --all` shows all, `fedapp keys NAME` those "
-        f"with a name, `fedapp keys TOPIC` those of {', '.join(TOPICS)}."
-    )
-    return f"{text}\n{textwrap.fill(more, 80)}\n"
-
-
-def _called(name: str, keys: Sequence[str]) -> Sequence[str]:
-    if name in keys:
-        return [name]
-    if name in TOPICS:
-        return TOPICS[name]()
-    found = [key for key in keys if name in key]
-    if not found:
-        raise ConfigError(unknown_key(name, keys))
-    return found
+def words_of_keys() -> dict[str, str]:
+    """Return each key's meaning, default, what it accepts and who reads it, as text of 80 columns, by key."""
+    return {key: _words(key) for section in SECTIONS for key in section.key_names()}
 
 
 def _words(key: str) -> str:

@@ -6,8 +6,7 @@ other methods are allowed in it; a value that nothing in a run reads is named
 """
 
 import codecs
-import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,18 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from fedapp.config.meant import NUM_CLIENTS, key_meant, value_meant
+from fedapp.meant import unknown_key, value_meant
 from strategies import REGISTRY, FederatedStrategy
 from strategies.core.conflicts import may_set
 from strategies.flower.messages import LARGEST
 
 Value = str | int | float | bool
-
-# What nobody reads who wants one of them, if there are more.
-_FEW = 20
-
-# How `flwr run` is told the number of clients.
-CLIENTS_BY = "--federation-config num-supernodes=N"
 
 
 class ConfigError(ValueError):
@@ -175,21 +168,6 @@ class Keys(BaseModel):
         most = f" and at most {LARGEST}" if too_large else ""
         allowed = cls.allowed(key)
         return f"{key} = {value!r}: must be {allowed}{most}{value_meant(key, value, allowed)}"
-
-
-def unknown_key(key: str, keys: Sequence[str]) -> str:
-    """Say that there is no such key, and what may have been meant."""
-    meant = key_meant(key, (*keys, NUM_CLIENTS))
-    if key in (NUM_CLIENTS, "num-supernodes"):  # which looks like other keys
-        hint = f"clients are counted by {CLIENTS_BY}"
-    elif meant:
-        hint = f"did you mean {meant!r}?"
-    elif len(keys) > _FEW:
-        near = difflib.get_close_matches(key, keys, n=3, cutoff=0.4)
-        hint = "; ".join([*([f"near are {', '.join(near)}"] if near else []), "`fedapp keys` lists all"])
-    else:
-        hint = f"allowed are {', '.join(keys)}"
-    return f"unknown key {key!r}: {hint}"
 
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ def table() -> str:
     return "\n".join([BEGIN, "", *lines, END]) + "\n"
 
 
-def methods_in_words(names: Sequence[str]) -> str:
-    """Return methods as text of 80 columns: each in short, or those that are named in full.
+def words_of(name: str, *, full: bool) -> str:
+    """Return a method as text of 80 columns, in short or in full.
 
     Raises
     ------
     ConfigError
         If there is no such strategy.
     """
-    return "\n".join(_words(name, strategy_class(name), full=bool(names)) for name in names or REGISTRY)
+    return _words(name, strategy_class(name), full=full)
 
 
 def _rows(names: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ import click
 from pydantic import Field
 
 from fedapp.config.key import ConfigError, Counting, Flag, Keys, NonNegative, Text, Value, path_of
-from fedapp.config.meant import NUM_CLIENTS
+from fedapp.meant import NUM_CLIENTS
 from strategies.flower.internals import flatten_dict, read_pairs
 
 log = logging.getLogger("flwr.fedapp")

@@ -11,9 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
-from fedapp.config.key import OWN, ConfigError, Keys, Readers, Value, unknown_key
+from fedapp.config.key import OWN, ConfigError, Keys, Readers, Value
 from fedapp.config.options import PAIR, repeated_key
 from fedapp.config.strategy_keys import StrategyKeys, configs_of_the_library, declared, new_fields
+from fedapp.meant import unknown_key
 from strategies import FederatedStrategy
 from strategies.core.parameters import KINDS, parameters_of
 from strategies.flower.internals import flatten_dict

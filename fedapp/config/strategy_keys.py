@@ -31,7 +31,7 @@ from fedapp.config.key import (
     pattern,
     where,
 )
-from fedapp.config.meant import value_meant
+from fedapp.meant import value_meant
 from fedapp.own import OwnPartError, imported, is_own
 from strategies import REGISTRY, FederatedStrategy, StrategyConfig
 from strategies.core.parameters import Parameter, Range, Topic, parameters_of

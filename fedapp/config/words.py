@@ -4,8 +4,8 @@ import tomllib
 from collections.abc import Sequence
 
 from fedapp.config.key import ConfigError, Value
-from fedapp.config.meant import NUM_CLIENTS
 from fedapp.config.run_config import RunConfig
+from fedapp.meant import NUM_CLIENTS
 
 
 def read_words(texts: Sequence[str]) -> dict[str, Value]:

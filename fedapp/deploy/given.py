@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from fedapp.config import ConfigError, Value, defaults, own_keys, read_run, strategy_class
-from fedapp.config.meant import NUM_CLIENTS
 from fedapp.config.options import SimulationConfig, read_run_options
 from fedapp.config.own_keys import folded
+from fedapp.meant import NUM_CLIENTS
 
 OPTION = "--run-config"
 

@@ -27,10 +27,10 @@ import torch
 from rich.console import Console
 
 from fedapp.config import ConfigError, RunConfig, in_keys
-from fedapp.config.meant import clients_as
 from fedapp.config.options import SimulationConfig
 from fedapp.engine.run import chosen_engine, run_on, torch_as_it_was
 from fedapp.logs import shown_from
+from fedapp.meant import clients_as
 from fedapp.names import RAY
 from fedapp.own import PARTS, changed_since, in_process_names
 from fedapp.report.differences import DATA_PATH

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import strategies
-from fedapp import names
+from fedapp import manual, names
 from fedapp.cli import _imported, app
 from fedapp.config import RunConfig
+from fedapp.config.manual import text as written
 from fedapp.training.evaluation import METRICS
 from fedapp.training.losses import LOSSES
 from strategies import REGISTRY
@@ -74,23 +75,34 @@ def test_no_such_key_and_all_as_markdown():
     [
         (("--help",), 0, "Run every combination of some values"),
         (("keys", "lr"), 0, "learning rate"),
+        (("keys", "learning-rat"), 1, "error: unknown key 'learning-rat': near are"),
         (("methods", "fedavg"), 0, "McMahan et al. 2017"),
         (("run", "--run-config", "lrr=0.1"), 1, "unknown key 'lrr': did you mean 'lr'?"),
         (("runn",), 2, "Did you mean 'run'"),
     ],
 )
-def test_a_quick_answer_imports_nothing_heavy(arguments, code, shown):
+def test_a_quick_answer_imports_nothing_heavy(arguments, code, shown, tmp_path):
     heavy = ("torch", "pandas", "ray", "sklearn", "matplotlib", "scipy", "pyarrow")
+    if arguments[0] != "run":
+        heavy += ("flwr", "numpy", "pydantic", "strategies", "fedapp.config")
     program = (
         "import sys; from fedapp.cli import app\n"
         "try: app(sys.argv[1:])\n"
         f"finally: print('heavy:', *[name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], text=True, capture_output=True, check=False
+        [sys.executable, "-c", program, *arguments],
+        text=True,
+        capture_output=True,
+        env={**os.environ, "FEDAPP_CACHE": str(tmp_path)},  # nothing was asked before
+        check=False,
     )
     assert (done.returncode, done.stdout.splitlines()[-1].strip()) == (code, "heavy:")
     assert shown in done.stdout + done.stderr
+
+
+def test_the_manual_follows_from_the_declarations():
+    assert manual.FILE.read_text("utf-8") == written(), "python -m fedapp.config.manual"
 
 
 def test_names_are_those_of_what_they_stand_for():

@@ -5,6 +5,12 @@ import re
 from collections.abc import Sequence
 
 NUM_CLIENTS = "num-clients"
+
+# How `flwr run` is told the number of clients.
+CLIENTS_BY = "--federation-config num-supernodes=N"
+
+# What nobody reads who wants one of them, if there are more.
+_FEW = 20
 _OF_FLOWER = "num-supernodes"  # Flower's name
 
 # Other names of keys: of papers, of Flower, of PyTorch.
@@ -52,6 +58,21 @@ def key_meant(key: str, keys: Sequence[str]) -> str:
     """Return the key that was meant, one of some; "" if none is near."""
     known = OTHER_NAMES.get(key, "")
     return known if known in keys else next(iter(difflib.get_close_matches(key, keys, n=1)), "")
+
+
+def unknown_key(key: str, keys: Sequence[str]) -> str:
+    """Say that there is no such key, and what may have been meant."""
+    meant = key_meant(key, (*keys, NUM_CLIENTS))
+    if key in (NUM_CLIENTS, "num-supernodes"):  # which looks like other keys
+        hint = f"clients are counted by {CLIENTS_BY}"
+    elif meant:
+        hint = f"did you mean {meant!r}?"
+    elif len(keys) > _FEW:
+        near = difflib.get_close_matches(key, keys, n=3, cutoff=0.4)
+        hint = "; ".join([*([f"near are {', '.join(near)}"] if near else []), "`fedapp keys` lists all"])
+    else:
+        hint = f"allowed are {', '.join(keys)}"
+    return f"unknown key {key!r}: {hint}"
 
 
 def value_meant(key: str, value: object, allowed: str) -> str:
