@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedapp.deploy.local import LocalDeployment
+from fedapp.deploy.plan import SUPEREXEC
 from tests.deploy.command import deploy
 
 Node = Mapping[str, int | str]
@@ -60,7 +61,7 @@ class Trial:
         self.log = deployment.folder / "run.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.given: dict[str, Any] = {}  # the run's config, as far as it was given
-        self.ended: dict[str, float] = {}  # supervised devices, and when they were last seen running
+        self.ended: dict[str, float] = {}  # supervised services, and when they were last seen running
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Start everything, and the run."""
@@ -89,10 +90,10 @@ class Trial:
             self.process = self.deployment.start_run(self.app, config, stdout=log, stderr=log)
 
     def supervise(self, name: str) -> None:
-        """Start a device's SuperNode again whenever it has ended, after a pause, as its systemd unit does."""
+        """Start a service again whenever it has ended, after a pause, as its systemd unit does."""
         self.ended[name] = time.monotonic()
 
-    def end(self, seconds: float = 600) -> str:
+    def end(self, seconds: float = 900) -> str:
         """Wait for the end of the run, as its folder or the SuperLink tells it, and return what it printed."""
         self.wait_for(lambda: self.summary.get("status", "running") != "running" or self.streamed(), seconds)
         while self.deployment.status() == "running":
@@ -117,7 +118,7 @@ class Trial:
         file = self.path / "summary.json"
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
-    def wait_for(self, condition: Callable[[], bool], seconds: float = 600) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 900) -> None:
         """Wait until a condition holds."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -127,8 +128,16 @@ class Trial:
                 if self.deployment.processes[name].poll() is None:
                     self.ended[name] = time.monotonic()
                 elif time.monotonic() > since + RESTART_PAUSE:
-                    self.deployment.start_supernode(name)
+                    self._restart(name)
             time.sleep(0.2)
+
+    def _restart(self, name: str) -> None:
+        if name == "superlink":
+            self.deployment.start_superlink()
+        elif name == SUPEREXEC:
+            self.deployment.start_superexec()
+        else:
+            self.deployment.start_supernode(name)
 
     def wait_for_aggregation(self, number: int) -> None:
         """Wait until an aggregation is in metrics.jsonl."""
