@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.processes import ROOT
 
-MOST_FILES, MOST_FRAMES = 106, 25
+MOST_FILES, MOST_FRAMES = 108, 25
 
 
 @pytest.mark.thorough
