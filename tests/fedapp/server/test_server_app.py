@@ -156,7 +156,16 @@ def test_clients_get_an_absolute_path(
     assert task_config(experiment)["data-path"] == path
 
 
-NOT_SENT = ("proximal-mu", "registered-nodes", "keep", "best-of", "stop-at", "patience", "tiers", "edge-rounds")
+NOT_SENT = (
+    "proximal-mu",
+    "registered-nodes",
+    "keep",
+    "best-of",
+    "stop-at",
+    "patience",
+    "tiers",
+    "edge-rounds",
+)
 
 
 def test_a_task_carries_the_whole_config_and_the_shape_of_the_data(
