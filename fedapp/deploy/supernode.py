@@ -59,36 +59,18 @@ def main() -> None:
 
 def end_where_no_reply_can_come() -> bool:
     """End this process once a task expires whose message wasn't fetched; False where Flower has no such hook."""
-    try:
-        from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+    from strategies.flower import internals
 
-        kind: Any = InMemoryNodeState
-        answer = kind._on_task_tokens_expired
-    except (ImportError, AttributeError):
-        return False
+    def end() -> None:
+        print(
+            "ERROR: the ClientApp's task expired before it had fetched its message, and no reply will come: "
+            "the SuperNode ends, so that its unit starts it again",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
-    def answer_or_end(state: Any, tasks: Sequence[Any]) -> None:
-        """Let Flower answer for the tasks whose messages were fetched."""
-        runs = {task.run_id for task in tasks}
-        with state.lock_msg_store:
-            stuck = any(
-                not entry.is_retrieved
-                and not entry.message.metadata.reply_to_message_id
-                and entry.message.metadata.run_id in runs
-                for entry in state.msg_store.values()
-            )
-        if stuck:
-            print(
-                "ERROR: the ClientApp's task expired before it had fetched its message, and no reply will come: "
-                "the SuperNode ends, so that its unit starts it again",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(1)
-        answer(state, tasks)
-
-    kind._on_task_tokens_expired = answer_or_end
-    return True
+    return internals.on_unfetched_task(end)
 
 
 def keep_rules(arguments: Sequence[str]) -> None:

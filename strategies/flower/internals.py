@@ -27,7 +27,7 @@ non-public                                         public call that would replac
 ``superlink.extensions``                           an entry point for paths of a SuperLink's HTTP API
 ``start_client_internal`` and its loop             a hook of the SuperNode that sees a bundle before its code runs
 ``run_simulation`` (public, but deprecated)        a call that takes both apps and runs them as ``flwr run`` does
-``InMemoryNodeState``, in fedapp's SuperNode       a reply for a task that expires before its message is fetched
+``InMemoryNodeState`` of a SuperNode                a reply for a task that expires before its message is fetched
 =================================================  ==================================================================
 """
 
@@ -489,6 +489,34 @@ def check_apps(
 
     command.start_client_internal = started  # type: ignore[attr-defined]
     loop._pull_and_store_message = pulled  # type: ignore[attr-defined]
+
+
+def on_unfetched_task(end: Callable[[], None]) -> bool:
+    """Let Flower's SuperNode, in this process, call ``end`` once a task expires whose message wasn't fetched.
+
+    Flower answers only for tasks whose messages were fetched. False if this version of Flower has no such hook.
+    """
+    try:
+        kind: Any = import_module("flwr.supernode.nodestate.in_memory_nodestate").InMemoryNodeState
+        answer = kind._on_task_tokens_expired
+    except (ImportError, AttributeError):
+        return False
+
+    def answer_or_end(state: Any, tasks: Sequence[Any]) -> None:
+        runs = {task.run_id for task in tasks}
+        with state.lock_msg_store:
+            stuck = any(
+                not entry.is_retrieved
+                and not entry.message.metadata.reply_to_message_id
+                and entry.message.metadata.run_id in runs
+                for entry in state.msg_store.values()
+            )
+        if stuck:
+            end()
+        answer(state, tasks)
+
+    kind._on_task_tokens_expired = answer_or_end
+    return True
 
 
 def extend_superlink(configure: Callable[[Any], None]) -> None:
