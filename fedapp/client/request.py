@@ -13,7 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from fedapp import federation
 from fedapp.config import ConfigError, RunConfig
 from fedapp.data import DataError, Dataset
-from fedapp.data.dataset import Targets
 from fedapp.data.partition import OWN, own_split
 from fedapp.training.gpu import gpu
 from strategies.flower import messages
@@ -119,7 +118,7 @@ def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> Loc
     )
     # By its own data alone a device may find another kind.
     targets = None if own_path is None else federation.schema_of(record).targets
-    dataset = expected_data(config, record, num_partitions or 0, path, targets)
+    dataset = expected_data(record, federation.dataset_of(config, num_partitions or 0, path, targets))
     if partition_id is not None and num_partitions:
         partition = federation.partition_of(config, num_partitions, path, targets)
         if not 0 <= partition_id < num_partitions:
@@ -139,15 +138,9 @@ def local_data(config: RunConfig, record: ConfigRecord, context: Context) -> Loc
     return LocalData(dataset, rows, partition_id, num_partitions, key, test_rows)
 
 
-def expected_data(
-    config: RunConfig,
-    record: ConfigRecord,
-    num_partitions: int,
-    path: str | None = None,
-    targets: Targets | None = None,
-) -> Dataset:
-    """Open the dataset that a request's model expects; ``path`` and ``targets`` override the config's."""
-    dataset = federation.schema_of(record).fit(federation.dataset_of(config, num_partitions, path, targets))
+def expected_data(record: ConfigRecord, dataset: Dataset) -> Dataset:
+    """Return a dataset as the model of a request expects it; DataError if it can't be."""
+    dataset = federation.schema_of(record).fit(dataset)
     moments = federation.moments_of(record)
     return dataset if moments is None else replace(dataset, moments=moments)
 

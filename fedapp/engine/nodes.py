@@ -80,7 +80,7 @@ def descriptions(
         return {}
     try:
         config, number = config_of(record), len(nodes)
-        expected_data(config, record, number)
+        expected_data(record, federation.dataset_of(config, number))
         sizes = np.diff(federation.partition_of(config, number).client_offsets).tolist()
         device = device or device_of(config)
         use_threads(config)

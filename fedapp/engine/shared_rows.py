@@ -55,7 +55,8 @@ class SharedRows:
             If the data aren't there, or aren't those that the model expects.
         """
         config, number = config_of(record), len(nodes)
-        device, dataset = device_of(config), expected_data(config, record, number)
+        device = device_of(config)
+        dataset = expected_data(record, federation.dataset_of(config, number))
         offsets = federation.partition_of(config, number).client_offsets.tolist()
         rows = rows_of(config, number, device, dataset.moments)
         return cls(record, config, dataset, device, rows, offsets, nodes)
