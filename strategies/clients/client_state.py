@@ -28,6 +28,9 @@ class ClientState:
     turning: bool = False  # whether the event queue has its next change of availability
     again: bool = False  # whether the client is dropped, but may get a task again
 
+    def __str__(self) -> str:
+        return str(self.client)
+
     def drop(self, aggregations: int) -> None:
         """Drop the client: aggregations no longer count it."""
         self.dropped, self.dropped_at = True, aggregations

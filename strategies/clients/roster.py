@@ -24,10 +24,12 @@ reports it.
 """
 
 import logging
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord
@@ -42,6 +44,7 @@ from strategies.flower.grids import (
     DEPLOYMENT,
     MEMORY,
     RAY,
+    ChangingGrid,
     DescribingGrid,
     Description,
     addressed,
@@ -63,6 +66,9 @@ NO_HANDLER = "the app has no handler of it, which may be left out"
 # Seconds until a device is asked again whose description failed for a reason that may pass, such as a ClientApp that
 # was killed: the first pause, which doubles each time, and the longest.
 PAUSE, LONGEST_PAUSE = 10.0, 600.0
+
+INDEX = attrgetter("index")
+_NO_NAMES: Mapping[int, str] = {}
 
 
 @dataclass(frozen=True)
@@ -170,24 +176,57 @@ class Roster:
         self.former: dict[int, int] = {}
         self._partitions = 0  # the number of partitions that most devices report
         self._owners: dict[str, int] = {}  # index of the first client that reported a name
+        # The names of a simulation, and those of all clients; None: to be found anew.
+        self._names: tuple[Mapping[int, str], dict[int, str]] | None = None
         self.devices = False  # whether nodes are devices, whose claims are checked
         self._by_node: dict[int, Client] = {}
         self._refused: set[int] = set()
         self._retries: dict[int, _Retry] = {}  # by node id
         self._alone_since: float | None = None  # when there was no client that could take part
         self._present: set[int] = set()
-        self._clients: list[Client] | None = None  # cache of the connected clients
+        self._version = 0  # of a Grid that says which nodes came and went
+        self._strangers: set[int] = set()  # the connected nodes that aren't clients
+        self._nodes_of: dict[int, list[int]] = {}  # nodes that have been clients, by index, in that order
+        # The connected clients; None, or with indices whose client has changed: to be found anew.
+        self._clients: list[Client] | None = None
+        self._changed: set[int] = set()
+        self._outdated = False  # whether nodes came or went since the clients were found
+        self._highest: int | None = -1  # largest index of a client so far; None: to be found anew
+        self._came: set[int] | None = None  # indices whose client changed since ``take_changed``; None: any
         self._asked: dict[str, tuple[int, float]] = {}  # node and deadline, by message id
         self._clock = WallClock()
 
     @property
     def clients(self) -> list[Client]:
-        """The clients whose nodes are connected, in the order of their index."""
-        if self._clients is None:
+        """The clients whose nodes are connected, in the order of their index; a new list when nodes come or go."""
+        if self._clients is None or 4 * len(self._changed) > len(self._clients):
             # By index: if a replaced node reconnects, the node that replaced it stays.
             present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
             self._clients = [present[index] for index in sorted(present)]
+            self._came = None
+        elif self._changed or self._outdated:
+            self._clients = self._clients.copy()
+            for index in self._changed:
+                client, place = self._client_at(index), bisect_left(self._clients, index, key=INDEX)
+                known = self._clients[place : place + 1]
+                width = int(bool(known) and known[0].index == index)
+                self._clients[place : place + width] = [] if client is None else [client]
+            if self._came is not None:
+                self._came |= self._changed
+        self._changed, self._outdated = set(), False
         return self._clients
+
+    def _client_at(self, index: int) -> Client | None:
+        """Return the connected client of an index: the node that came last."""
+        for node_id in reversed(self._nodes_of.get(index, ())):
+            if node_id in self._present:
+                return self._by_node[node_id]
+        return None
+
+    def take_changed(self) -> set[int] | None:
+        """Return the indices whose client may have changed since the last call; None: that of any index."""
+        changed, self._came = self._came, set()
+        return changed
 
     @property
     def enrolled(self) -> list[Client]:
@@ -222,7 +261,7 @@ class Roster:
             new := self._unknown() - (self._retries.keys() if self.clients else set())
         ):
             self._describe(grid, sorted(new), config)
-            self._refused |= new - self._by_node.keys()
+            self._refused |= new.difference(self._by_node)
             expected = _partitions_by_most(client.description for client in self.clients)
             # A simulation registers its nodes while the ServerApp is already running.
             if starting and expected > len(self._present) and not self.devices:
@@ -283,8 +322,7 @@ class Roster:
 
     def _unknown(self) -> set[int]:
         """Return the connected nodes that are neither clients nor refused, and that haven't been asked."""
-        asked = {node_id for node_id, _ in self._asked.values()}
-        return self._present - self._by_node.keys() - self._refused - asked
+        return self._strangers - self._refused - {node_id for node_id, _ in self._asked.values()}
 
     def _ask_and_pull(self, grid: Grid, node_ids: Collection[int], config: ConfigRecord) -> None:
         """Ask nodes to describe themselves, and take in those whose replies have come, without waiting for any."""
@@ -294,7 +332,7 @@ class Roster:
         replies = self._pull_asked(grid)
         if done := sorted([*replies, *self._pop_late(now)]):
             self._take(done, replies)
-            self._refused |= set(done) - self._by_node.keys()
+            self._refused |= set(done).difference(self._by_node)
 
     def _pop_late(self, now: float) -> list[int]:
         """Return the nodes whose description isn't awaited any more, and forget the requests."""
@@ -322,22 +360,41 @@ class Roster:
 
     def _see(self, grid: Grid) -> bool:
         """Look up the connected nodes; return True if they have changed, or some are to be asked again."""
-        present = set(grid.get_node_ids())
+        came, gone = self._came_and_gone(grid)
         now = self._clock.now()
         due = {
             node_id for node_id in self._refused & self._retries.keys() if self._retries[node_id].due <= now
         }
         self._refused -= due
-        if changed := present != self._present:
-            self._present, self._clients = present, None
-            self._refused &= present  # a refused node that reconnects is asked once more
+        if changed := bool(came or gone):
+            self._note_connections(came, gone)
+            self._refused &= self._present  # a refused node that reconnects is asked once more
             for partition, conflicting_nodes in list(self._conflicting_nodes.items()):
-                if len(conflicting_nodes & present) < 2:
+                if len(conflicting_nodes & self._present) < 2:
                     del self._conflicting_nodes[partition]
                     self._refused -= conflicting_nodes  # the one that is left is asked once more
             if self.devices:
                 self._refuse_conflicting_nodes([])
         return changed or bool(due)
+
+    def _came_and_gone(self, grid: Grid) -> tuple[set[int], set[int]]:
+        """Return the nodes that came, and those that went, since the last look."""
+        changes = grid.node_changes(self._version) if isinstance(grid, ChangingGrid) else None
+        if changes is not None:
+            self._version = changes.version
+            return set(changes.came) - self._present, self._present & set(changes.gone)
+        if (present := set(grid.get_node_ids())) == self._present:
+            return set(), set()
+        return present - self._present, self._present - present
+
+    def _note_connections(self, came: set[int], gone: set[int]) -> None:
+        """Note that nodes came and went."""
+        self._present -= gone
+        self._present |= came
+        self._strangers -= gone
+        self._strangers |= came.difference(self._by_node)
+        self._changed |= {self._by_node[node_id].index for node_id in (came | gone) & self._by_node.keys()}
+        self._outdated = True
 
     def _describe(self, grid: Grid, node_ids: list[int], config: ConfigRecord) -> None:
         if isinstance(grid, DescribingGrid):
@@ -439,12 +496,22 @@ class Roster:
             self._add(Client(node_id, index, self._told.get(node_id), MetricRecord(), name))
 
     def _place_of(self, node_id: int, partition: int | None) -> int:
-        return self._places.setdefault(node_id, self._free_index()) if partition is None else partition
+        if partition is not None:
+            return partition
+        if node_id not in self._places:
+            place = self._places[node_id] = self._free_index()
+            self._highest = max(place, self._highest_index())
+        return self._places[node_id]
 
     def _add(self, client: Client) -> None:
-        """Make a node a client."""
+        """Make a node a client, whose index stays."""
+        if client.node_id not in self._by_node:
+            self._nodes_of.setdefault(client.index, []).append(client.node_id)
         self._by_node[client.node_id] = client
-        self._clients = None
+        self._names = None
+        self._strangers.discard(client.node_id)
+        self._changed.add(client.index)
+        self._highest = max(client.index, self._highest_index())
         self.refused.pop(client.node_id, None)
         self._retries.pop(client.node_id, None)
 
@@ -454,15 +521,16 @@ class Roster:
             described = self._within_bounds(described)
             conflicting_nodes = self._refuse_conflicting_nodes(described)
             described = [entry for entry in described if entry.node_id not in conflicting_nodes]
-        taken = {client.index: client.node_id for client in self.clients}
+        taken: dict[int, int] = {}  # node by index, of those that become clients here
         # Nodes without a partition id come last, so that they don't take the index of a partition.
         order = sorted(
             described, key=lambda each: (each.partition is None, each.partition or 0, each.node_id)
         )
         for partition, node_id, num_examples, metrics, name in order:
             index = self._place_of(node_id, partition)
-            if index in taken:
-                self._refuse_taken(node_id, index, taken[index])
+            known = self._client_at(index)
+            if (other := taken.get(index, ABSENT if known is None else known.node_id)) != ABSENT:
+                self._refuse_taken(node_id, index, other)
                 continue
             taken[index] = node_id
             size = self._told.get(node_id) if num_examples is None else num_examples
@@ -495,8 +563,10 @@ class Roster:
                     "SuperNode that is wrong, or start the run with registered_nodes",
                 )
         for node_id in refused & self._by_node.keys():
-            self.former[node_id] = self._by_node.pop(node_id).index
-            self._clients = None
+            index = self.former[node_id] = self._by_node.pop(node_id).index
+            self._nodes_of[index].remove(node_id)
+            self._strangers |= {node_id} & self._present
+            self._clients = self._highest = None
         self._refused |= refused
         return refused
 
@@ -548,8 +618,11 @@ class Roster:
     @property
     def names(self) -> dict[int, str]:
         """The names of the clients, by client index; a device that changed its name has the last one."""
-        known = {} if self.devices else self.names_of_simulation()
-        return {**{index: name for name, index in list(self._owners.items())}, **known}
+        known = _NO_NAMES if self.devices else self.names_of_simulation()
+        if self._names is None or self._names[0] is not known:  # it is asked for at every aggregation
+            named = {index: name for name, index in list(self._owners.items())}
+            self._names = known, {**named, **known}
+        return self._names[1]
 
     def _refuse(self, node_id: int, reason: str, *, passes: bool = False) -> None:
         """Note and log why a node can't take part; a device is asked again where the reason may pass."""
@@ -605,8 +678,14 @@ class Roster:
         return within
 
     def _free_index(self) -> int:
-        indices = [*(client.index for client in self._by_node.values()), *self._places.values()]
-        return max([*indices, *self.record.partitions, self._partitions - 1], default=-1) + 1
+        return max([self._highest_index(), *self.record.partitions, self._partitions - 1]) + 1
+
+    def _highest_index(self) -> int:
+        """Return the largest index that a node has, or had before it went; -1: there is none."""
+        if self._highest is None:
+            indices = [*map(INDEX, self._by_node.values()), *self._places.values()]
+            self._highest = max(indices, default=-1)
+        return self._highest
 
     def keep_sizes(self, clients: Iterable[Client]) -> None:
         """Keep the sizes that clients without a description report in their last replies."""
@@ -624,8 +703,10 @@ class Roster:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the indices, sizes and names of an earlier run's nodes."""
         self._places = {int(node_id): int(index) for node_id, index in state["node-places"]}
+        self._highest = None
         self._told = {int(node_id): size for node_id, size in state.get("told-sizes", ())}
         self._owners = {str(name): int(index) for name, index in state.get("device-names", ())}
+        self._names = None
 
 
 def sized(client: Client, num_examples: float | None) -> Client:

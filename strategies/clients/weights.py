@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.clients.roster import Client
 from strategies.flower.errors import RunError
 
 Weights = NDArray[np.float64]
 
 
-def of_each(hook: str, given: object, clients: Sequence[Client], *, infinite: str = "") -> Weights:
+def of_each(hook: str, given: object, clients: Sequence[object], *, infinite: str = "") -> Weights:
     """Return what a hook gives for some clients, as numbers (n,).
 
     ``infinite`` says what infinity means, where it is allowed.

@@ -1,6 +1,7 @@
 """The population of a run: which clients count, those that are away included, and their importances p_i."""
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from flwr.serverapp import Grid
 
 from strategies.clients.client_graph import ClientGraph
 from strategies.clients.client_statistics import ClientStatistics
-from strategies.clients.roster import ABSENT, Client, Roster
+from strategies.clients.roster import ABSENT, INDEX, Client, Roster
 from strategies.clients.weights import Weights
 from strategies.core.run_state import RunState
 from strategies.updates.safeguards import Safeguards
@@ -28,7 +29,7 @@ _COUNTING = "counting"  # in a state
 IMPORTANCES = ("samples", "uniform")
 
 
-def importances(kind: str, num_examples: Sequence[float]) -> Weights:
+def importances(kind: str, num_examples: Sequence[float] | Weights) -> Weights:
     """Return the importances p_i, shape (C,), summing to 1.
 
     Parameters
@@ -105,6 +106,12 @@ class AbsentClients:
             self._absent[client.index] = client, int(since) or first
 
 
+def _at_index(clients: Sequence[Client], index: int) -> Client | None:
+    """Return the client with an index, of clients by index."""
+    place = bisect_left(clients, index, key=INDEX)
+    return clients[place] if place < len(clients) and clients[place].index == index else None
+
+
 class Population:
     """The clients of a run.
 
@@ -151,6 +158,24 @@ class Population:
                 listener(clients)
         return clients
 
+    def come(self, before: Sequence[Client], clients: Sequence[Client]) -> list[tuple[Client, bool]]:
+        """Return the clients that weren't connected before as this node, and whether another node was in their place.
+
+        ``before`` are the connected clients of the last call, or at the start, and ``clients`` those of now, both by
+        index.
+        """
+        changed = self.roster.take_changed()
+        if changed is None or self.graph is not None:  # the clients of a graph aren't all that are connected
+            nodes, indices = {client.node_id for client in before}, set(map(INDEX, before))
+            new = [client for client in clients if client.node_id not in nodes]
+            return [(client, client.index in indices) for client in new]
+        came = []
+        for index in sorted(changed):
+            was, client = _at_index(before, index), _at_index(clients, index)
+            if client is not None and (was is None or was.node_id != client.node_id):
+                came.append((client, was is not None))
+        return came
+
     @property
     def active_clients(self) -> Sequence[Client]:
         """The clients that count now: those that are there, and with ``absent`` some that aren't."""
@@ -177,6 +202,15 @@ class Population:
         if not any(sizes):
             return importances("uniform", [1] * len(clients))
         return self.by_size(clients, sizes, unknown_as_mean=True)
+
+    @property
+    def follows_from_sizes(self) -> bool:
+        """Whether p_i follow from the clients' sizes alone, where all are known: without a graph and safeguards."""
+        return self.graph is None and not self.safeguards.active
+
+    def client_weights_of_sizes(self, sizes: Weights) -> Weights:
+        """Return p_i (n,) by the sizes n_i (n,), where they follow from the sizes alone."""
+        return importances(self.kind if sizes.any() else "uniform", sizes)
 
     def by_size(
         self, clients: Sequence[Client], sizes: Sequence[float | None], *, unknown_as_mean: bool = False

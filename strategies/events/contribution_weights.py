@@ -14,7 +14,7 @@ contribution alone moves it further.
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -130,8 +130,13 @@ class ContributionWeights:
         self._favours_fast, self.own_time = favours_fast and not self._windowed, OwnTime()
         # The task table's changes, Δt, and the version of the graph of clients, of which the weights are.
         self._present_at: tuple[int, float | None, object] = (-1, None, None)
+        # p_i and d_i (n,) of the clients that count, and both by index, each if it has been asked for.
+        self._p: NDArray[np.float64] | None = None
+        self._d: NDArray[np.float64] | None = None
         self._client_weights: dict[int, float] | None = None
         self._current: ClientWeights | None = None
+        # η_g of these d_i, by what else it follows from.
+        self._steps: dict[tuple[int | None, float, float], float] = {}
         # With observed P_i: η_g, and the contributions and clients when it was computed.
         self._step: tuple[float, int, int] | None = None
 
@@ -221,32 +226,53 @@ class ContributionWeights:
 
     def expire(self) -> None:
         """Note that estimates of P_i have changed."""
-        self._current = None
+        self._d = self._current = None
+        self._steps = {}
 
     def _refresh(self) -> None:
         """Forget the weights if the clients that count, the time between aggregations or the graph has changed."""
         present = (self._task_table.changes, self.interval(), self._population.version)
         if self._present_at != present:
             self._present_at = present
-            self._client_weights = self._current = None
+            self._p = self._client_weights = None
+            self.expire()
+
+    def importances(self) -> NDArray[np.float64]:
+        """Return p_i (n,) of the clients that count now."""
+        self._refresh()
+        if self._p is None:
+            active, population = self._task_table.active, self._population
+            if not active.members:
+                self._p = np.empty(0)
+            elif population.follows_from_sizes and not np.isnan(sizes := active.column("size", _sizes)).any():
+                self._p = population.client_weights_of_sizes(sizes)
+            else:
+                self._p = population.client_weights_of(self._active())
+        return self._p
 
     def client_weights(self) -> dict[int, float]:
         """Return p_i of the clients that count now, by index."""
-        self._refresh()
+        p = self.importances()
         if self._client_weights is None:
-            clients = self._active()
-            p = self._population.client_weights_of(clients) if clients else np.empty(0)
             self._client_weights = self._by_index(p)
         return self._client_weights
 
     @property
     def current(self) -> ClientWeights:
         """The weights of all clients that count now."""
-        self._refresh()
+        d = self._weights()
         if self._current is None:
-            if not self._task_table.active_clients:  # all are dropped
-                return ClientWeights({})
-            p = _values(self.client_weights())
+            self._current = ClientWeights(self._by_index(d))
+        return self._current
+
+    def _weights(self) -> NDArray[np.float64]:
+        """Return d_i (n,) of the clients that count now."""
+        self._refresh()
+        if self._d is None:
+            members = self._task_table.active_clients
+            if not members:  # all are dropped
+                return np.empty(0)
+            p = self.importances()
             if self.aggregation_weights == IDENTICAL and not self.by_own_time:
                 d = np.full(len(p), self._hooks.identical_weight(len(p)))
             else:
@@ -260,9 +286,9 @@ class ContributionWeights:
                         self._run.name,
                     )
             if not self.by_own_time:
-                d = self._safeguards.weights(self._active(), d)
-            self._current = ClientWeights(self._by_index(d))
-        return self._current
+                d = self._safeguards.weights(members, d)
+            self._d = d
+        return self._d
 
     def weight(self, index: int) -> float:
         """Return d_i of a client, 0 if it doesn't count; with observed P_i without computing the other weights."""
@@ -271,16 +297,18 @@ class ContributionWeights:
         if self.by_own_time:
             member = task_table.members[index]
             return 0.0 if member.dropped else min(self._due(member), self._longest())
-        if self._current is not None or not self._hooks.observes_periods:
-            return self.current.weight.get(index, 0.0)
+        place = task_table.active.place(index)
+        if self._d is not None or not self._hooks.observes_periods:
+            weights = self._weights()
+            return 0.0 if place is None else float(weights[place])
         member = task_table.members[index]
-        if member.dropped:
+        if member.dropped or place is None:
             return 0.0
         if self.aggregation_weights == IDENTICAL:
             d = self._hooks.identical_weight(len(task_table.active_clients))
         else:
-            d = self.client_weights()[index] * task_table.observed.period(member, self._run.aggregations)
-        return float(self._safeguards.weights([member.client], np.array([d]))[0])
+            d = float(self.importances()[place]) * task_table.observed.period(member, self._run.aggregations)
+        return float(self._safeguards.weights([member], np.array([d]))[0])
 
     def step(self, num_busy: int | None = None, *, longest: float = math.inf) -> float:
         """Return the method's own step size η_g (``steady_step``), from the d_i of all clients that count now.
@@ -300,22 +328,29 @@ class ContributionWeights:
             return 1.0
         identical = self.aggregation_weights == IDENTICAL and not self.by_own_time
         if not self._hooks.observes_periods or identical:
-            return self._step_of(_values(self.current.weight), num_busy, longest)
+            weights = self._weights()
+            known = num_busy, longest, self._most_weight()
+            if known not in self._steps:
+                self._steps[known] = self._step_of(weights, num_busy, longest)
+            return self._steps[known]
         contributions = self._task_table.observed.contributions
         if self._step is not None and self._step[2] == number:
             value, before, _ = self._step
             if contributions < before + max(before // FOLLOWS, 1):
                 return value
-        d = _values(self.client_weights()) * self.observed_periods()
+        d = self.importances() * self.observed_periods()
         value = self._step_of(d, num_busy, longest)
         self._step = (value, contributions, number)
         return value
 
     def _step_of(self, weights: NDArray[np.float64], num_busy: int | None, longest: float) -> float:
-        most = math.inf if self.by_own_time else self._safeguards.max_weight or math.inf
         if longest < math.inf:
-            weights = np.minimum(weights, longest * _values(self.client_weights()))
-        return steady_step(np.minimum(weights, most), num_busy or len(weights))
+            weights = np.minimum(weights, longest * self.importances())
+        return steady_step(np.minimum(weights, self._most_weight()), num_busy or len(weights))
+
+    def _most_weight(self) -> float:
+        """Return the upper bound of d_i; infinity: there is none."""
+        return math.inf if self.by_own_time else self._safeguards.max_weight or math.inf
 
     def expected_share(self) -> dict[int, float]:
         """Return q̃_i by client index, computed at evaluations only."""
@@ -374,11 +409,14 @@ class ContributionWeights:
     def _checked(self, hook: str, contribution_periods: Times) -> Times:
         """Return what a hook gives for P_i (n,); raise RunError unless it is a number >= 0, or infinite, for each."""
         name, infinite = f"{self._run.name}.{hook}", "a client that never contributes"
-        return of_each(name, contribution_periods, self._active(), infinite=infinite)
+        return of_each(name, contribution_periods, self._task_table.active_clients, infinite=infinite)
 
     def cycles(self, members: Iterable[ClientState]) -> Times:
         """Return the expected cycle times (n,) of clients, seconds per contribution, absences included."""
-        return self._run.scheduler.cycles(members, self._task_table.members.values(), self.interval())
+        scheduler, table, interval = self._run.scheduler, self._task_table, self.interval()
+        if scheduler.keeps_times and members is table.active_clients:
+            return table.active.column("cycle", lambda new: scheduler.cycles(new, new, interval), interval)
+        return scheduler.cycles(members, table.members.values(), interval)
 
     def interval(self) -> float | None:
         """Return the method's ``interval``; raise RunError if it is none between two different times."""
@@ -443,6 +481,12 @@ class ContributionWeights:
                 q[most],
                 p[most],
             )
+
+
+def _sizes(members: Sequence[ClientState]) -> NDArray[np.float64]:
+    """Return n_i (n,), NaN where a client hasn't reported its number of examples."""
+    sizes = [member.client.num_examples for member in members]
+    return np.array([math.nan if size is None else size for size in sizes], dtype=np.float64)
 
 
 def _values(by_index: Mapping[int, float]) -> NDArray[np.float64]:

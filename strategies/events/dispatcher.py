@@ -134,7 +134,7 @@ class Dispatcher:
             self._watch(member)
             fresh.append(member)
         if fresh:
-            task_table.changed()
+            task_table.changed(fresh)
         return fresh
 
     def _watch(self, member: ClientState) -> None:

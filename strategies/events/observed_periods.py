@@ -11,6 +11,7 @@ under way, at least 1. All a_j grow by one with every aggregation, so that A is 
 is a whole number, and so exact.
 """
 
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -39,7 +40,7 @@ class Observed:
     Parameters
     ----------
     members : iterable of Observable
-        The clients that count; when they change, a new ``Observed`` is made.
+        The clients that count.
 
     Attributes
     ----------
@@ -53,6 +54,22 @@ class Observed:
         # ``since`` of the clients that came after the aggregations so far, whose a_i is 1; the largest first.
         self._new = sorted((member.since for member in members), reverse=True)
         self._grown, self._before = 0, 0  # number of the other clients, and the sum of their ``since``
+        self._until = -1  # the aggregations so far, by which the two were told apart
+
+    def replace(self, former: Observable | None, member: Observable | None) -> None:
+        """Let a client count in place of another one, with its counts of now."""
+        if former is not None:
+            self.contributions -= former.contributions
+            if former.since > self._until:
+                self._new.remove(former.since)
+            else:
+                self._grown, self._before = self._grown - 1, self._before - former.since
+        if member is not None:
+            self.contributions += member.contributions
+            if member.since > self._until:
+                insort(self._new, member.since, key=int.__neg__)
+            else:
+                self._grown, self._before = self._grown + 1, self._before + member.since
 
     def contributed(self) -> None:
         """Note a contribution of a client."""
@@ -63,6 +80,7 @@ class Observed:
         while self._new and self._new[-1] <= aggregations:
             self._before += self._new.pop()
             self._grown += 1
+        self._until = max(self._until, aggregations)
         all_there = self._grown * (aggregations + 1) - self._before + len(self._new)
         there, count = float(max(aggregations + 1 - member.since, 1)), member.contributions
         typical = all_there / max(self.contributions, 1)

@@ -8,7 +8,6 @@ the model. No handler calls another one that aggregates.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import NamedTuple
 
 from flwr.app import Message
@@ -37,8 +36,6 @@ NOBODY = "no client is left: each was lost or failed"
 WILL_DROP = (
     "clients go away while they work (the first: %s, task %d, at %g s): such tasks are lost, see lost-tasks"
 )
-
-INDEX, NODE = attrgetter("index"), attrgetter("node_id")  # of thousands of clients
 
 
 class Change(NamedTuple):
@@ -213,13 +210,13 @@ class EventPump:
             return
         if run.clients and not clients and run.scheduler.real_time:
             log.warning("no client is connected, the run waits for one")
-        before, nodes = set(map(INDEX, run.clients)), set(map(NODE, run.clients))
-        come = [client for client in clients if client.node_id not in nodes]
+        come, roster = session.population.come(run.clients, clients), session.population.roster
         run.clients = clients
-        task_table.forget_nodes(session.population.roster.refused)
-        yield Change(session.dispatcher.add_clients(come) or None)
+        refused = roster.refused.keys() & roster.former.keys()
+        task_table.forget_nodes({node_id: roster.former[node_id] for node_id in refused})
+        yield Change(session.dispatcher.add_clients([client for client, _ in come]) or None)
         # A client that was away is asked at once, not only when its next try is due.
-        yield Change([task_table.members[client.index] for client in come if client.index not in before])
+        yield Change([task_table.members[client.index] for client, replaces in come if not replaces])
 
     def _on_reply(self, task: Task, reply: Message | Work | None) -> Iterator[Change]:
         """Check the reply to a task, or note that none comes; hold it back until usual norms are known."""
@@ -240,12 +237,13 @@ class EventPump:
         self._lost_in_a_row = 0
         if scheduler.real_time:
             session.contribution_weights.expire()
-        if member.dropped:
-            log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
-            task_table.changed()
+        was_dropped = member.dropped
         # Failures in masked sums count until the client is in one.
-        if session.executor.counts_on_arrival or member.dropped:
+        if session.executor.counts_on_arrival or was_dropped:
             member.count_again(session.run.aggregations)
+        if was_dropped:
+            log.warning("%s answers again and counts again", member.client, extra=member.client.fields)
+            task_table.changed([member])
         now = scheduler.now()
         member.add_task_time(now - task.sent)
         if not self._needs_more_norms() or now >= task_table.patient_until:
@@ -305,8 +303,8 @@ class EventPump:
         sized = sized_by(member.client, metrics, run.flower.weighted_by_key)
         if sized.num_examples != member.client.num_examples:
             member.client = sized
-            task_table.resized()
-        session.client_weights()  # how long its update may be depends on the clients' sizes
+            task_table.resized(member)
+        session.contribution_weights.importances()  # how long its update may be depends on the clients' sizes
         session.receiver.transforms()(local)
         task_table.interval_stats.clipped += local.bounded
         asked = [*task.extra_vectors, *([messages.STEPS] if task.steps else ())]
@@ -406,7 +404,7 @@ class EventPump:
                 extra=member.client.fields,
             )
             member.drop(session.run.aggregations)
-            task_table.changed()
+            task_table.changed([member])
             yield from self._release()
             if not task_table.active_clients and not scheduler.real_time:
                 raise session.run.no_progress_error(NOBODY)

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from strategies.clients.client_state import ClientState
 from strategies.clients.roster import Client
 from strategies.core.run_state import RunState
 from strategies.events import task_checkpoint
+from strategies.events.active_clients import ActiveClients
 from strategies.events.observed_periods import Observed
 from strategies.events.statistics import IntervalStatistics
 from strategies.events.task_checkpoint import SentTask
@@ -28,6 +29,7 @@ from strategies.updates.pipeline import Contribution, LocalModel
 log = logging.getLogger("flwr.strategies")
 
 LAST = 1 << 40  # after every client, in the event queue
+FEW = 32  # clients that come or go at once; the lists of clients are made anew when more do
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class TaskTable:
         self.interval_stats = IntervalStatistics()
         self.dispatched = 0
         self.departed: dict[int, tuple[int, int]] = {}
-        self._active_clients: list[ClientState] | None = None
+        self._active: ActiveClients | None = None
         self._free: list[int] | None = None
         self._observed: Observed | None = None
         self._resumed: Mapping[str, Any] = {}
@@ -146,10 +148,15 @@ class TaskTable:
     @property
     def active_clients(self) -> list[ClientState]:
         """The clients that aren't dropped, by index."""
-        if self._active_clients is None:
+        return self.active.members
+
+    @property
+    def active(self) -> ActiveClients:
+        """The clients that aren't dropped, with numbers of each."""
+        if self._active is None:
             members = (self.members[index] for index in sorted(self.members))
-            self._active_clients = [member for member in members if not member.dropped]
-        return self._active_clients
+            self._active = ActiveClients([member for member in members if not member.dropped])
+        return self._active
 
     def half_time(self) -> float | None:
         """Return M, the seconds in which half of the clients that count answer in the mean; None before half have."""
@@ -238,7 +245,8 @@ class TaskTable:
             return
         index = member.client.index
         begin, end = bisect_left(self._free, index), bisect_right(self._free, index)
-        self._free[begin:end] = [index] if self._is_free(member) else []
+        free = self.members.get(index) is member and self._is_free(member)
+        self._free[begin:end] = [index] if free else []
 
     def busy(self, member: ClientState) -> bool:
         """Return True if a client has a task under way."""
@@ -248,14 +256,25 @@ class TaskTable:
         """Return the indices of the clients with a task under way; safe to call from another thread."""
         return [task.member.client.index for task in self.tasks.copy().values() if not task.lost]
 
-    def changed(self) -> None:
-        """Note that the set of clients that count has changed."""
-        self._active_clients = self._free = self._observed = None
-        self.resized()
-
-    def resized(self) -> None:
-        """Note that the importances p_i have changed."""
+    def changed(self, members: Sequence[ClientState] | None = None) -> None:
+        """Note that clients count now, or don't count any more, or are another node now; by default any of them."""
         self.changes += 1
+        if self._active is None or members is None or len(members) > FEW:
+            self._active = self._free = self._observed = None
+            return
+        for member in members:
+            index = member.client.index
+            counts = self.members.get(index) is member and not member.dropped
+            former = self._active.replace(index, member if counts else None)
+            if self._observed is not None:
+                self._observed.replace(former, member if counts else None)
+            self.refresh_idle(member)
+
+    def resized(self, member: ClientState) -> None:
+        """Note that the size of a client has changed, and so the importances p_i."""
+        self.changes += 1
+        if self._active is not None and not member.dropped:
+            self._active.replace(member.client.index, member)
 
     def count(self, member: ClientState, weight: float) -> None:
         """Note a contribution and its weight."""
@@ -270,7 +289,7 @@ class TaskTable:
                 self._most,
             )
             member.drop(self._run.aggregations)
-            self.changed()
+            self.changed([member])
 
     def open(self, task: Task, due: float) -> None:
         """Note a task that was dispatched and is due at a clock time."""
@@ -285,12 +304,12 @@ class TaskTable:
         self.refresh_idle(task.member)
         return task.member
 
-    def forget_nodes(self, node_ids: Collection[int]) -> None:
-        """Forget the clients at some nodes, which can't take part any more."""
-        if node_ids:  # mostly there are none, of many members
-            for member in [*self.members.values()]:
-                if member.client.node_id in node_ids:
-                    self.forget(member)
+    def forget_nodes(self, indices: Mapping[int, int]) -> None:
+        """Forget the clients at some nodes, which can't take part any more; ``indices`` are theirs by node id."""
+        for node_id, index in indices.items():
+            member = self.members.get(index)
+            if member is not None and member.client.node_id == node_id:
+                self.forget(member)
 
     def forget(self, member: ClientState) -> None:
         """Forget a client that can't take part any more, its task under way and its work that waits."""
@@ -301,7 +320,7 @@ class TaskTable:
         self.buffer = [each for each in self.buffer if each.client.node_id != node_id]
         self.held_replies = deque(each for each in self.held_replies if each.task.member is not member)
         self.kept.pop(index, None)
-        self.changed()
+        self.changed([member])
 
     def add_to_buffer(self, contribution: Contribution) -> None:
         """Let a contribution wait for the next aggregation."""

@@ -106,6 +106,31 @@ class WorkingGrid(Protocol):
         ...
 
 
+class NodeChanges(NamedTuple):
+    """The nodes of a Grid that came and went since an earlier look.
+
+    Attributes
+    ----------
+    version : int
+        What the next look gives as ``since``, 1 or more.
+    came, gone : collection of int
+        The ids of the nodes that are connected now, or aren't now. A node that came and went is in ``gone``.
+    """
+
+    version: int
+    came: Collection[int]
+    gone: Collection[int]
+
+
+@runtime_checkable
+class ChangingGrid(Protocol):
+    """A Grid that knows which nodes came and went, so that a look at thousands of nodes costs what has changed."""
+
+    def node_changes(self, since: int) -> NodeChanges | None:
+        """Return which nodes came and went since a version; 0: since there were none; None: it isn't known."""
+        ...
+
+
 def asked_ids(
     reply_to_message_ids: Iterable[str] | None, message_ids: Iterable[str] | None
 ) -> list[str] | None:
@@ -169,6 +194,10 @@ class GridAround(Grid):
         """Return the ids of the nodes that are connected."""
         return self.grid.get_node_ids()
 
+    def node_changes(self, since: int) -> NodeChanges | None:
+        """Return which nodes came and went, if the other Grid says so."""
+        return self.grid.node_changes(since) if isinstance(self.grid, ChangingGrid) else None
+
     def get_nodes(self) -> Any:
         """Return the nodes that are connected."""
         return self.grid.get_nodes()
@@ -196,6 +225,15 @@ class AddressedGrid(GridAround):
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of those nodes that are connected."""
         return [node_id for node_id in self.grid.get_node_ids() if node_id in self.nodes]
+
+    def node_changes(self, since: int) -> NodeChanges | None:
+        """Return which of those nodes came and went, if the other Grid says so."""
+        if (changes := super().node_changes(since)) is None:
+            return None
+        came, gone = (
+            [node_id for node_id in ids if node_id in self.nodes] for ids in (changes.came, changes.gone)
+        )
+        return NodeChanges(changes.version, came, gone)
 
     def get_nodes(self) -> Any:
         """Return those nodes that are connected."""

@@ -89,6 +89,9 @@ class Scheduler(ABC):
     #: Makes the task times of a number of clients in virtual time, of a scenario and a seed.
     new_scenario: Callable[[str, int, int], TimeScenario]
 
+    #: Whether the mean task time τ_i of a client, and its cycle, stay the same for the whole run.
+    keeps_times: bool = False
+
     def __init__(
         self, clock: Clock, scenario: str, seed: int, budget: float, task_costs: TaskCosts | None = None
     ) -> None:

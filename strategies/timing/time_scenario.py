@@ -71,6 +71,8 @@ class TimeScenario:
             self._means = np.array([np.mean(times) for times in self.trace])
         else:
             self._means = _spaced((argument or "F80") if self.law else name, num_clients, name)
+        if self.devices is None:
+            self._slowest = float(self._means.max())
 
     @property
     def means(self) -> NDArray[np.float64]:
@@ -98,7 +100,7 @@ class TimeScenario:
             assert load is not None
             return self.devices.device(client).seconds(load)
         if client >= self.num_clients:  # a client that joined after the start is as slow as the slowest
-            return float(self._means.max())
+            return self._slowest
         return float(self._means[client])
 
     def task_time(self, client: int, task: int, load: TaskCost | None = None) -> float:

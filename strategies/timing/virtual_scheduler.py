@@ -54,6 +54,7 @@ class VirtualScheduler(Scheduler):
         self.availability, self.task_failure = availability, task_failure
         self.always = availability == ALWAYS and not task_failure
         self.uses_device_profiles = is_profile(scenario)
+        self.keeps_times = not self.uses_device_profiles
 
     def watts(self, number: int) -> list[float] | None:
         """Return the watts in the device profile; None unless all devices have some."""

@@ -269,7 +269,7 @@ class Safeguards:
         known = (self.norms.shrinkage.get(index, (1.0, 1)) for index in clients)
         return np.array([total / number for total, number in known])
 
-    def weights(self, clients: Sequence[Client], weights: Weights) -> Weights:
+    def weights(self, clients: Sequence[object], weights: Weights) -> Weights:
         """Return the weights d_i (n,), bounded by ``heaviest``."""
         if self.max_weight and (worst := weights.max(initial=0.0)) > self.max_weight:
             self._say_once(

@@ -28,6 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from strategies import REGISTRY, AsynchronousStrategy, Progress, streams
 from strategies.clock import VirtualClock
 from strategies.flower import messages
+from strategies.flower.grids import NodeChanges
 from strategies.testing import LocalGrid, be_the_server
 
 HOUR = 3600.0
@@ -105,6 +106,7 @@ class FleetGrid(LocalGrid):
         self.device_of = {i + 1: i for i in range(len(fleet))}  # by the node ids there are now
         self.node_of = {i: i + 1 for i in range(len(fleet))}
         self._next_node = len(fleet) + 1
+        self._changed: list[tuple[int, bool]] = [(i + 1, True) for i in range(len(fleet))]  # node, there
         self._changes = [
             (at, i, there)
             for i, device in enumerate(fleet)
@@ -124,12 +126,20 @@ class FleetGrid(LocalGrid):
                 self.node_of[i] = self._next_node
                 self._next_node += 1
             else:
-                self.device_of.pop(self.node_of.pop(i))
+                self.device_of.pop(self.node_of[i])
+            self._changed.append((self.node_of[i], there))
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the devices that are there."""
         self._pass_time()
         return list(self.device_of)
+
+    def node_changes(self, since: int) -> NodeChanges:
+        """Return which devices came and went."""
+        self._pass_time()
+        last = dict(self._changed[since:])
+        came = [node for node, there in last.items() if there]
+        return NodeChanges(len(self._changed), came, last.keys() - came)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take messages; their replies are there when they are asked for."""

@@ -13,6 +13,7 @@ from strategies.clients.roster import Client, Roster
 from strategies.clock import WallClock
 from strategies.flower import messages
 from strategies.flower.exchange import wait_for_nodes
+from strategies.flower.grids import NodeChanges
 
 LOGGER = "flwr.strategies"
 
@@ -144,6 +145,37 @@ def test_a_node_that_left_is_no_client_until_it_is_back(federation):
     grid.node(1).present = True
     assert refresh(roster, grid) == everyone
     assert sorted(grid.asked(messages.DESCRIBE)) == [0, 1, 2]
+
+
+def test_a_grid_that_says_who_came_and_went_is_not_asked_for_all_nodes(federation, add_node, monkeypatch):
+    grid, changed, asked = federation(), list[tuple[int, bool]](), list[int]()
+
+    def node_changes(since: int) -> NodeChanges:
+        asked.append(since)
+        last = dict(changed[since:])
+        came = [node for node, there in last.items() if there]
+        return NodeChanges(len(changed), came, [node for node in last if node not in came])
+
+    changed += [(node, True) for node in grid.nodes]
+    grid.node_changes = node_changes
+    roster = Roster()
+    assert [client.index for client in refresh(roster, grid)] == [0, 1, 2]
+    monkeypatch.setattr(grid, "get_node_ids", None)
+    assert [client.index for client in roster.poll(grid, ConfigRecord())] == [0, 1, 2]
+    gone = grid.node(1).node_id
+    grid.node(1).present = False
+    changed.append((gone, False))
+    assert [client.index for client in roster.poll(grid, ConfigRecord())] == [0, 2]
+    successor = add_node(grid, 1, partition=1, node_id=99).node_id
+    changed += [(successor, True), (gone, True), (gone, False)]
+    assert [client.node_id for client in roster.poll(grid, ConfigRecord()) if client.index == 1] == [
+        successor
+    ]
+    changed.append((gone, True))  # the node that replaced it stays
+    assert [client.node_id for client in roster.poll(grid, ConfigRecord()) if client.index == 1] == [
+        successor
+    ]
+    assert asked == sorted(asked)
 
 
 def test_a_run_waits_when_all_nodes_are_away(federation, caplog):

@@ -21,13 +21,16 @@ def weights(
     run = run_of(
         name="Mine",
         scheduler=SimpleNamespace(
-            real_time=False, cycles=lambda members, everybody, interval: periods_of(members)
+            real_time=False,
+            keeps_times=True,
+            cycles=lambda members, everybody, interval: periods_of(members),
         ),
     )
     task_table = TaskTable(run)
     task_table.members = {index: ClientState(client(index, size)) for index, size in enumerate((1, 2, 5))}
     population: Any = SimpleNamespace(
         version=0,
+        follows_from_sizes=False,
         safeguards=SimpleNamespace(weights=bound or (lambda clients, d: d), shrinkage=lambda shares: None),
         client_weights_of=lambda clients: (
             np.array([c.num_examples for c in clients]) / sum(c.num_examples for c in clients)

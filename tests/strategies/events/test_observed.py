@@ -46,9 +46,9 @@ def test_a_period_is_that_of_the_formula_over_all_clients(begun, story):
         else:
             if what == "comes":
                 members.append(Seen(0, aggregations + number))
+                kept.replace(None, members[-1])
             elif len(members) > 1:
-                del members[number % len(members)]
-            kept = observed.Observed(members)
+                kept.replace(members.pop(number % len(members)), None)
         assert [kept.period(m, aggregations) for m in members] == observed.contribution_periods(
             members, aggregations
         ).tolist()

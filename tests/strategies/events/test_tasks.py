@@ -54,6 +54,33 @@ def test_a_dropped_member_counts_no_longer_and_is_free_only_if_it_is_asked_again
     assert task_table.free == [1, 2]
 
 
+def test_who_comes_and_goes_one_by_one_is_noted_like_all_at_once(task_table):
+    def sizes(members):
+        return np.array([float(member.client.index) for member in members])
+
+    def noted():
+        active = task_table.active
+        places = [active.place(index) for index in range(7)]
+        return active.members, places, active.column("index", sizes).tolist(), list(task_table.free)
+
+    assert noted()[2:] == ([0.0, 1.0, 2.0], [0, 1, 2])
+    for index in (6, 3):
+        task_table.changed([task_table.join(client(index), since=0)])
+        one_by_one = noted()
+        task_table.changed()
+        assert noted() == one_by_one
+    task_table.members[1].drop(4)
+    task_table.changed([task_table.members[1]])
+    task_table.forget(task_table.members[6])
+    one_by_one = noted()
+    assert one_by_one[1:] == ([0, None, 1, 2, None, None, None], [0.0, 2.0, 3.0], [0, 2, 3])
+    task_table.changed()
+    assert noted() == one_by_one
+    task_table.members[1].count_again(5)
+    task_table.changed([task_table.members[1]])
+    assert noted()[3] == [0, 1, 2, 3]
+
+
 def test_contributions_and_their_weights_add_up(task_table):
     task_table.count(task_table.members[0], 0.25)
     task_table.count(task_table.members[0], 0.5)
