@@ -147,6 +147,9 @@ class PendingReplies:
         self._reply_timeouts: defaultdict[str, ReplyTimeouts] = defaultdict(ReplyTimeouts)
         self._overdue: dict[str, _Overdue] = {}  # by message id
         self._late_bytes = 0
+        self.at_hand = (
+            0  # number of replies that were pulled with the last one that was yielded, and follow it
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the clients' usual times; overdue replies of a run that ended don't come."""
@@ -248,7 +251,8 @@ class PendingReplies:
             for poll in poll_replies(
                 grid, {**dict.fromkeys(self._overdue, 0), **waiting}, limit, run.should_stop
             ):
-                for node_id, reply in poll:
+                for place, (node_id, reply) in enumerate(poll, 1):
+                    self.at_hand = len(poll) - place
                     if sent.pop(reply.metadata.reply_to_message_id, None) is None:
                         self._came_late(reply)
                         continue
@@ -265,6 +269,7 @@ class PendingReplies:
                 reply_timeouts.charge(took, missing(), run.scheduler.now() - began)
                 self._give_up(sent, began, reply_timeouts, known, overdue)
         finally:
+            self.at_hand = 0
             self.expect({})
 
     def _give_up(

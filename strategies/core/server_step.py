@@ -64,19 +64,20 @@ class ServerStep:
         else:
             self.restore(state)
 
-    def apply(self, model: Vector, update: Vector, squares: float = 0.0) -> Vector:
+    def apply(self, model: Vector, update: Vector, squares: float = 0.0, *, in_place: bool = False) -> Vector:
         """Return the next global model (D,), from the present ``model`` (D,) and the update (D,).
 
-        ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it.
+        ``squares`` is Σ d_i ‖Δ_i‖², where the optimizer reads it; ``in_place``: the update may be overwritten.
         """
         self.optimizer.lr = (
             self._lr or self.optimizer.usual_lr or self._scaled_by_gain(self._default_server_lr())
         )
         self.optimizer.squares = squares
         self.optimizer.number = self._run.aggregations - self._run.earlier + 1
-        updated_model = self.optimizer.step(model, update)
-        run = self._run
-        if len(update) and run.aggregations == 0 and not run.any_nonzero_update and np.isfinite(update).all():
+        run, step = self._run, self.optimizer.step_in_place if in_place else self.optimizer.step
+        stays = run.aggregations == 0 and not run.any_nonzero_update and bool(np.isfinite(update).all())
+        updated_model = step(model, update)
+        if len(update) and stays:
             log.warning(
                 "the first aggregation left the model as it was: are the steps (lr, server_lr) too small?"
             )

@@ -229,7 +229,10 @@ class FederatedStrategy(Strategy):
 
     @hook
     def server_update(self, total: Vector) -> Vector:
-        """Return the update (D,) for the server optimizer's step, from the weighted sum (D,)."""
+        """Return the update (D,) for the server optimizer's step, from the weighted sum (D,).
+
+        The sum's memory is overwritten afterwards: a method that keeps the sum keeps a copy.
+        """
         return total
 
     @hook

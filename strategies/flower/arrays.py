@@ -237,9 +237,7 @@ class Layout:
         """Return a vector (D,) as a record; values of integer arrays are rounded to the nearest integer."""
         record = ArrayRecord()
         for name, shape, dtype, span in zip(self.names, self.shapes, self.dtypes, self.spans, strict=True):
-            values = vector[span].reshape(shape)
-            rounded = values if dtype.kind == "f" else np.rint(values)
-            record[name] = pack(np.asarray(rounded, dtype=dtype))  # rint of a 0-d array is a scalar
+            record[name] = _rounded(vector[span], dtype, shape)
         return record
 
 
@@ -370,6 +368,18 @@ def pack(values: np.ndarray) -> Array:
     name, header = npy_header(values.dtype, values.shape)
     data = b"".join((header, values.reshape(-1).view(np.uint8).data))  # copied once
     return Array(dtype=name, shape=values.shape, stype="numpy.ndarray", data=data)
+
+
+def _rounded(values: Vector, dtype: np.dtype, shape: tuple[int, ...]) -> Array:
+    """Serialise values (n,) in another dtype, as ``pack`` does; each value is read and written once."""
+    name, header = npy_header(dtype, shape)
+    # The bytes are allocated once: BytesIO writes into bytes that nobody else has, and returns them.
+    data = BytesIO(bytes(len(header) + dtype.itemsize * len(values)))
+    data.write(header)
+    for place in chunks(len(values)):
+        part = values[place] if dtype.kind == "f" else np.rint(values[place])
+        data.write(part.astype(dtype).view(np.uint8).data)
+    return Array(dtype=name, shape=shape, stype="numpy.ndarray", data=data.getvalue())
 
 
 def unpack(array: Array) -> np.ndarray:

@@ -16,6 +16,8 @@ from strategies.updates.aggregation import RobustRule, UpdateSum, WeightedSum, b
 from strategies.updates.buffers import BufferAverage
 from strategies.updates.pipeline import LocalModel, MissingWeightError
 
+MOST_TOGETHER = 8  # updates of blocks that are summed together, where a pull has brought as many replies
+
 
 class LeftOutError(ArraysMismatchError):
     """A user-defined ``aggregate_train`` has left out a reply that is no error."""
@@ -82,8 +84,9 @@ class RoundAggregation:
         self._waiting[position] = reply
         while self._come in self._waiting:
             self._come += 1
-        while self._on_arrival and self._batches and self._batches[0].stop <= self._come:
-            self._aggregate(self._batches.popleft())
+        if self._on_arrival and not self._session.pending.at_hand:
+            for batches in self._complete(self._come):
+                self._aggregate(batches)
 
     def result(self) -> Aggregate:
         """Aggregate the replies that have waited, note which clients' are missing, and return the result.
@@ -99,8 +102,8 @@ class RoundAggregation:
             self._weigh()
         if self._measures_first:
             self._measure()
-        while self._batches:
-            self._aggregate(self._batches.popleft())
+        for batches in self._complete(len(cohort.clients)):
+            self._aggregate(batches)
         if session.safeguards.active:
             self._buffers.bound(session.safeguards.buffers)
         if self._unweighed and len(cohort.failures) == len(cohort.clients):
@@ -139,16 +142,25 @@ class RoundAggregation:
                 if local.in_reply:
                     self._measured[place] = local
 
-    def _aggregate(self, places: range) -> None:
+    def _complete(self, come: int) -> Iterator[list[range]]:
+        """Take out the batches of the clients before a position; yield several small ones at once."""
+        while self._batches and self._batches[0].stop <= come:
+            together, most = [self._batches.popleft()], MOST_TOGETHER if self._block is not None else 0
+            while self._batches and self._batches[0].stop <= min(come, together[0].start + most):
+                together.append(self._batches.popleft())
+            yield together
+
+    def _aggregate(self, batches: Sequence[range]) -> None:
         """Validate, weigh and add the replies of some clients; note why a reply doesn't count.
 
-        The values of a block are checked, and its updates are measured, while they are summed. If an update then
-        doesn't count, or is shortened, the block is summed again.
+        The values of blocks are checked, and their updates are measured, while they are summed. If an update then
+        doesn't count, or is shortened, the blocks are summed again.
         """
+        places = range(batches[0].start, batches[-1].stop)
         valid, faults = self._read(places)
         summed = len(valid)
         if self._block is not None:
-            self._block.sum_block(self._weighted(valid))
+            self._block.sum_blocks(self._weighted(batches, valid))
         for place in places:
             reply = self._waiting.pop(place, None)
             try:
@@ -165,7 +177,7 @@ class RoundAggregation:
                 self._add(place, valid[place], reply)
         if self._block is not None:
             if len(valid) < summed or not all(local.in_reply for local in valid.values()):
-                self._block.sum_block(self._weighted(valid))
+                self._block.sum_blocks(self._weighted(batches, valid))
             self._block.end()
 
     def _read(self, places: range) -> tuple[dict[int, LocalModel], dict[int, ArraysMismatchError]]:
@@ -185,8 +197,13 @@ class RoundAggregation:
                 faults[place] = error
         return models, faults
 
-    def _weighted(self, models: Mapping[int, LocalModel]) -> list[tuple[float, LocalModel]]:
-        return [(self._weights[place], local) for place, local in models.items()]
+    def _weighted(
+        self, batches: Sequence[range], models: Mapping[int, LocalModel]
+    ) -> list[list[tuple[float, LocalModel]]]:
+        return [
+            [(self._weights[place], models[place]) for place in places if place in models]
+            for places in batches
+        ]
 
     def _add(self, place: int, local: LocalModel, reply: Message) -> None:
         """Put a valid model through the chain, and add its update unless that is in the sum of its block."""

@@ -286,7 +286,8 @@ class SynchronousStrategy(FederatedStrategy):
         if session.receiver.clip is not None and not self.config.distributes_noise:  # which is in the sum
             session.add_central_noise(cohort, update, aggregate.total.sensitivity(aggregate.weights))
         squares = aggregate.total.mean_square(aggregate.weights)
-        return server_step.validated(server_step.apply(cohort.model, update, squares))
+        in_place = update is summed  # nobody else has it
+        return server_step.validated(server_step.apply(cohort.model, update, squares, in_place=in_place))
 
     def _moved_by_method(self, cohort: Round) -> Vector:
         """Return the next global model (D,) that the method makes of all contributions at once."""

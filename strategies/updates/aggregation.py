@@ -23,7 +23,6 @@ from strategies.updates.pipeline import LocalModel
 from strategies.updates.safeguards import bounded, moved_by
 
 MEAN = "mean"
-_NOTHING: Vector = np.empty(0)
 _UPDATE = "update"
 
 
@@ -125,7 +124,7 @@ class WeightedSum:
     Parameters
     ----------
     size : int
-        D. The sum keeps two vectors of this size.
+        D. The sum keeps two vectors of this size; one, if all updates come at once.
     block : int
         Number of updates in a block, each of which must be added or skipped: ``block_size`` of a round's.
     squares : bool
@@ -150,14 +149,17 @@ class WeightedSum:
         private: bool = False,
         each: float = 0.0,
     ) -> None:
-        self.total = np.zeros(size)
         self.squares = 0.0
         self.bound, self.furthest, self._private, self._each = bound, 0.0, private, each
         self.kept: list[float] = []
         self._squares = squares
         self.block = self._left = block
-        # The block's sum (D,), or together with the sum of the blocks before it where ``_whole`` says so.
-        self._second, self._begun, self._whole = np.empty(size), False, False
+        # The sum (D,) of the blocks before, and that of the present blocks, to which ``_whole`` says that the first
+        # is added; None as long as there is none.
+        self._size = size
+        self._sum: Vector | None = None
+        self._second: Vector | None = None
+        self._begun = self._whole = False
         self._block_squares, self._block_kept = 0.0, list[float]()
 
     def add(self, weight: float, update: Vector) -> None:
@@ -167,38 +169,55 @@ class WeightedSum:
             self.furthest = max(self.furthest, moved_by(weight, update))
         if self._squares:
             self._block_squares += weight * square_of(update)
-        self._accumulate([(weight, update)], whole=self._left == 1)
+        self._accumulate([[(weight, update)]], whole=self._left == 1)
         self.skip()
 
-    def sum_block(self, updates: Sequence[tuple[float, LocalModel]]) -> None:
-        """Sum the weights d_i and updates Δ_i of the next block of clients, which ``end`` adds to the sum.
+    @property
+    def total(self) -> Vector:
+        """The sum (D,) of the blocks that have ended."""
+        if self._sum is None:
+            self._sum = np.zeros(self._size)
+        return self._sum
 
-        Updates are measured on the way. If some don't count, or count less, the block is summed again.
+    def sum_blocks(self, blocks: Sequence[Sequence[tuple[float, LocalModel]]]) -> None:
+        """Sum the weights d_i and updates Δ_i of the next blocks of clients, which ``end`` adds to the sum.
+
+        Updates are measured on the way. If some don't count, or count less, the blocks are summed again.
         """
         self._begun, self._whole, self._block_kept = False, False, []
-        self._accumulate(updates, whole=True)
+        self._accumulate(blocks, whole=True)
 
-    def _accumulate(self, updates: Sequence[tuple[float, Vector | LocalModel]], *, whole: bool) -> None:
-        """Add Σ d_i Δ_i of some updates to the block's sum, a chunk of all of them at a time.
+    def _accumulate(
+        self, blocks: Sequence[Sequence[tuple[float, Vector | LocalModel]]], *, whole: bool
+    ) -> None:
+        """Add Σ d_i Δ_i of the updates of some blocks, the first of which may have begun, a chunk of all at a time.
 
-        ``whole`` adds the sum of the blocks before as well: nothing more comes to this block.
+        ``whole`` adds the sum of the blocks before as well, as it must with several: nothing more comes to them.
         """
-        if not updates:
+        if not any(blocks):
             return
-        buffer = np.empty(min(CHUNK, len(self.total)))
+        self._second = np.empty(self._size) if self._second is None else self._second
+        buffer, block_buffer = np.empty((2, min(CHUNK, self._size)))
         with np.errstate(over="ignore", invalid="ignore"):  # what isn't finite shows in the squares
-            for place in chunks(len(self.total)):
-                block_sum, begun = self._second[place], self._begun
-                for weight, update in updates:
-                    delta = update.chunk(place, buffer) if isinstance(update, LocalModel) else update[place]
-                    weighted = np.multiply(delta, weight, out=buffer[: len(delta)] if begun else block_sum)
-                    if begun:
-                        block_sum += weighted
-                    begun = True
-                if whole:
-                    block_sum += self.total[place]
+            for place in chunks(self._size):
+                out = self._second[place]
+                before: Vector | float = 0.0 if self._sum is None else self._sum[place]
+                block_sum, begun = out if len(blocks) == 1 else block_buffer[: len(out)], self._begun
+                for updates in blocks:
+                    for weight, update in updates:
+                        delta = (
+                            update.chunk(place, buffer) if isinstance(update, LocalModel) else update[place]
+                        )
+                        weighted = np.multiply(
+                            delta, weight, out=buffer[: len(delta)] if begun else block_sum
+                        )
+                        if begun:
+                            block_sum += weighted
+                        begun = True
+                    if whole and updates:
+                        before, begun = np.add(block_sum, before, out=out), False
         self._begun, self._whole = True, whole
-        self._block_kept += [weight for weight, _ in updates]
+        self._block_kept += [weight for updates in blocks for weight, _ in updates]
 
     def skip(self) -> None:
         """Skip a client without a valid update."""
@@ -209,16 +228,17 @@ class WeightedSum:
     def add_block(self, total: Vector, squares: float, kept: Sequence[float], furthest: float = 0.0) -> None:
         """Add a block's Σ d_i Δ_i (D,), Σ d_i ‖Δ_i‖² and largest d_i ‖Δ_i‖, with the d_i of its valid updates."""
         self.furthest = max(self.furthest, furthest)
-        self.total += total
+        np.add(self.total, total, out=self.total)
         self.squares += squares
         self.kept += kept
 
     def end(self) -> None:
         """Add the present block to the sum, full or not."""
-        if self._whole:
-            self.total, self._second = self._second, self.total
-        elif self._begun:
-            self.total += self._second
+        if self._begun:
+            assert self._second is not None
+            if not self._whole:  # the block isn't full
+                self._second += 0.0 if self._sum is None else self._sum
+            self._sum, self._second = self._second, self._sum
         self.squares += self._block_squares
         self.kept += self._block_kept
         self._begun, self._whole, self._left = False, False, self.block
@@ -227,10 +247,11 @@ class WeightedSum:
     def result(self, weights: Sequence[float]) -> Vector | None:
         """Return the sum (D,), given the d_i of all; None without a weight above 0, or ``each``."""
         self.end()
-        total, self.total, self._second = self.total, _NOTHING, _NOTHING  # the memory is the caller's
         if not (self._each or sum(self.kept) > 0):
             return None
-        total *= self._share(weights)
+        total, self._sum, self._second = self.total, None, None  # the memory is the caller's
+        if (share := self._share(weights)) != 1:
+            total *= share
         return total
 
     def mean_square(self, weights: Sequence[float]) -> float:

@@ -4,8 +4,8 @@
 
 Up to on_client_model, the pipeline processes each reply separately, as its local model w_i and the model w̄ that the
 client was sent; the sum or robust rule makes one update Δ of all replies. A local model stays in the bytes of its
-reply until a link reads it whole; if only the sum reads it, ``WeightedSum.sum_block`` sums such replies together. The
-links are small objects, composed by ``pipeline``::
+reply until a link reads it whole; if only the sum reads it, ``WeightedSum.sum_blocks`` sums such replies together.
+The links are small objects, composed by ``pipeline``::
 
     receive = pipeline(Bound(S), ModelCallback(on_client_model))
     local = check(client, reply, base)           # raises an ArraysMismatchError for an invalid reply

@@ -51,6 +51,10 @@ class ServerOptimizer(ABC):
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return the new model (D,) from the old one and Δ (D,), which are not changed."""
 
+    def step_in_place(self, model: Vector, update: Vector) -> Vector:
+        """Return what ``step`` does, maybe in the memory of Δ (D,)."""
+        return self.step(model, update)
+
     def outcome(self, model: Vector) -> Vector:
         """Return the result (D,) of a run, given the model (D,) after the last step."""
         return model
@@ -74,6 +78,13 @@ class SGD(ServerOptimizer):
         updated_model = self.lr * update
         updated_model += model
         return updated_model
+
+    def step_in_place(self, model: Vector, update: Vector) -> Vector:
+        """Return θ + η_g Δ in the memory of Δ."""
+        if self.lr != 1:
+            update *= self.lr
+        update += model
+        return update
 
 
 class Momentum(ServerOptimizer):

@@ -1,8 +1,9 @@
 """What the server does in a round: Flower's FedAvg, ours, and ours with safeguards, on the same replies.
 
     python -m studies.benchmarks.server_round --clients 100 --size 1000000 --rounds 5 --repeats 5
+    python -m studies.benchmarks.server_round --clients 8 --size 10000000 --arrays 50 --rounds 2     # large models
 
-Clients are a stub that answers with a model of its own in ten float32 arrays, so that only the server works. The
+Clients are a stub that answers with a model of its own in float32 arrays, so that only the server works. The
 three run in processes of their own, in turn; what is shown are medians of CPU seconds a round, of their ratios to
 Flower's in the same turn, with the least and the largest, and of the memory that rounds allocate beside the replies.
 """
@@ -25,7 +26,6 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from strategies import FedAvg, messages, streams
 from strategies.testing import LocalGrid, be_the_server
 
-ARRAYS = 10
 KINDS = ("flower", "off", "on")  # Flower's own; ours by `safeguards`
 
 
@@ -62,18 +62,18 @@ class Answers(LocalGrid):
         return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
 
 
-def model_of(number: int, size: int) -> ArrayRecord:
-    """Return the model of a client, or the initial one for -1, in ``ARRAYS`` arrays of float32."""
+def model_of(number: int, size: int, arrays: int) -> ArrayRecord:
+    """Return the model of a client, or the initial one for -1, in so many arrays of float32."""
     rng = streams.generator(0, "server-round", number + 1)
-    values = rng.normal(size=size).astype(np.float32)
-    return ArrayRecord({f"{i}": Array(part) for i, part in enumerate(np.array_split(values, ARRAYS))})
+    values = rng.standard_normal(size, dtype=np.float32)
+    return ArrayRecord({f"{i}": Array(part) for i, part in enumerate(np.array_split(values, arrays))})
 
 
-def measure(kind: str, clients: int, size: int, rounds: int) -> tuple[float, float]:
+def measure(kind: str, clients: int, size: int, rounds: int, arrays: int) -> tuple[float, float]:
     """Return the CPU seconds a round, and the MiB that rounds allocate beside the replies at most."""
     be_the_server()
     logging.disable(logging.WARNING)
-    initial, models = model_of(-1, size), [model_of(number, size) for number in range(clients)]
+    initial, *models = (model_of(number, size, arrays) for number in range(-1, clients))
 
     def run() -> None:
         if kind == "flower":
@@ -97,12 +97,14 @@ def main() -> None:
     )
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--size", type=int, default=1_000_000, help="values of the model")
+    parser.add_argument("--arrays", type=int, default=10, help="arrays of the model")
     parser.add_argument("--rounds", type=int, default=5, help="of a process")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kind", choices=KINDS, help="measure this one, in this process")
     options = parser.parse_args()
     if options.kind:
-        print(json.dumps(measure(options.kind, options.clients, options.size, options.rounds)))
+        asked = options.clients, options.size, options.rounds, options.arrays
+        print(json.dumps(measure(options.kind, *asked)))
         return
     command = [
         sys.executable,
@@ -110,6 +112,7 @@ def main() -> None:
         __spec__.name,
         f"--clients={options.clients}",
         f"--size={options.size}",
+        f"--arrays={options.arrays}",
         f"--rounds={options.rounds}",
     ]
     turns = []

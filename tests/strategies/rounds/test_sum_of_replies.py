@@ -117,15 +117,18 @@ def trained(names: tuple[str, ...], **options: Any) -> Any:
 )
 def test_the_model_has_the_same_bits_as_reply_by_reply(safeguards, spoils, monkeypatch):
     names, blocks, seen = (spoils * CLIENTS)[:CLIENTS], list[int](), list[int]()
-    sum_block = WeightedSum.sum_block
+    together = list[int]()
+    sum_blocks = WeightedSum.sum_blocks
 
-    def counted(total: WeightedSum, updates: Any) -> None:
-        blocks.append(len(updates))
-        sum_block(total, updates)
+    def counted(total: WeightedSum, given: Any) -> None:
+        blocks.extend(map(len, given))
+        together.append(len(given))
+        sum_blocks(total, given)
 
-    monkeypatch.setattr(WeightedSum, "sum_block", counted)
+    monkeypatch.setattr(WeightedSum, "sum_blocks", counted)
     expected = trained(names, safeguards=safeguards, on_client_model=lambda index, _: seen.append(index))
     assert seen
     assert not blocks
     assert trained(names, safeguards=safeguards) == expected
     assert max(blocks) == 2  # an eighth of the clients, rounded up
+    assert max(together) == 4  # blocks of 8 clients, whose replies come in one pull
