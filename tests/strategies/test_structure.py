@@ -27,6 +27,7 @@ FLOWERS = {*FLOWERS_ORDER, "_construct_messages", "_check_and_log_replies", "ini
 # What one reads to mend the event loop, and what of the room the loop only asks.
 EVENT_LOOP = ("strategy", "pump", "session", "event_stream", "tasks", "dispatcher")
 BESIDE = {
+    "active_clients",
     "task_checkpoint",
     "arrival_rule",
     "contribution_weights",
