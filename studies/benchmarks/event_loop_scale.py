@@ -243,7 +243,7 @@ def measure(
         trace = Path(folder) / "times.csv"
         trace.write_text("\n".join(f"{i},{device.seconds}" for i, device in enumerate(fleet)))
         kind = REGISTRY[name]
-        options = {"time_scenario": f"trace:{trace}", "time_budget": end, "eval_every": 1000}
+        options = {"time_scenario": f"trace:{trace}", "time_budget": end, "eval_every": num_devices}
         options |= OPTIONS[name] | given
         strategy = kind(kind.Config(**options), clock=clock, observer=observe)
         assert isinstance(strategy, AsynchronousStrategy)
