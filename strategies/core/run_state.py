@@ -25,6 +25,7 @@ from strategies.flower.arrays import (
     ArraysMismatchError,
     Layout,
     Vector,
+    equal_values,
     flat,
 )
 from strategies.flower.errors import DivergedError, RunError
@@ -477,7 +478,7 @@ class RunState:
                     "time_budget = %g s is shorter than the first round: the model is the initial one",
                     self.scheduler.budget,
                 )
-        elif self.layout.size and np.array_equal(flat(self.result.arrays), flat(initial_arrays)):
+        elif self.layout.size and equal_values(self.result.arrays, initial_arrays):
             log.warning(
                 "after %d aggregations the model is the initial one: %s",
                 done,

@@ -250,7 +250,9 @@ class FederatedStrategy(Strategy):
         total.end()
         if self.session.server_step.add_noise is not None:
             self.session.server_step.add_noise(total.total, weights)
-        return self.session.server_step.apply(model, self.server_update(total.total), total.squares)
+        update = self.server_update(total.total)
+        in_place = update is total.total  # nobody else has it
+        return self.session.server_step.apply(model, update, total.squares, in_place=in_place)
 
     def default_server_lr(self) -> float:
         """Return the method's server step size η_g, used where config and server optimizer have none."""

@@ -124,7 +124,10 @@ class Layout:
     def rounded(self, vector: Vector) -> Vector:
         """Return a vector (D,) rounded to the dtypes of the arrays, as ``to_record`` does."""
         if len(set(self.dtypes)) == 1 and self.narrow.kind == "f":
-            return vector.astype(self.narrow).astype(np.float64)
+            rounded = np.empty(len(vector))
+            for place in chunks(len(vector)):
+                rounded[place] = vector[place].astype(self.narrow)
+            return rounded
         return self.to_vector(self.to_record(vector))
 
     def to_vector(self, record: ArrayRecord) -> Vector:
@@ -442,4 +445,12 @@ def _brief(names: Iterable[str]) -> str:
 def flat(record: ArrayRecord) -> NDArray[Any]:
     """Return all values of a record as one vector (D,) of the narrowest dtype that holds them exactly."""
     empty = np.empty(0, Layout.of(record).narrow)
-    return np.concatenate([empty, *(array.numpy().ravel() for array in record.values())])
+    return np.concatenate([empty, *(unpack(array).ravel() for array in record.values())])
+
+
+def equal_values(record: ArrayRecord, other: ArrayRecord) -> bool:
+    """Return True if two records hold the same values in their order."""
+    return len(record) == len(other) and all(
+        np.array_equal(unpack(array), unpack(each))
+        for array, each in zip(record.values(), other.values(), strict=True)
+    )

@@ -1,11 +1,12 @@
-"""What the server does in a round: Flower's FedAvg, ours, and ours with safeguards, on the same replies.
+"""What the server does in a round: Flower's FedAvg and FedAdam, ours, and FedBuff, on the same replies.
 
     python -m studies.benchmarks.server_round --clients 100 --size 1000000 --rounds 5 --repeats 5
     python -m studies.benchmarks.server_round --clients 8 --size 10000000 --arrays 50 --rounds 2     # large models
 
 Clients are a stub that answers with a model of its own in float32 arrays, so that only the server works. The
-three run in processes of their own, in turn; what is shown are medians of CPU seconds a round, of their ratios to
-Flower's in the same turn, with the least and the largest, and of the memory that rounds allocate beside the replies.
+strategies run in processes of their own, in turn; what is shown are medians of CPU seconds a round, of their ratios
+to Flower's in the same turn, with the least and the largest, and of the memory that rounds allocate beside the
+replies. FedBuff's buffer holds half of the clients; as many replies count as a round.
 """
 
 import argparse
@@ -15,18 +16,27 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam as FlowersFedAdam
 from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
-from strategies import FedAvg, messages, streams
+from strategies import FedAdam, FedAvg, FedBuff, messages, streams
 from strategies.testing import LocalGrid, be_the_server
 
-KINDS = ("flower", "off", "on")  # Flower's own; ours by `safeguards`
+# What is measured, with its aggregations a round of C clients, and what it is compared with.
+KINDS: dict[str, tuple[Callable[[int], Any], int, str]] = {
+    "flower": (lambda clients: FlowersFedAvg(fraction_evaluate=0.0), 1, "flower"),
+    "off": (lambda clients: FedAvg(fraction_evaluate=0.0, safeguards="off"), 1, "flower"),
+    "on": (lambda clients: FedAvg(fraction_evaluate=0.0, safeguards="on"), 1, "flower"),
+    "flower-adam": (lambda clients: FlowersFedAdam(fraction_evaluate=0.0), 1, "flower-adam"),
+    "adam": (lambda clients: FedAdam(fraction_evaluate=0.0), 1, "flower-adam"),
+    "fedbuff": (lambda clients: FedBuff(buffer_size=max(clients // 2, 1)), 2, "flower"),
+}
 
 
 class Answers(LocalGrid):
@@ -76,11 +86,8 @@ def measure(kind: str, clients: int, size: int, rounds: int, arrays: int) -> tup
     initial, *models = (model_of(number, size, arrays) for number in range(-1, clients))
 
     def run() -> None:
-        if kind == "flower":
-            strategy: Any = FlowersFedAvg(fraction_evaluate=0.0)
-        else:
-            strategy = FedAvg(fraction_evaluate=0.0, safeguards=kind)
-        strategy.start(Answers(models), initial, num_rounds=rounds, timeout=60.0)
+        strategy, number, _ = KINDS[kind]
+        strategy(clients).start(Answers(models), initial, num_rounds=rounds * number, timeout=60.0)
 
     began = time.process_time()
     run()
@@ -100,6 +107,7 @@ def main() -> None:
     parser.add_argument("--arrays", type=int, default=10, help="arrays of the model")
     parser.add_argument("--rounds", type=int, default=5, help="of a process")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=["flower", "off", "on"])
     parser.add_argument("--kind", choices=KINDS, help="measure this one, in this process")
     options = parser.parse_args()
     if options.kind:
@@ -115,21 +123,23 @@ def main() -> None:
         f"--arrays={options.arrays}",
         f"--rounds={options.rounds}",
     ]
+    kinds = [kind for kind in KINDS if kind in {*options.kinds, *(KINDS[kind][2] for kind in options.kinds)}]
     turns = []
     for _ in range(options.repeats):
         ran = {
             kind: subprocess.run([*command, f"--kind={kind}"], capture_output=True, text=True, check=True)
-            for kind in KINDS
+            for kind in kinds
         }
         turns.append({kind: json.loads(each.stdout.splitlines()[-1]) for kind, each in ran.items()})
-    for kind in KINDS:
+    for kind in kinds:
+        beside = KINDS[kind][2]
         seconds, memory = (
             median(turn[kind][0] for turn in turns),
-            median(turn[kind][1] - turn[KINDS[0]][1] for turn in turns),
+            median(turn[kind][1] - turn[beside][1] for turn in turns),
         )
-        ratios = [turn[kind][0] / turn[KINDS[0]][0] for turn in turns]
-        share = f"{median(ratios):5.2f} times Flower's ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"{kind:7} {seconds:6.2f} CPU s  {share}  {memory:+7.1f} MiB")
+        ratios = [turn[kind][0] / turn[beside][0] for turn in turns]
+        share = f"{median(ratios):5.2f} times {beside}'s ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"{kind:12} {seconds:6.2f} CPU s  {share}  {memory:+7.1f} MiB")
 
 
 if __name__ == "__main__":
