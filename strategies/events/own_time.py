@@ -8,9 +8,12 @@ time-based ones. So with safeguards
               are paid from a bucket of ``CAPACITY`` that a contribution of the median client fills by so many. What
               comes beyond that is discarded.
     course    where fast clients count more by design, a client's contributions count unseen as often as the median
-              of the others', from a bucket of ``UNSEEN``. What it sends more often counts where it agrees with a mean
-              of last updates, as many of each client: where their cosine is ``OPPOSED`` or more. Where the server has
-              no single updates (secure sums), ``rate_bound`` is halved instead.
+              of the others', from a bucket of ``UNSEEN`` that begins with one. What it sends more often counts while
+              the client doesn't go against the course of the others, the mean direction of their last updates, its
+              own left out. Its evidence is a sum over all its contributions of their cosine with that course less
+              ``OPPOSED``, kept within ±``EVIDENCE`` (Page 1954's cumulative sum, of both signs), and must be 0 or
+              more: single cosines are mostly noise near the end of a run. Where the server has no single updates
+              (secure sums), ``rate_bound`` is halved instead.
     weight    d_i = p_i (n − n_i) + r_i, where time-based or observed weights are asked for, and with a robust rule
               over arrivals. n counts the aggregations, this one included (the intervals, if time says when they
               are), n_i is n at the client's last contribution, or when it joined, and r_i what the last bound left.
@@ -24,17 +27,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strategies.flower.arrays import Vector
 
 # Contributions that a client can make at once, beyond its rate. With exponential task times of equal means 3 of 1,000
 # contributions are beyond the rate with 5 clients, and none of 1,000 with half-normal times.
 CAPACITY = 8.0
-UNSEEN = 3.0  # likewise, of the contributions that count unseen
+UNSEEN = 3.0  # likewise, of the contributions that count unseen; a client begins with 1
 HALVED = 0.5  # of the bound, where single updates can't be seen: one of five that are hostile then has 1/3
 FEWEST = 3  # clients; with two, either may be the faulty one
-OPPOSED = -0.05  # the cosine of an update and the course below which they are opposed
-FOLLOWS = 4  # updates of each client over which the mean of the last updates goes
+# The mean cosine of a client's updates and the course below which the client is opposed. Measured where updates were
+# mostly noise: -0.06 of an honest client five times as fast as the slowest, -0.1 to -0.4 of a reversed one.
+OPPOSED = -0.1
+EVIDENCE = 0.3  # about three times the deviation of such a cosine
+LEADERS = 16  # clients whose last updates are the course: at most 64 D bytes
 
 
 class Bucket:
@@ -44,24 +51,70 @@ class Bucket:
     ----------
     capacity : float
         Contributions that fit in.
+    first : float, optional
+        Contributions that are in the bucket of a new client; by default it is full.
     """
 
-    def __init__(self, capacity: float) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: float, first: float | None = None) -> None:
+        self._capacity, self._first = capacity, capacity if first is None else first
         # By client index: what is in the bucket, and the others' median when it was filled.
         self.credit: dict[int, tuple[float, float]] = {}
 
     def pays(self, index: int, median: float, rate: float) -> bool:
         """Pay for a contribution of a client; return False if there is too little; ``median``: of the others."""
-        credit, before = self.credit.get(index, (self._capacity, median))
+        credit, before = self.credit.get(index, (self._first, median))
         credit = min(credit + rate * max(median - before, 0.0), self._capacity)
         self.credit[index] = credit - (enough := credit >= 1), median
         return enough
 
 
-def opposed(course: Vector, update: Vector) -> bool:
-    """Return whether an update (D,) goes against the course (D,) by more than the noise of honest ones."""
-    return float(course @ update) < OPPOSED * float(np.linalg.norm(course) * np.linalg.norm(update))
+class Course:
+    """The direction of the others' last updates, and how far each client's updates have agreed with it."""
+
+    def __init__(self) -> None:
+        # By client index the last update (D,), with norm 1, the oldest first; and their sum (D,).
+        self._last: dict[int, NDArray[np.float32]] = {}
+        self._sum: Vector = np.zeros(())
+        self._evidence: dict[int, float] = {}
+
+    def follow(self, index: int, update: Vector) -> None:
+        """Take a client's update (D,) into the course, in place of its last one."""
+        self._forget(index)
+        self._last[index] = (update / (float(np.linalg.norm(update)) or 1.0)).astype(np.float32)
+        self._sum = self._sum + self._last[index]
+        if len(self._last) > LEADERS:
+            self._forget(next(iter(self._last)))
+
+    def agrees(self, index: int, present: Mapping[int, object], update: Vector) -> bool:
+        """Return whether a client goes the others' way, this update (D,) included; not before their way is known."""
+        for gone in self._last.keys() - present.keys() - {index}:
+            self._forget(gone)
+        others = len(self._last.keys() - {index})
+        if others + 1 < min(LEADERS, len(present) // 2 + 1):
+            return False
+        course = self._sum - self._last[index] if index in self._last else self._sum
+        lengths = float(np.linalg.norm(course)) * float(np.linalg.norm(update))
+        cosine = float(course @ update) / lengths if lengths else 0.0
+        evidence = self._evidence.get(index, 0.0) + cosine - OPPOSED
+        self._evidence[index] = min(max(evidence, -EVIDENCE), EVIDENCE)
+        return self._evidence[index] >= 0
+
+    def _forget(self, index: int) -> None:
+        """Take a client's last update out of the course."""
+        if index in self._last:
+            self._sum = self._sum - self._last.pop(index)
+
+    def state(self) -> dict[str, Any]:
+        """Return the course for a checkpoint: unit updates (L, D), whose they are, and every client's evidence."""
+        led = {"own-course": np.stack(list(self._last.values()))} if self._last else {}
+        return {**led, "own-course-of": list(self._last), "own-evidence": list(self._evidence.items())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the course of a checkpoint."""
+        rows = np.array(state.get("own-course", ()), np.float32)
+        self._last = dict(zip(map(int, state.get("own-course-of", ())), rows, strict=True))
+        self._sum = rows.sum(axis=0, dtype=np.float64)
+        self._evidence = {int(index): evidence for index, evidence in state.get("own-evidence", ())}
 
 
 def _median(numbers: Mapping[int, float], index: int, present: Mapping[int, object]) -> float:
@@ -82,9 +135,8 @@ class OwnTime:
         self.intervals = 0  # n, where time says when there is an aggregation
         self._arrivals: dict[int, float] = {}
         self._unopposed: dict[int, float] = {}  # contributions that weren't discarded here, nor by the method
-        self._all, self._unseen, self._leads = Bucket(CAPACITY), Bucket(UNSEEN), Bucket(1.0)
-        self._course: Vector | None = None  # (D,), a mean of last updates, equally many of each client
-        self._followed = 0  # their number
+        self._all, self._unseen, self._leads = Bucket(CAPACITY), Bucket(UNSEEN, 1.0), Bucket(1.0)
+        self._course = Course()
         self._paid: dict[int, tuple[float, float, int]] = {}  # n_i, r_i, and when the client joined
 
     def note(self, index: int, present: Mapping[int, object]) -> None:
@@ -101,16 +153,14 @@ class OwnTime:
         """Return whether an update (D,) counts: unseen by its client's rate, or because it goes the others' way."""
         if len(present.keys() | {index}) < FEWEST:
             return True
-        median = _median(self._unopposed, index, present)
-        known = len(self._leads.credit.keys() & present.keys()) >= min(FEWEST, len(present) // 2 + 1)
+        median, agrees = _median(self._unopposed, index, present), self._course.agrees(index, present, update)
         if not self._unseen.pays(index, median, 1.0):
-            if not known or self._course is None or opposed(self._course, update):
+            if not agrees:
                 return False
-        elif self._leads.pays(index, median, 1.0):
-            self._followed = min(self._followed + 1, FOLLOWS * len(present))
-            if self._course is None:
-                self._course = np.zeros(len(update))
-            self._course += (update - self._course) / self._followed
+        elif self._leads.pays(
+            index, median, 1.0
+        ):  # a fast client's updates aren't the only ones of the course
+            self._course.follow(index, update)
         _count(self._unopposed, index, present)
         return True
 
@@ -127,7 +177,6 @@ class OwnTime:
 
     def state(self) -> dict[str, Any]:
         """Return the counts for a checkpoint."""
-        course = {} if self._course is None else {"own-course": self._course, "own-followed": self._followed}
         return {
             "own-intervals": self.intervals,
             "own-arrivals": list(self._arrivals.items()),
@@ -136,7 +185,7 @@ class OwnTime:
             "own-unseen": [[index, *each] for index, each in self._unseen.credit.items()],
             "own-leads": [[index, *each] for index, each in self._leads.credit.items()],
             "own-paid": [[index, *each] for index, each in self._paid.items()],
-            **course,
+            **self._course.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -151,5 +200,4 @@ class OwnTime:
         ):
             bucket.credit = {int(index): (credit, median) for index, credit, median in state.get(name, ())}
         self._paid = {int(i): (last, left, int(since)) for i, last, left, since in state.get("own-paid", ())}
-        if (course := state.get("own-course")) is not None:
-            self._course, self._followed = np.array(course, np.float64), int(state["own-followed"])
+        self._course.restore(state)

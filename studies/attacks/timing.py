@@ -4,7 +4,8 @@
 
 A perceptron learns the pictures of the other attacks, IID over the devices, for 20 seconds of real time on a clock
 that jumps to the end of every wait. Honest tasks take 0.6 to 1.4 s. Safeguards are on. A line has the final accuracy
-in percent, the aggregations, and the share of the devices that lie in all weights that were given.
+in percent, the aggregations, the share of the devices that lie in all weights that were given, and the number of
+contributions that were discarded, of all that came.
 """
 
 import logging
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -86,6 +87,8 @@ LIES: dict[str, Times] = {
     "silent": lambda turn: FOREVER,
     "usual for 6 s, then a burst": lambda turn: turn.usual if turn.now < 6 else 0.01,
     "4 s away, 4 at once": lambda turn: 0.01 if turn.task % 5 else 4.0,
+    # Of five devices, the fastest five times as fast as the slowest.
+    "0.2 to 1 s": lambda turn: turn.usual / (0.6 + 0.2 * turn.device) * 0.2 * (1 + turn.device),
     "in turns": lambda turn: 0.02 if int(turn.now / 2) % 2 == turn.device % 2 else 2.0 - turn.now % 2,
 }
 
@@ -136,6 +139,7 @@ ROWS = (
     ),
     Row("usual for 6 s, then a burst", "reversed"),
     Row("4 s away, 4 at once", "reversed"),
+    Row("0.2 to 1 s", "as others", 5),
     Row("in turns", "reversed", 2, 10),
     Row("20 times as fast", "reversed", 3, 10),
 )
@@ -236,6 +240,28 @@ def trained(model: Model, x: NDArray[np.float32], y: NDArray[np.int64], rng: np.
     return model
 
 
+class Result(NamedTuple):
+    """What a run came to.
+
+    Attributes
+    ----------
+    accuracy : float
+        The final accuracy, in percent.
+    aggregations : int
+        The number of aggregations.
+    share : float
+        The share of the devices that lie in all weights that were given.
+    discarded, arrived : int
+        The contributions that were discarded, and all that came.
+    """
+
+    accuracy: float
+    aggregations: int
+    share: float
+    discarded: int
+    arrived: int
+
+
 def result(
     method: str,
     lie: str,
@@ -245,8 +271,8 @@ def result(
     liars: int = 1,
     clients: int = CLIENTS,
     seed: int = 0,
-) -> tuple[float, int, float]:
-    """Return the final accuracy in percent, the number of aggregations, and the share of the devices that lie."""
+) -> Result:
+    """Return what a method makes of devices that lie."""
     x = {
         part: data[f"x_{part}"].reshape(len(data[f"x_{part}"]), -1).astype(np.float32)
         for part in ("train", "test")
@@ -290,10 +316,13 @@ def result(
     model = [array.numpy() for array in ended.arrays.values()]
     weights = {index: member.weight for index, member in strategy.session.task_table.members.items()}
     right = outputs(model, x["test"])[1].argmax(axis=1) == y["test"]
-    return (
+    discarded = sum(record.discarded for _, record in strategy.session.client_stats.items())
+    return Result(
         100 * float(right.mean()),
         strategy.session.aggregations,
         sum(weights.get(index, 0.0) for index in range(liars)) / (sum(weights.values()) or 1.0),
+        discarded,
+        discarded + sum(member.contributions for member in strategy.session.task_table.members.values()),
     )
 
 
@@ -303,12 +332,11 @@ def main() -> None:
     data = pictures(sys.argv[1] if len(sys.argv) > 1 else "")
     for method in sys.argv[2:] or METHODS:
         for row in ROWS:
-            accuracy, aggregations, share = result(
-                method, row.lie, data, sends=row.sends, liars=row.liars, clients=row.clients
-            )
+            found = result(method, row.lie, data, sends=row.sends, liars=row.liars, clients=row.clients)
             print(
                 f"{method:15} {row.liars} of {row.clients:<3} {row.lie:28} {row.sends:27} "
-                f"{accuracy:5.1f} % {aggregations:5} {share:6.3f}",
+                f"{found.accuracy:5.1f} % {found.aggregations:5} {found.share:6.3f} "
+                f"{found.discarded:4} of {found.arrived}",
                 flush=True,
             )
 

@@ -64,7 +64,7 @@ def test_a_client_counts_at_most_four_times_as_often_as_the_median_of_the_others
 
 def test_what_a_client_sends_beyond_the_rate_of_the_others_counts_where_it_goes_their_way():
     east, west, north = np.array([1.0, 0.0]), np.array([-1.0, 0.0]), np.array([0.0, 1.0])
-    for sent, counts in ((west, UNSEEN + 99), (east, 2000.0), (north, 2000.0)):
+    for sent, counts in ((west, 1 + 99), (east, 2000.0), (north, 2000.0)):
         own, counted = OwnTime(), 0
         for _ in range(100):
             assert all(own.agrees(index, EVERYBODY, east) for index in range(1, 5))
@@ -75,7 +75,34 @@ def test_what_a_client_sends_beyond_the_rate_of_the_others_counts_where_it_goes_
         assert counted == pytest.approx(counts, abs=1)
     # As long as fewer than three have answered, nobody knows the others' way.
     first = OwnTime()
-    assert sum(first.agrees(0, EVERYBODY, east) for _ in range(20)) == UNSEEN
+    assert sum(first.agrees(0, EVERYBODY, east) for _ in range(20)) == 1
+
+
+def test_a_client_that_leads_the_course_isn_t_judged_by_its_own_updates():
+    own, east = OwnTime(), np.eye(40)[0]
+    noise = np.eye(40)[1:]  # of each honest update, at a right angle to all others
+    against = noise[-1] - 0.4 * east  # always the same: a course with it would agree
+    counted = 0
+    for turn in range(30):
+        for index in range(1, 5):
+            own.agrees(index, EVERYBODY, noise[(4 * turn + index) % 30] + 0.5 * east)
+        counted += sum(own.agrees(0, EVERYBODY, against) for _ in range(4))
+    assert counted == 30  # as often as the others
+
+
+@pytest.mark.parametrize(("mean", "most"), [(0.08, 0.99), (-0.25, 0.05)])
+def test_many_updates_tell_what_a_single_one_doesn_t(mean, most):
+    # Cosines with the course of mean 0.08 or -0.25 and deviation 0.15, as of updates that are mostly noise: one in
+    # five of an honest client's is below -0.05.
+    rng, own, east = np.random.default_rng(0), OwnTime(), np.array([1.0, 0.0])
+    counted, sent = 0, 0
+    for _ in range(100):
+        assert all(own.agrees(index, EVERYBODY, east) for index in range(1, 5))
+        own.agrees(0, EVERYBODY, east * 0.0)  # what is unseen
+        for cosine in np.clip(rng.normal(mean, 0.15, 5), -1, 1):
+            sent += 1
+            counted += own.agrees(0, EVERYBODY, np.array([cosine, np.sqrt(1 - cosine**2)]))
+    assert counted >= most * sent if mean > 0 else counted <= most * sent
 
 
 def exponential(rng: np.random.Generator, index: int) -> float:
