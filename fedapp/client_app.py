@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fedapp.client.site_rules import ONLY_MASKED, REQUIRE_SECURE_SUMS, keeps_site_rules
 from fedapp.room import lacks_room
-from fedapp.worker.asking import VARIABLE, ask_worker
+from fedapp.worker.asking import VARIABLE, ask_region, ask_worker
 from strategies.flower import messages
 from strategies.flower.packing import unpack_arrays
 from strategies.updates.compression import compress_updates
@@ -42,7 +42,9 @@ app = ClientApp(mods=[keeps_site_rules, unpack_arrays, masks, compress_updates])
 @app.train()
 @app.evaluate()
 def answer(message: Message, context: Context) -> Message:
-    """Let the worker answer, or answer here."""
+    """Let the region's run or the worker answer, or answer here."""
+    if path := context.node_config.get("relay"):  # this SuperNode has no data: it answers for a region
+        return ask_region(message, context, str(path))
     if VARIABLE in os.environ and (reply := ask_worker(message, context)) is not None:
         return reply
     from fedapp.client.handlers import handle  # PyTorch, and seconds

@@ -41,6 +41,11 @@ def main(grid: Grid, context: Context) -> None:
         nodes = addressed_nodes(config.participation, record, config.min_clients)
         grid = addressed(grid, config.participation, nodes)
         number, on_devices = _wait_for_clients(grid, config), engine_of(grid) == DEPLOYMENT
+        if config.relay:
+            from fedapp.worker.region import serve_region
+
+            serve_region(grid, config)
+            return
         why = ""
         if engine_of(grid) == RAY:
             from fedapp.engine.run import chosen_engine, make_grid

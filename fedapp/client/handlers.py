@@ -72,6 +72,8 @@ Handler = Callable[[Message, Context], Message]
 def describe(message: Message, context: Context) -> Message:
     """Say who this client is: partition, number of examples, GPU or not, and the device's name if it has one."""
     record, config = read_config(message)
+    if messages.EDGE_ROUNDS in record:
+        raise ConfigError("tiers = 'relays': this client is a device and no relay; allowed is tiers = none")
     data = local_data(config, record, context)
     if "data-path" in context.node_config and (is_own(config.model) or is_own(config.loss)):
         model = model_of(record, config, data.dataset, federation.CPU)

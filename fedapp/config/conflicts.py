@@ -77,6 +77,7 @@ WITH_DIRECTIONS = Values(
 )
 
 TIERED = other_than("none")
+SIMULATED_TIERS = Values("regions:R", lambda tiers: tiers.startswith("regions:"))
 FOR_SINGLE_CLIENTS = Values(
     "strategies that ask single clients for more than a model (records, steps, lengths of paths)",
     lambda method: (
@@ -276,7 +277,6 @@ CONFLICTS: tuple[Conflict, ...] = (
                 "compression = none",
             ),
             ("update-norm-bound", ABOVE_0, _A_MEAN, "update-norm-bound = 0"),
-            ("safeguards", one_of("on"), _A_MEAN, "safeguards = auto, off"),
             ("stragglers", ABOVE_0, "a region does no part of a task", "stragglers = 0"),
             ("availability", other_than(ALWAYS), "a region doesn't come and go", "availability = always"),
             ("task-failure", ABOVE_0, "a region doesn't come and go", "task-failure = 0"),
@@ -291,6 +291,16 @@ CONFLICTS: tuple[Conflict, ...] = (
             ("record-divergence", SET, "the drift is that of single clients", "record-divergence = false"),
             ("test-on", one_of("own"), "the scores are of single clients", "another test-on"),
         )
+    ),
+    Conflict(
+        {"tiers": SIMULATED_TIERS, "safeguards": one_of("on")},
+        _A_MEAN,
+        "safeguards = auto, off, or tiers = none",
+    ),
+    Conflict(
+        {"tiers": one_of("relays"), "normalize": one_of("standardize")},
+        "a relay isn't asked for the sums of single devices' inputs",
+        "another normalize, or tiers = none",
     ),
 )
 

@@ -18,7 +18,7 @@ from fedapp.config.conflicts import check_conflicts
 from fedapp.config.data_keys import DataKeys
 from fedapp.config.key import ConfigError, Key, KeyConflictError, Keys, Setting, Value, if_
 from fedapp.config.own_keys import STRATEGY_CONFIG, own_fields, unfolded
-from fedapp.config.run_keys import RunKeys
+from fedapp.config.run_keys import OF_REGIONS, RunKeys
 from fedapp.config.strategy_keys import (
     ProtectionKeys,
     StrategyKeys,
@@ -92,6 +92,8 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
         """Raise ConfigError for a text that says nothing, and for keys that exclude each other."""
         if not _is_schedule(self.lr_schedule):
             raise ConfigError(f"lr-schedule = {self.lr_schedule!r}: must be {LR_SCHEDULES}")
+        if self.relay:
+            self._check_region()
         try:
             Participation.parse(self.participation, self.fraction_train)
             check_conflicts(self)
@@ -99,6 +101,18 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
                 addressed_nodes(self.participation, NodeRecord(self.registered_nodes), self.min_clients)
         except ValueError as error:
             raise as_config_error(error, type(self)) from None
+
+    def _check_region(self) -> None:
+        """Raise ConfigError for a key that the run of a region doesn't read."""
+        usual = type(self).defaults()
+        for key, value in self.flat().items():
+            drawn = key == "participation" and ":" not in str(value)
+            if value != usual[key] and (key not in OF_REGIONS or drawn):
+                raise ConfigError(
+                    f"{key} = {value!r}: the run of a region (relay) doesn't read it, as the run of the server above "
+                    f"decides what its devices do; allowed are {', '.join(OF_REGIONS)}, with participation = tag:TAG "
+                    "and name:NAME"
+                )
 
 
 def _is_schedule(schedule: str) -> bool:

@@ -21,6 +21,21 @@ from fedapp.names import Engine
 
 ROUNDS = 40  # of a synchronous strategy, where num-server-rounds = 0
 
+# Keys that the run of a region reads (fedapp/worker/region.py).
+OF_REGIONS = (
+    "relay",
+    "clock",
+    "min-clients",
+    "round-timeout",
+    "participation",
+    "registered-nodes",
+    "log-format",
+    "safeguards",
+    "size-ratio-bound",
+    "examples-bound",
+    "update-norm-bound",
+)
+
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 
@@ -96,6 +111,14 @@ class RunKeys(Keys):
     metrics_port: Annotated[Port, key("where Prometheus can read the metrics; 0: nowhere")]
     metrics_host: Annotated[
         Text, key("this machine's address for Prometheus", if_("metrics-port > 0", _exports))
+    ]
+    relay: Annotated[
+        Text,
+        key(
+            "path of the socket on which a region's devices answer as one device of another SuperLink; empty: a run "
+            "of its own",
+            if_("devices", lambda setting: setting.on_devices),
+        ),
     ]
     run_name: Annotated[
         str,

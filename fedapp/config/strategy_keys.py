@@ -242,16 +242,19 @@ class StrategyKeys(Keys):
     ]
     tiers: Annotated[
         str,
-        pattern("none, or regions:R with a number R of regions", r"^(none|regions:[1-9]\d{0,5})$"),
+        pattern(
+            "none, relays, or regions:R with a number R of regions", r"^(none|relays|regions:[1-9]\d{0,5})$"
+        ),
         key(
-            "the strategy's clients: clients themselves, or R regions, each of clients with consecutive indices"
+            "the strategy's clients: clients themselves, or regions of clients: on devices relays of other "
+            "SuperLinks, in a simulation R regions of consecutive clients each"
         ),
     ]
     edge_rounds: Annotated[
         Counting,
         key(
             "κ₂, rounds in a region for each of the strategy's tasks",
-            if_("tiers = regions:R", lambda setting: setting.config.tiers != "none"),
+            if_("tiers other than none", lambda setting: setting.config.tiers != "none"),
         ),
     ]
     if TYPE_CHECKING:  # parameters of strategies that the app itself, or a study, reads

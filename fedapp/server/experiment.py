@@ -114,8 +114,8 @@ class Experiment:
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """The natural ids of a simulation's clients, or what its regions are, by index; () where there are none."""
-        if self.config.tiers != tiers.NONE:
-            return tiers.names_of(tiers.regions_of(self.config, self.num_clients))
+        if regions := tiers.regions_of(self.config, self.num_clients):
+            return tiers.names_of(regions)
         return names_of_clients(self.dataset, self.partition, self.config.partitioner)
 
     @cached_property
@@ -147,7 +147,8 @@ def prepare(config: RunConfig, num_clients: int, *, on_devices: bool = False) ->
 
 def _prepared(config: RunConfig, num_clients: int, *, on_devices: bool) -> Experiment:
     config = _with_clock(config, on_devices=on_devices)
-    regions = tiers.regions_of(config, num_clients, on_devices=on_devices)
+    tiers.check_place(config, on_devices=on_devices)
+    regions = tiers.regions_of(config, num_clients)
     if on_devices or config.dp != "none" or config.message_epsilon:
         config = with_noise_source(config, on_devices=on_devices)
     given = config.model_copy(update={"metrics": with_directions(config.metrics)})
@@ -193,7 +194,7 @@ def _with_strategy(config: RunConfig, num_clients: int) -> tuple[RunConfig, Fede
     # What the strategy demands, such as the spectral method's weights, is what the run's record says.
     resolved = {field.name: getattr(strategy.config, field.name) for field in fields(strategy.config)}
     # The strategy's best-of states the direction, which the record's metrics do.
-    kept = ("best_of", *(tiers.OF_CLIENTS if regions else ()))
+    kept = ("best_of", *tiers.keys_of_clients(config))
     config = config.model_copy(update=resolved | {name: getattr(config, name) for name in kept})
     if not config.num_server_rounds and isinstance(strategy, AsynchronousStrategy):
         times = tiers.task_times(config, regions).means if regions else None
@@ -404,8 +405,8 @@ def build_strategy(config: RunConfig) -> FederatedStrategy:
     """Make the configured strategy: its config's fields are run-config keys."""
     strategy = strategy_class(config.strategy)
     clock = WallClock() if config.clock == "wall" else VirtualClock()
-    of_regions = {} if config.tiers == tiers.NONE else tiers.OF_CLIENTS
-    config = config.model_copy(update={"best_of": directed_best_of(config), **of_regions})
+    own = {"best_of": directed_best_of(config), **tiers.keys_of_clients(config)}
+    config = config.model_copy(update=own)
     made = strategy(
         strategy_config(strategy, partial(getattr, config)),
         clock=clock,
@@ -459,6 +460,7 @@ def task_config(experiment: Experiment) -> ConfigRecord:
         {
             **{key: value for key, value in config.flat().items() if key not in NOT_FOR_CLIENTS},
             "step-heterogeneity": work,
+            **tiers.fields_for_relays(config),
             **federation.schema_fields(experiment.dataset),
             **({OWN_ARRAYS: list(experiment.own)} if experiment.own else {}),
             **({messages.FROZEN: frozen.digest} if (frozen := frozen_arrays(experiment)) is not None else {}),

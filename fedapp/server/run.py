@@ -35,7 +35,7 @@ from fedapp.server.releases import Releases
 from fedapp.server.run_directory import RunDirectory
 from fedapp.server.run_folder import goes_on_from
 from fedapp.server.standardize import standardized
-from fedapp.server.tiers import NONE, tiered
+from fedapp.server.tiers import NONE, RELAYS, tiered
 from fedapp.server.trackers import make_tracker
 from fedapp.training.losses import loss_of
 from fedapp.training.travelling import frozen_bytes
@@ -162,7 +162,7 @@ def _run(
                 tiered(grid, config, strategy, timeout),
                 arrays,
                 num_rounds=config.num_server_rounds,
-                timeout=FOREVER if config.tiers != NONE else timeout,
+                timeout=timeout if config.tiers in (NONE, RELAYS) else FOREVER,
                 train_config=sent,
                 evaluate_fn=evaluation,
             )

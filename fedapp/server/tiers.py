@@ -1,4 +1,8 @@
-"""Tiers of a simulation: the strategy's clients are regions of clients (``strategies.tiers``)."""
+"""Tiers: the strategy's clients are regions of clients (``strategies.tiers``).
+
+In a simulation (``tiers = regions:R``) the regions' rounds run in this process. On devices (``tiers = relays``) each
+SuperNode is a relay, and the rounds of its region run on another SuperLink (``fedapp.worker.region``).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,28 +15,53 @@ from fedapp.config import ConfigError, RunConfig
 from fedapp.data import Partition
 from strategies import FederatedStrategy
 from strategies.core.run_state import RunOptions
+from strategies.flower import messages
 from strategies.tiers.grid import TieredGrid, devices_of_regions
 from strategies.tiers.times import RegionTimes
 
-NONE = "none"
-
-# Keys that are about single clients, and what a strategy has in their place whose clients are regions: a region says
-# how much its clients count together.
-OF_CLIENTS: dict[str, Any] = {"client_weights": "samples", "min_clients": 1}
+NONE, RELAYS = "none", "relays"
 
 
-def regions_of(config: RunConfig, num_clients: int, *, on_devices: bool = False) -> Sequence[range]:
-    """Return the indices of each region's clients; () without tiers.
+def keys_of_clients(config: RunConfig) -> dict[str, Any]:
+    """Return keys that are about single clients, with the values for a strategy whose clients are regions.
+
+    A region says how much its clients count together. The number of relays is that of connected SuperNodes.
+    """
+    if config.tiers == NONE:
+        return {}
+    return {"client_weights": "samples"} | ({} if config.tiers == RELAYS else {"min_clients": 1})
+
+
+def fields_for_relays(config: RunConfig) -> dict[str, Any]:
+    """Return the fields by which a relay knows its region's rounds, and a device that it is no relay."""
+    if config.tiers != RELAYS:
+        return {}
+    return {messages.EDGE_ROUNDS: config.edge_rounds, messages.WEIGHTS: config.client_weights}
+
+
+def check_place(config: RunConfig, *, on_devices: bool) -> None:
+    """Raise ConfigError if devices are to be divided into regions, or simulated clients are to be relays."""
+    if on_devices and config.tiers not in (NONE, RELAYS):
+        raise ConfigError(
+            f"tiers = {config.tiers!r}: only a simulation divides its clients; allowed are none, and relays on a "
+            "SuperLink of relays"
+        )
+    if not on_devices and config.tiers == RELAYS:
+        raise ConfigError(
+            "tiers = 'relays': only SuperNodes are relays; a simulation has none, and regions:R with R regions"
+        )
+
+
+def regions_of(config: RunConfig, num_clients: int) -> Sequence[range]:
+    """Return the indices of each region's clients in a simulation; () without such regions.
 
     Raises
     ------
     ConfigError
-        If there are fewer clients than regions, or clients are devices.
+        If there are fewer clients than regions.
     """
-    if config.tiers == NONE:
+    if config.tiers in (NONE, RELAYS):
         return ()
-    if on_devices:
-        raise ConfigError(f"tiers = {config.tiers!r}: only a simulation divides its clients; allowed is none")
     number = int(config.tiers.partition(":")[2])
     if number > num_clients:
         raise ConfigError(
@@ -59,8 +88,8 @@ def task_times(config: RunConfig, regions: Sequence[range]) -> RegionTimes:
 
 
 def tiered(grid: Grid, config: RunConfig, strategy: FederatedStrategy, timeout: float) -> Grid:
-    """Return the Grid of the regions on which a strategy is started; ``grid`` itself without tiers."""
-    if config.tiers == NONE:
+    """Return the Grid of a simulation's regions on which a strategy is started; else ``grid`` itself."""
+    if config.tiers in (NONE, RELAYS):
         return grid
     given = strategy.run_options
     options = RunOptions(should_stop=lambda: given.should_stop(), frozen=given.frozen)

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from fedapp.worker import protocol
 from fedapp.worker.protocol import WorkerError
@@ -44,13 +44,35 @@ def ask_worker(message: Message, context: Context) -> Message | None:
     if not (path := os.environ.get(VARIABLE)):
         return None
     try:
-        reply, state = _ask(path, message, context)
+        return _answer(path, message, context)
     except ExpiredError:
         raise
     except Exception as error:  # whatever a worker does, the message gets its answer
         log.warning("No worker for this message, its own process works: %s: %s", path, _reason(error))
         return None
-    context.state = state
+
+
+def ask_region(message: Message, context: Context, path: str) -> Message:
+    """Return the reply of the region whose run is on a socket; an error reply that says why, if there is none.
+
+    Raises
+    ------
+    ExpiredError
+        If the message's time to live ends before the region's work.
+    """
+    try:
+        return _answer(path, message, context)
+    except ExpiredError:
+        raise
+    except Exception as error:  # nobody else can answer for the region's devices
+        text = f"relay = {path!r}: the region's run doesn't answer: {_reason(error)}"
+        log.warning("%s", text)
+        return Message(Error(flower_internals.APP_RAISED, text), reply_to=message)
+
+
+def _answer(path: str, message: Message, context: Context) -> Message:
+    """Return the reply from a socket; the context's state becomes what the work made of it."""
+    reply, context.state = _ask(path, message, context)
     return reply
 
 

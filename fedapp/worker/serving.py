@@ -72,10 +72,12 @@ class Worker:
     ----------
     path : Path
         The socket.
+    handle : callable, optional
+        Works on a message; by default as a client of this app, in the folder of who asks.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, handle: Handle | None = None) -> None:
+        self.path, self._handle = path, handle
         self.sources = digest_of_sources()  # before modules of the app are imported, whose files could change
         self._jobs: queue.Queue[Errand | None] = queue.Queue()
         self._current: Errand | None = None  # only while it can be interrupted
@@ -93,11 +95,13 @@ class Worker:
             signal.signal(number, self._end)
         with listening(self.path) as listener:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-            from fedapp.client import handlers  # takes seconds, in which connections are told to wait
+            if (handle := self._handle) is None:
+                from fedapp.client import handlers  # takes seconds, in which connections are told to wait
 
+                handle = handlers.handle
             log.info("Worker of process %d on %s", os.getpid(), self.path)
             while (job := self._next()) is not None:
-                self._work(job, handlers.handle)
+                self._work(job, handle)
 
     def _next(self) -> Errand | None:
         """Wait for a task; None at the end."""
@@ -138,10 +142,11 @@ class Worker:
         message = flower_internals.message_from_bytes(job.message)
         context = flower_internals.context_from_bytes(job.context)
         job.message = b""
-        os.chdir(job.folder)  # relative paths are relative to the SuperNode's
-        if (data := _data_of(context)) != self._data:
-            self._forget()
-            self._data = data
+        if self._handle is None:
+            os.chdir(job.folder)  # relative paths are relative to the SuperNode's
+            if (data := _data_of(context)) != self._data:
+                self._forget()
+                self._data = data
         self._current = job  # from here on it can be broken off
         try:
             if not job.wanted():
@@ -153,7 +158,9 @@ class Worker:
         return message.metadata.message_type, answer
 
     def _forget(self) -> None:
-        """Drop the data and models that are kept from task to task."""
+        """Drop the data and models that a client keeps from task to task."""
+        if self._handle is not None:
+            return
         from fedapp.client.training import forget
 
         self._data = None

@@ -13,7 +13,7 @@ from strategies.clients.roster import Client, Roster
 from strategies.core.run_state import RunOptions
 from strategies.flower import messages
 from strategies.flower.exchange import arriving
-from strategies.flower.grids import AddressedGrid, Description, GridAround, asked_ids
+from strategies.flower.grids import AddressedGrid, Description, GridAround, asked_ids, pulled_from
 from strategies.flower.internals import give_id
 from strategies.tiers.relay import Relay, check_request
 from strategies.tiers.times import RegionTimes
@@ -41,11 +41,11 @@ def devices_of_regions(num_devices: int, num_regions: int) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(starts)]
 
 
-class _RegionGrid(AddressedGrid):
+class _RegionGrid(GridAround):
     """A region's nodes, of a Grid that may sum; their descriptions are known."""
 
     def __init__(self, grid: Grid, clients: Sequence[Client]) -> None:
-        super().__init__(grid, {client.node_id for client in clients})
+        self.grid, self._all = AddressedGrid(grid, {client.node_id for client in clients}), grid
         # No more than these are waited for.
         number = {messages.NUM_PARTITIONS: len(clients)}
         self._described = {client.node_id: {**client.description, **number} for client in clients}
@@ -53,12 +53,20 @@ class _RegionGrid(AddressedGrid):
     def descriptions(self, node_ids: Collection[int], config: ConfigRecord) -> Mapping[int, Description]:
         return {node_id: self._described[node_id] for node_id in node_ids}
 
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self.grid.push_messages(messages)
+
+    def pull_messages(
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
+        return pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
+
     def can_sum(self, request: SumRequest) -> bool:
-        return isinstance(self.grid, SummingGrid) and self.grid.can_sum(request)
+        return isinstance(self._all, SummingGrid) and self._all.can_sum(request)
 
     def sums(self, request: SumRequest) -> Iterator[BlockSum]:
-        assert isinstance(self.grid, SummingGrid)
-        return self.grid.sums(request)
+        assert isinstance(self._all, SummingGrid)
+        return self._all.sums(request)
 
 
 class TieredGrid(GridAround):

@@ -11,6 +11,7 @@ and answers with w_r and D_r, so that the server above moves its model by Σ_r D
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,14 @@ from strategies.flower.internals import APP_RAISED
 from strategies.rounds.strategy import SynchronousStrategy
 
 # Fields of a request that are about the region, and not about its devices.
-_OF_THE_REGION = (messages.SERVER_ROUND, messages.CLIENT, messages.TASK, messages.UNDER_WAY)
+_OF_THE_REGION = (
+    messages.SERVER_ROUND,
+    messages.CLIENT,
+    messages.TASK,
+    messages.UNDER_WAY,
+    messages.EDGE_ROUNDS,
+    messages.WEIGHTS,
+)
 # Fields of a request, beside those of the app, that mean the same for every device of a region.
 _FOR_ALL = (*_OF_THE_REGION, messages.FROZEN, messages.TRAVELS, messages.MODEL)
 
@@ -40,6 +48,10 @@ class EdgeRounds(SynchronousStrategy):
     def __init__(self, run_options: RunOptions, **options: Any) -> None:
         super().__init__(**options)
         self.run_options = run_options
+        self.renew()
+
+    def renew(self) -> None:
+        """Prepare for another run of the server above."""
         self._prepare_session()
 
     def local_rule(self) -> dict[str, float]:
@@ -84,13 +96,14 @@ class Relay:
     grid : Grid
         The devices of the region.
     edge_rounds : int
-        κ₂, rounds in the region for each training message.
+        κ₂, rounds in the region for each training message that doesn't say their number (``messages.EDGE_ROUNDS``).
     timeout : float
         Real seconds to wait for a device's reply.
     run_options : RunOptions, optional
         What is given to the region's run, such as ``should_stop``.
     options
         Fields of ``strategies.SynchronousConfig``, and keywords of Flower's strategies, of the region's rounds.
+        Messages may say other ``client_weights`` (``messages.WEIGHTS``).
 
     Raises
     ------
@@ -111,6 +124,9 @@ class Relay:
         self.strategy = EdgeRounds(run_options or RunOptions(), **{"describe": True, **options})
         self._grid, self._edge_rounds, self._timeout = grid, edge_rounds, timeout
         self._opened = ExitStack()
+        self._run: tuple[int, str] | None = (
+            None  # id of the run of the server above, and the devices' weights there
+        )
 
     def close(self) -> None:
         """End the region's run."""
@@ -124,13 +140,34 @@ class Relay:
             messages.DESCRIBE: partial(self._describe, node_config=node_config),
         }
         answer = kinds.get(message.metadata.message_type)
+        self._follow_run(message)
         try:
             if answer is None:
                 raise RunError(f"a region answers {', '.join(kinds)}, not {message.metadata.message_type}")
             content = answer(message)
         except RunError as error:
             return Message(Error(APP_RAISED, str(error)), reply_to=message)
+        except BaseException:  # broken off in the middle of a round, whose late replies must not count
+            self._renew()
+            raise
         return Message(content, reply_to=message)
+
+    def _follow_run(self, message: Message) -> None:
+        """Begin anew with another run of the server above, with the weights of devices that it asks for."""
+        strategy = self.strategy
+        config: Any = message.content.get(self._keys[1], {}) if message.has_content() else {}
+        weights: Any = config.get(messages.WEIGHTS, strategy.config.client_weights)
+        run, differ = (message.metadata.run_id, weights), weights != strategy.config.client_weights
+        if differ:
+            strategy.config = replace(strategy.config, client_weights=weights)
+        if differ or self._run not in (None, run):
+            self._renew()
+        self._run = run
+
+    def _renew(self) -> None:
+        """End the region's run, and prepare for another."""
+        self.close()
+        self.strategy.renew()
 
     def size(self, config: ConfigRecord) -> float:
         """Return how much the region counts: the examples of its devices, or their number with equal weights.
@@ -169,8 +206,9 @@ class Relay:
         strategy.rule = {name: float(config[name]) for name in (messages.ALPHA,) if name in config}
         self._open(arrays, config)
         strategy.session.upper_round = int(config[messages.SERVER_ROUND])
-        first = (int(config[messages.TASK]) - 1) * self._edge_rounds + 1
-        made, metrics = strategy.train(arrays, first, self._edge_rounds)
+        number = int(config.get(messages.EDGE_ROUNDS, self._edge_rounds))
+        first = (int(config[messages.TASK]) - 1) * number + 1
+        made, metrics = strategy.train(arrays, first, number)
         if made is None:
             raise RunError(f"no device's work counts in the region: {strategy.session.run.last_failure}")
         own = {name: value for name, value in metrics.items() if not messages.is_ours(name)}

@@ -50,7 +50,6 @@ CASES: tuple[dict[str, Any], ...] = (
     {**TIERS, "dp": "local", "dp-clipping-norm": 1.0},
     {**TIERS, "compression": "fp16"},
     {**TIERS, "update-norm-bound": 1.0},
-    {**TIERS, "safeguards": "on"},
     {**TIERS, "stragglers": 0.5},
     {**TIERS, "availability": "diurnal:0.5"},
     {**TIERS, "task-failure": 0.1},
@@ -59,6 +58,8 @@ CASES: tuple[dict[str, Any], ...] = (
     {**TIERS, "personal": "3.*"},
     {**TIERS, "record-divergence": True},
     {**TIERS, "test-on": "own"},
+    {**TIERS, "safeguards": "on"},
+    {"tiers": "relays", "normalize": "standardize"},
 )
 
 

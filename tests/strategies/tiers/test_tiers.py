@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from strategies import AsyncFedAvg, FedAvg, FedProx, RunError, Scaffold, messages
 from strategies.testing import MemoryGrid
@@ -151,22 +151,61 @@ def test_without_rounds_regions_answer_in_their_own_time(devices, model, tmp_pat
     np.testing.assert_allclose(tiered, expected, rtol=1e-12)
 
 
-def test_relays_that_answer_for_nodes_of_another_grid_make_the_flat_runs_model(federation, model) -> None:
-    def devices(some):
+@pytest.fixture
+def some_devices(federation):
+    """Make a grid of some of the six devices."""
+
+    def make(some):
         of = [[each[i] for i in some] for each in (CENTRES, SIZES, CURVATURES)]
         grid = federation(*of)
         for node, i in zip(grid.nodes.values(), some, strict=True):
             node.context.node_config["partition-id"] = i
         return grid
 
-    relays = [Relay(devices(range(3))), Relay(devices(range(3, 6)))]
+    return make
+
+
+def test_a_round_that_was_broken_off_in_a_region_counts_neither_then_nor_later(some_devices, model) -> None:
+    grids = [some_devices(range(3)), some_devices(range(3, 6))]
+    relays = [Relay(grid) for grid in grids]
+    pull, is_broken = grids[1].pull_messages, []
+
+    def break_off(*arguments, **options):
+        if is_broken:
+            raise KeyboardInterrupt
+        return pull(*arguments, **options)
+
+    grids[1].pull_messages = break_off  # once the devices have been sent their tasks
+
+    def answer(message, context):
+        region, config = context.node_config["partition-id"], message.content["config"]
+        trains = message.metadata.message_type == messages.TRAIN
+        is_broken[:] = [True] if trains and region == 1 and config[messages.SERVER_ROUND] == 2 else []
+        try:
+            return relays[region](message, context.node_config)
+        except KeyboardInterrupt:
+            return Message(Error(0, "broken off"), reply_to=message)
+
+    root = MemoryGrid(answer, [{"partition-id": r, "num-partitions": 2} for r in range(2)])
+    result = FedAvg(describe=True, fraction_evaluate=0.0).start(root, model(1.0), 3, 5.0, STEPS)
+    w = hierfavg(1.0, [range(6)], 2, 1, 1)
+    w = hierfavg(w, [range(3)], 2, 1, 1)
+    w = hierfavg(w, [range(6)], 2, 1, 1)
+    assert result.arrays["w"].numpy()[0] == pytest.approx(w, rel=1e-12)
+    assert [metrics["participants"] for metrics in result.train_metrics_clientapp.values()] == [2, 1, 2]
+
+
+def test_relays_that_answer_for_nodes_of_another_grid_make_the_flat_runs_model(some_devices, model) -> None:
+    relays = [Relay(some_devices(range(3))), Relay(some_devices(range(3, 6)))]
 
     def answer(message, context):
         return relays[context.node_config["partition-id"]](message, context.node_config)
 
     root = MemoryGrid(answer, [{"partition-id": r, "num-partitions": 2} for r in range(2)])
     tiered = FedAvg(describe=True, server_optimizer="momentum").start(root, model(), 3, 5.0, STEPS)
-    flat = FedAvg(describe=True, server_optimizer="momentum").start(devices(range(6)), model(), 3, 5.0, STEPS)
+    flat = FedAvg(describe=True, server_optimizer="momentum").start(
+        some_devices(range(6)), model(), 3, 5.0, STEPS
+    )
     np.testing.assert_allclose(tiered.arrays["w"].numpy(), flat.arrays["w"].numpy(), rtol=1e-12)
     assert [metrics["participants"] for metrics in tiered.train_metrics_clientapp.values()] == [2] * 3
 
