@@ -3,6 +3,7 @@
 import signal
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +13,22 @@ from click.core import ParameterSource
 from fedapp.config import RunConfig, Value
 from fedapp.deploy import operate
 from fedapp.deploy.audit import Audit, audited
-from fedapp.deploy.files import add_device, write_deployment
+from fedapp.deploy.files import add_device, read_deployment, write_deployment
 from fedapp.deploy.flower import run_flwr
 from fedapp.deploy.given import Given, read_given
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.operate import Out, one_line_errors
-from fedapp.deploy.plan import ORCHESTRATORS, SUPERLINK_PORT, DeployError, Deployment, device_of, devices_of
-from fedapp.deploy.runs import ended_runs
+from fedapp.deploy.plan import (
+    ORCHESTRATORS,
+    SUPERLINK_PORT,
+    DeployError,
+    Deployment,
+    device_of,
+    devices_of,
+    relay_of,
+)
+from fedapp.deploy.runs import ended_runs, keep_going, region_config
 from fedapp.deploy.seal import ANEW, sign_ends
 from fedapp.deploy.startup import check_home
 
@@ -38,6 +47,12 @@ def init(
     partitions: Annotated[
         int, typer.Option(min=0, help="instead: devices that divide the run's dataset among them")
     ] = 0,
+    relay_names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--relay", help="instead: NAME, a relay, which answers for a deployment of its own; repeat"
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(help="the server's port")] = 8000,
     proxy: Annotated[
         bool,
@@ -56,7 +71,7 @@ def init(
 ) -> None:
     """Make certificates, a key pair per device, and start-up files for systemd and compose."""
     with one_line_errors():
-        members = devices_of(device or [], partitions)
+        members = devices_of(device or [], partitions, relay_names or [], home)
         backend = SUPERLINK_PORT if proxy else 0
         further = tuple(dict.fromkeys(orchestrators or ()))
         deployment = Deployment(tuple(host or ()), port, home, members, backend, further)
@@ -66,8 +81,9 @@ def init(
     print(f"{out / 'superlink'}: to {deployment.hosts[0]}, as {home}/superlink")
     if proxy:
         print(f"{out / 'proxy'}: there, into nginx or Caddy")
+    where = "its region's server" if deployment.has_relays else "that device"
     for member in deployment.devices:
-        print(f"{out / member.name}: to that device, as {home}/{member.name}")
+        print(f"{out / member.name}: to {where}, as {home}/{member.name}")
     for orchestrator in further:
         print(f"{out / orchestrator}: the same for {orchestrator.capitalize()}; no key is in it")
     if proxy:
@@ -76,14 +92,37 @@ def init(
 
 
 @app.command()
-def add(out: Out, device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH")]) -> None:
+def add(
+    out: Out,
+    device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH")],
+    is_relay: Annotated[
+        bool, typer.Option("--relay", help="it is a relay, and the argument its NAME")
+    ] = False,
+) -> None:
     """Add a device to a deployment; what the others have stays as it is."""
     with one_line_errors():
-        name, node_config = device_of(device)
+        name, node_config = relay_of(device, read_deployment(out).home) if is_relay else device_of(device)
         with audited(out, "add", device=name) as audit:
             deployment = add_device(out, name, node_config)
             audit.record("done", device=name)
-    print(f"{out / name}: to that device, as {deployment.home}/{name}; then 'fedapp deploy register {out}'")
+    where = "its region's server" if is_relay else "that device"
+    print(f"{out / name}: to {where}, as {deployment.home}/{name}; then 'fedapp deploy register {out}'")
+
+
+@app.command()
+def relay(
+    out: Annotated[Path, typer.Argument(help="folder of the region's deployment")] = Path("deployment"),
+    run_config: Annotated[
+        list[str] | None,
+        typer.Option("--run-config", "-c", help="keys of the region's run: 'KEY=VALUE …' or a TOML file"),
+    ] = None,
+    source: Annotated[Path, typer.Option("--app", help="the app's source folder")] = Path("."),
+) -> None:
+    """Let a deployment's devices answer as one device of another, by a run that is kept going until Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with one_line_errors():
+        config = region_config(out, run_config)
+        keep_going(out, source.absolute(), config, partial(print, flush=True))
 
 
 @app.command("flwr", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedapp.deploy.plan import Deployment, Service
@@ -47,6 +48,9 @@ def _service(deployment: Deployment, service: Service) -> dict[str, Any]:
     if service.runs_apps and not service.is_worker:  # nothing else of the machine's folder can be seen
         certificate = f"{service.machine}/{'ca.crt' if service.is_server else 'local.crt'}"
         volumes.append(_mount(f"./{certificate}", f"{deployment.home}/{certificate}", read_only=True))
+    if service.socket:
+        region = str(Path(service.socket).parent)
+        volumes.append(_mount(region, region))
     if service.runs_apps and service.data:
         volumes.append(_mount(service.data, service.data, read_only=True))
     return {

@@ -12,7 +12,8 @@ OUT/
   proxy/               to the server: nginx and Caddy in front of the SuperLink
   superlink/           to the server: certificate, keys, units of SuperLink and SuperExec
     superexec/         the folder of the user who runs the code of runs
-  NAME/                to that device: CA certificate, keys, node.toml, units of its SuperNode and SuperExec
+  NAME/                to that device: CA certificate, keys, node.toml, units of its SuperNode and SuperExec;
+                       a relay's to its region's server
     superexec/         as on the server
   nodes.json           which node of the SuperLink is which device
   audit.jsonl          who changed what, and when

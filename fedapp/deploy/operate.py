@@ -153,10 +153,11 @@ def run(
 ) -> None:
     """Start a run on the deployment, in real time; paths in its config are the server's."""
     with one_line_errors(), audited(out, "run") as audit:
-        read = read_given(run_config)
+        read, deployment = read_given(run_config), read_deployment(out)
         given = {
             "clock": "wall",
-            "registered-nodes": registered_nodes(out, read_deployment(out)),
+            "registered-nodes": registered_nodes(out, deployment),
+            **({"tiers": "relays"} if deployment.has_relays else {}),
             **read.values,
         }
         # A run to resume is in a folder of the server, which checks the run's files itself.

@@ -26,11 +26,20 @@ class DeployError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """A device: its name, node config (`data-path`, or `partition-id` and `num-partitions`) and SuperNode's port."""
+    """A device: its name, node config (`data-path`, or `partition-id` and `num-partitions`) and SuperNode's port.
+
+    A relay, which answers for all devices of another deployment, has `relay` in its node config: the path of a socket
+    on its region's server.
+    """
 
     name: str
     node_config: dict[str, int | str]
     port: int
+
+    @property
+    def socket(self) -> str:
+        """The socket of a relay's region; empty for a device."""
+        return str(self.node_config.get("relay", ""))
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Service:
         machine's.
     data : str
         The path of a device's own data; empty if the run's config says what the data are.
+    socket : str
+        The socket of a relay's region; empty if it isn't a relay's.
     """
 
     name: str
@@ -57,6 +68,7 @@ class Service:
     command: list[str]
     runs_apps: bool = False
     data: str = ""
+    socket: str = ""
 
     @property
     def folder(self) -> str:
@@ -84,7 +96,7 @@ class Service:
         variables = environment(own)
         if self.is_server and not self.runs_apps:
             variables["FEDAPP_RUNS"] = f"{own}/{SUPEREXEC}"  # whose runs it hands out
-        if worker and self.runs_apps and not self.is_server:
+        if worker and self.runs_apps and not self.is_server and not self.socket:
             variables["FEDAPP_WORKER"] = f"{own}/{WORKER}.sock"
         return variables
 
@@ -141,13 +153,31 @@ class Deployment:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DeployError(f"--device {twice[0]!r}: is there twice; names must differ")
         if not names:
-            raise DeployError("--device: at least one NAME=DATA-PATH is needed, or --partitions N")
+            raise DeployError(
+                "--device: at least one NAME=DATA-PATH is needed, or --partitions N, or --relay NAME"
+            )
+        sockets = [bool(device.socket) for device in self.devices]
+        if any(sockets) and not all(sockets):
+            raise DeployError(
+                "--relay and --device: a deployment has relays alone or devices alone, as a run's clients are; give "
+                "the devices a SuperLink and a relay of their own"
+            )
+        if any(sockets) and self.orchestrators:
+            raise DeployError(
+                f"--for {self.orchestrators[0]} and --relay: relays have files for systemd, and start.sh, "
+                "alone"
+            )
 
     @property
     def address(self) -> str:
         """The server's address for devices and the operator, HOST:PORT."""
         host = self.hosts[0]
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether its SuperNodes are relays of regions rather than devices."""
+        return any(device.socket for device in self.devices)
 
     @property
     def superlink_address(self) -> str:
@@ -178,13 +208,13 @@ class Deployment:
         ]
         for device in self.devices:
             data = str(device.node_config.get("data-path", ""))
+            command, socket = self.node_superexec_command(device), device.socket
             found += [
                 Service(device.name, device.name, self.supernode_command(device)),
-                Service(
-                    f"{device.name}-{SUPEREXEC}", device.name, self.node_superexec_command(device), True, data
-                ),
-                Service(f"{device.name}-{WORKER}", device.name, WORKER_COMMAND, True, data),
+                Service(f"{device.name}-{SUPEREXEC}", device.name, command, True, data, socket),
             ]
+            if not socket:  # the region's run is a relay's worker
+                found.append(Service(f"{device.name}-{WORKER}", device.name, WORKER_COMMAND, True, data))
         return found
 
     def superlink_command(self) -> list[str]:
@@ -285,11 +315,14 @@ def environment(home: str) -> dict[str, str]:
     }
 
 
-def devices_of(given: Sequence[str], partitions: int) -> tuple[Device, ...]:
-    """Make devices of `NAME=DATA-PATH` words, or of the number of parts that the run's dataset is divided into."""
-    if bool(given) == bool(partitions):
-        raise DeployError("--device and --partitions: give one of the two")
-    pairs = [device_of(word) for word in given] or [
+def devices_of(
+    given: Sequence[str], partitions: int, relays: Sequence[str] = (), home: str = ""
+) -> tuple[Device, ...]:
+    """Make devices of `NAME=DATA-PATH` words, of the number of parts of the run's dataset, or of relays' names."""
+    if (bool(given), bool(partitions), bool(relays)).count(True) != 1:
+        raise DeployError("--device, --partitions and --relay: give one of them")
+    named = [device_of(word) for word in given] + [relay_of(word, home) for word in relays]
+    pairs = named or [
         (f"device-{part}", {"partition-id": part, "num-partitions": partitions}) for part in range(partitions)
     ]
     return tuple(Device(*pair, FIRST_NODE_PORT + place) for place, pair in enumerate(pairs))
@@ -305,6 +338,22 @@ def device_of(word: str) -> tuple[str, dict[str, int | str]]:
     if not Path(path).is_absolute():
         raise DeployError(f"--device {word!r}: the data-path must be absolute, as it is on that device")
     return name, {"data-path": path}
+
+
+def relay_of(word: str, home: str) -> tuple[str, dict[str, int | str]]:
+    """Read `NAME` or `NAME=SOCKET` of a relay; by default the socket is of a region with the same home folder."""
+    name, equals, path = word.partition("=")
+    path = path if equals else relay_socket(home)
+    if not Path(path).is_absolute() or not path.isprintable():
+        raise DeployError(
+            f"--relay {word!r}: must be NAME or NAME=SOCKET, an absolute path on the region's server"
+        )
+    return name, {"relay": path}
+
+
+def relay_socket(home: str) -> str:
+    """Return the socket of a region's run on the server whose deployment has this home folder."""
+    return f"{home}/superlink/{SUPEREXEC}/relay.sock"
 
 
 def _check_host(host: str) -> None:

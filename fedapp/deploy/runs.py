@@ -1,9 +1,10 @@
-"""Runs of a deployment: started, stopped, and how far they are, as Flower's command line and a run's log tell."""
+"""Runs of a deployment: started, stopped, kept going, and how far they are, as Flower's commands and a log tell."""
 
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,19 @@ from typing import Any
 
 import tomli_w
 
-from fedapp.deploy.files import CONNECTION
+from fedapp.config import ConfigError, RunConfig
+from fedapp.deploy.audit import FILE, audited
+from fedapp.deploy.files import CONNECTION, read_deployment
 from fedapp.deploy.flower import ask, flwr
-from fedapp.deploy.plan import DeployError
+from fedapp.deploy.given import read_given
+from fedapp.deploy.nodes import registered_nodes
+from fedapp.deploy.plan import DeployError, relay_socket
+from fedapp.deploy.seal import entries, sign_ends
 
 LOG_TIMEOUT = 30.0  # seconds; the log of a run that has said nothing yet keeps the command waiting
 WHOLE_LOG_TIMEOUT = 300.0  # seconds, where nothing can be done without the log
+RELAY = "relay"  # the command that keeps a region's run going, in the audit
+LOOK = 30.0  # seconds between two looks at a region's run
 NONE = "N/A"  # Flower's text for a time or details that don't exist
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # The server logs a line of progress about once a minute, and a round after some of the aggregations, no more often.
@@ -141,6 +149,22 @@ def run_of(out: Path, run_id: str = "") -> DeployedRun:
     return _of(found[0], _log(out, found[0], WHOLE_LOG_TIMEOUT))
 
 
+def statuses(out: Path) -> dict[str, str]:
+    """Return the status of each run by its number, in Flower's words.
+
+    Raises
+    ------
+    DeployError
+        If the SuperLink can't be reached.
+    """
+    return {str(run["run-id"]): str(run["status"]) for run in _listed(out)[0]}
+
+
+def is_going(status: str) -> bool:
+    """Return True if a run of this status goes, or will."""
+    return status.partition(":")[0] in ("pending", "starting", "running")
+
+
 def ended_runs(out: Path) -> list[tuple[str, str]]:
     """Return the number and the status of each run that has ended, the oldest first.
 
@@ -217,3 +241,82 @@ def message_of(line: str) -> str:
         with suppress(ValueError, KeyError, TypeError):
             return str(json.loads(line)["message"])
     return line
+
+
+# ---- The run of a region, whose devices answer as one device of another SuperLink -----------------------------
+
+
+def region_config(out: Path, texts: list[str] | None) -> dict[str, Any]:
+    """Return the config of a region's run.
+
+    Raises
+    ------
+    ConfigError
+        If a key isn't one that the run of a region reads.
+    DeployError
+        If there is no deployment.
+    """
+    deployment = read_deployment(out)
+    if deployment.has_relays:
+        raise DeployError(
+            f"{out}: its SuperNodes are relays; give the deployment of a region, whose are devices"
+        )
+    given = read_given(texts).values
+    config = {"relay": relay_socket(deployment.home), "min-clients": len(deployment.devices), **given}
+    if not config["relay"]:
+        raise ConfigError("relay = '': must be the path of a socket on the region's server")
+    RunConfig.load(config)
+    return config
+
+
+def keep_going(out: Path, app: Path, config: Mapping[str, Any], say: Callable[[str], None] = print) -> None:
+    """Start the run of a region, and start it again whenever it ends, until an interrupt, which stops it.
+
+    A run that an earlier call started, and that still goes, is kept.
+
+    Raises
+    ------
+    DeployError
+        If the first look at the SuperLink fails, or the run can't be stopped at the end.
+    """
+    run_id = _earlier(out)
+    say(f"run {run_id} of the region goes already" if run_id else "starting the region's run")
+    try:
+        while True:
+            try:
+                run_id = _going_run(out, app, config, run_id, say)
+            except DeployError as error:
+                say(f"the region's SuperLink can't be asked, and is asked again in {LOOK:g} s: {error}")
+            time.sleep(LOOK)
+    except KeyboardInterrupt:
+        if run_id:
+            with audited(out, RELAY, run=run_id) as audit:
+                stop(out, run_id)
+                audit.record("stopped", run=run_id)
+            sign_ends(out, ended_runs(out))
+            say(f"run {run_id} of the region is stopped")
+
+
+def _earlier(out: Path) -> str:
+    """Return the run that an earlier call started and that still goes; empty if there is none."""
+    known = entries(out) if (out / FILE).exists() else []
+    started = [entry for entry in known if entry.get("command") == RELAY]
+    run_id = next((str(entry.get("run", "")) for entry in reversed(started) if "run" in entry), "")
+    return run_id if run_id and is_going(statuses(out).get(run_id, "")) else ""
+
+
+def _going_run(
+    out: Path, app: Path, config: Mapping[str, Any], run_id: str, say: Callable[[str], None]
+) -> str:
+    """Return the region's run; another one, which is started, if there is none or it has ended."""
+    if run_id:
+        status = statuses(out).get(run_id, "unknown to the SuperLink")
+        if is_going(status):
+            return run_id
+        say(f"run {run_id} of the region is {status}: it is started again")
+    with audited(out, RELAY) as audit:
+        told = registered_nodes(out, read_deployment(out))  # devices may have been added
+        run_id = start(out, app, {"clock": "wall", "registered-nodes": told, **config})
+        audit.record("started", run=run_id)
+    say(f"run {run_id} of the region is started")
+    return run_id

@@ -119,7 +119,7 @@ def unit_file(deployment: Deployment, service: Service) -> str:
 def _after(service: Service) -> str:
     if service.is_worker or not service.runs_apps:
         return "network-online.target"
-    worker = "" if service.is_server else f" fedapp-{service.machine}-{WORKER}.service"
+    worker = "" if service.is_server or service.socket else f" fedapp-{service.machine}-{WORKER}.service"
     return f"fedapp-{service.machine}.service{worker}"
 
 

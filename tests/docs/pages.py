@@ -41,7 +41,7 @@ NOT_RUN = {
     ("docs/deploy.md", "needs root, on the server"): 2,  # (the units' commands: tests/deploy/test_startup.py)
     ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
     # (tests/deploy/test_registration.py, test_through_proxy.py, test_operate.py, test_identity.py)
-    ("docs/deploy.md", "needs the server"): 3,
+    ("docs/deploy.md", "needs the server"): 5,
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
     ("docs/operations.md", "needs root, on the server"): 3,  # (tests/deploy/test_backup.py)
     ("docs/orchestration.md", "needs a cluster, and a registry"): 3,  # (tests/deploy/test_kubernetes.py)
