@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
@@ -231,6 +231,7 @@ class RunState:
         self.any_nonzero_update = self.any_failure = self.model_unchanged = False
         self.last_failure = ""
         self._said: set[str] = set()
+        self._known: tuple[list[tuple[str, Array]], Vector] = [], np.empty(0)
         self.best = BestModel(config) if config.stop_at or config.compares_evaluations else None
         self.memory, self.clients = Memory(), []
         self.run_id = int(streams.unpredictable().integers(2**62))
@@ -392,6 +393,19 @@ class RunState:
                 "can't be averaged like vectors (Flower's FedXgbBagging collects trees)"
             )
         self.buffers = Buffers.of(self.layout, self.flower.untrained)
+
+    def know(self, arrays: ArrayRecord, model: Vector) -> None:
+        """Note what a record is as a vector (D,), so that ``vector_of`` needn't read its bytes."""
+        self._known = list(arrays.items()), model
+
+    def vector_of(self, arrays: ArrayRecord) -> Vector:
+        """Return a record's model (D,); raise ArraysMismatchError if the arrays are no valid model."""
+        (known, model), self._known = self._known, ([], np.empty(0))
+        same = len(known) == len(arrays) > 0 and all(
+            name == key and array is each
+            for (name, array), (key, each) in zip(known, arrays.items(), strict=True)
+        )
+        return model if same else self.layout.to_vector(arrays)
 
     def initial_model(self, arrays: ArrayRecord) -> Vector:
         """Return the initial model (D,); raise ArraysMismatchError if the arrays are no valid model."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -11,9 +11,12 @@ from flwr.app import ArrayRecord
 from strategies.core.run_state import RunState
 from strategies.flower.arrays import LARGEST_SQUARE, ArraysMismatchError, Layout, Vector
 from strategies.flower.errors import DivergedError, RunError
+from strategies.updates.pipeline import LocalModel
 from strategies.updates.server_optimizer import ServerOptimizer
 
 log = logging.getLogger("flwr.strategies")
+
+Update = TypeVar("Update", Vector, Vector | LocalModel)
 
 
 class ServerStep:
@@ -90,9 +93,11 @@ class ServerStep:
         """
         return step / self.optimizer.gain if self._stale and step < 1 else step
 
-    def note_nonzero(self, update: Vector) -> Vector:
+    def note_nonzero(self, update: Update) -> Update:
         """Return a client's update (D,), and note whether any client's isn't zero."""
-        self._run.any_nonzero_update = self._run.any_nonzero_update or bool(update.any())
+        run = self._run
+        if not run.any_nonzero_update:
+            run.any_nonzero_update = update.moves() if isinstance(update, LocalModel) else bool(update.any())
         return update
 
     def validated(self, updated_model: Vector) -> Vector:

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Strategy
 
 from strategies.clients.roster import Client
 from strategies.clock import Clock, WallClock
-from strategies.core.capabilities import Capabilities, check_hooks, hook
+from strategies.core.capabilities import Capabilities, check_hooks, fills_in, hook
 from strategies.core.config import (
     AsyncConfigBase,
     FlowerOptions,
@@ -244,9 +244,14 @@ class FederatedStrategy(Strategy):
         By default the server optimizer's step by the ``server_update`` of Σ d_i × what ``transform_update`` returns.
         """
         squares, bound = self.session.optimizer.reads_squares, self.config.update_norm_bound
-        total = WeightedSum(len(model), block_size(len(weights), len(model)), squares=squares, bound=bound)
-        for weight, contribution in zip(weights, contributions, strict=True):
-            total.add(weight, self.session.server_step.note_nonzero(self.transform_update(contribution)))
+        note_nonzero, block = self.session.server_step.note_nonzero, block_size(len(weights), len(model))
+        total = WeightedSum(len(model), block, squares=squares, bound=bound)
+        if squares or bound or fills_in(type(self), "transform_update"):
+            for weight, contribution in zip(weights, contributions, strict=True):
+                total.add(weight, note_nonzero(self.transform_update(contribution)))
+        else:  # the same bits, with the updates read from their replies a chunk of all at a time
+            pairs = [(d, note_nonzero(c.summand)) for d, c in zip(weights, contributions, strict=True)]
+            total.sum_blocks([pairs[start : start + block] for start in range(0, len(pairs), block)])
         total.end()
         if self.session.server_step.add_noise is not None:
             self.session.server_step.add_noise(total.total, weights)

@@ -34,8 +34,8 @@ from strategies.events.arrival_rule import ArrivalRule
 from strategies.events.event_stream import checked_interval
 from strategies.events.own_time import HALVED, OwnTime
 from strategies.events.tasks import TaskTable
-from strategies.flower.arrays import Vector
 from strategies.timing.scheduler import Times
+from strategies.updates.pipeline import Contribution
 
 log = logging.getLogger("flwr.strategies")
 
@@ -175,8 +175,8 @@ class ContributionWeights:
     def _present(self) -> dict[int, ClientState]:
         return {member.client.index: member for member in self._task_table.active_clients}
 
-    def rate_allows(self, member: ClientState, update: Vector) -> bool:
-        """Return False if the client of an update (D,) answers too often for it to count."""
+    def rate_allows(self, member: ClientState, contribution: Contribution) -> bool:
+        """Return False if the client of a contribution answers too often for it to count."""
         if not self.bounds_time or not (bound := self._rate_bound):
             return True
         own, index, present = self.own_time, member.client.index, self._present
@@ -189,7 +189,7 @@ class ContributionWeights:
             )
             return False
         unseen = not self._favours_fast or self._run.config.uses_secure_sums
-        if unseen or own.agrees(index, present, update):
+        if unseen or own.agrees(index, present, contribution.update):
             return True
         self._run.warn_once(
             "%s answers more often than the median of the others, and against the course of their updates: such "

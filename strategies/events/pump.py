@@ -7,7 +7,6 @@ the model. No handler calls another one that aggregates.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from flwr.app import Message
@@ -123,7 +122,7 @@ class EventPump:
         """
         session, run, task_table = self.session, self.session.run, self.session.task_table
         taken = task_table.take_out(self.strategy.take_from_buffer(task_table.buffer))
-        contributions = [_aged(contribution, run.aggregations) for contribution in taken]
+        contributions = [contribution.aged(run.aggregations) for contribution in taken]
         combined = session.executor.combine(contributions, self._weights_of(contributions))
         if combined is None:  # the run is stopped
             return
@@ -312,7 +311,7 @@ class EventPump:
         contribution = session.receiver.contribution(local, reply, task.version, staleness, asked)
         session.contribution_weights.note_arrival(member)
         accepted = self.strategy.accept(contribution)
-        too_often = accepted and not session.contribution_weights.rate_allows(member, contribution.update)
+        too_often = accepted and not session.contribution_weights.rate_allows(member, contribution)
         accepted = accepted and not too_often
         if session.executor.counts_on_arrival or not accepted:
             outcome, size = ACCEPTED if accepted else messages.TOO_OLD, contribution.num_bytes
@@ -434,9 +433,3 @@ class EventPump:
             left_out = display_names(clients)
             log.warning("aggregation %d: left out client %s: %s", run.aggregations, left_out, reason)
         return free
-
-
-def _aged(contribution: Contribution, aggregations: int) -> Contribution:
-    """Return a contribution with its present staleness: others may have been aggregated while it waited."""
-    staleness = aggregations - contribution.version
-    return contribution if staleness == contribution.staleness else replace(contribution, staleness=staleness)

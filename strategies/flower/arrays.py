@@ -121,10 +121,10 @@ class Layout:
         """The narrowest dtype that holds all values of a model exactly, for storing vectors."""
         return np.result_type(*self.dtypes) if self.dtypes else np.dtype(np.float64)
 
-    def rounded(self, vector: Vector) -> Vector:
-        """Return a vector (D,) rounded to the dtypes of the arrays, as ``to_record`` does."""
+    def rounded(self, vector: Vector, *, in_place: bool = False) -> Vector:
+        """Return a vector (D,) rounded to the dtypes of the arrays, as ``to_record`` does; maybe in its memory."""
         if len(set(self.dtypes)) == 1 and self.narrow.kind == "f":
-            rounded = np.empty(len(vector))
+            rounded = vector if in_place else np.empty(len(vector))
             for place in chunks(len(vector)):
                 rounded[place] = vector[place].astype(self.narrow)
             return rounded

@@ -28,7 +28,6 @@ from flwr.serverapp import strategy as flower
 from strategies.core.config import FLOWERS_ORDER, StrategyConfig, SynchronousConfig
 from strategies.core.flower_attributes import FlowerAttribute
 from strategies.core.parameters import parameter
-from strategies.flower.arrays import Vector
 from strategies.rounds.strategy import SynchronousStrategy
 from strategies.updates.aggregation import Rule
 from strategies.updates.server_optimizer import Adagrad, Adam, Adaptive, Momentum, Yogi
@@ -42,13 +41,11 @@ log = logging.getLogger("flwr.strategies")
 class CorrectedAdam(Adam):
     """Adam's step with the bias of both moments corrected, by the number of the round (``number``)."""
 
-    def step(self, model: Vector, update: Vector) -> Vector:
-        """Return θ + η_t m / (√v + τ)."""
-        given, t = self.lr, self.number + 1.0
-        self.lr = given * np.sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
-        updated_model = super().step(model, update)
-        self.lr = given
-        return updated_model
+    @property
+    def rate(self) -> float:
+        """η_t = η √(1 − β₂ᵗ⁺¹) / (1 − β₁ᵗ⁺¹) in round t."""
+        t = self.number + 1.0
+        return float(self.lr * np.sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t))
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class RoundSession(Session):
         """Evaluate the initial model, or go on from the state to resume; wait for the clients."""
         run = self.run
         state = self.begin_model(num_rounds)
+        run.know(run.result.arrays, run.model)
         if run.aggregations < self.total and not run.is_over():
             run.clients = self.population.refresh(self.grid, self.train_config)
         if state is None:
@@ -115,7 +116,7 @@ class RoundSession(Session):
     def open_cohort(self, server_round: int, arrays: ArrayRecord, chosen: Chosen) -> Round:
         """Open a round of the sampled participants, with their weights."""
         run = self.run
-        run.model, (participants, weights) = run.layout.to_vector(arrays), chosen
+        run.model, (participants, weights) = run.vector_of(arrays), chosen
         key, function = run.flower.weighted_by_key, run.flower.train_metrics_aggr_fn
         metrics = MetricsMean(key, function, robust=self.decides_by_metrics)
         each = self.selection.each

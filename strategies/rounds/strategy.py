@@ -272,7 +272,12 @@ class SynchronousStrategy(FederatedStrategy):
         # Buffers stay as they are if the model doesn't move, or if averaging them would leak data.
         if session.receiver.clip is None and not run.model_unchanged:
             aggregate.buffers.put_into(updated_model)
-        return run.layout.to_record(updated_model), metrics
+        arrays = run.layout.to_record(updated_model)
+        ours = (
+            not self.capabilities.needs_all_updates
+        )  # where a method's ``aggregate`` returns what may be its own
+        run.know(arrays, run.layout.rounded(updated_model, in_place=ours))
+        return arrays, metrics
 
     def _moved(self, cohort: Round, aggregate: Aggregate) -> Vector | None:
         """Return the next global model (D,); None if the valid replies are too few."""

@@ -179,7 +179,7 @@ class WeightedSum:
             self._sum = np.zeros(self._size)
         return self._sum
 
-    def sum_blocks(self, blocks: Sequence[Sequence[tuple[float, LocalModel]]]) -> None:
+    def sum_blocks(self, blocks: Sequence[Sequence[tuple[float, Vector | LocalModel]]]) -> None:
         """Sum the weights d_i and updates Δ_i of the next blocks of clients, which ``end`` adds to the sum.
 
         Updates are measured on the way. If some don't count, or count less, the blocks are summed again.

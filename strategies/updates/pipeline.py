@@ -17,9 +17,9 @@ The links are small objects, composed by ``pipeline``::
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -70,6 +70,7 @@ class LocalModel:
     # ‖Δ_i‖² of a model that is in its reply, over its first ``_measured`` values.
     _square: float = 0.0
     _measured: int = 0
+    _update: Vector | None = None
 
     @property
     def model(self) -> Vector:
@@ -88,6 +89,8 @@ class LocalModel:
 
         A model that is in its reply is measured when its chunks are asked for the first time, in their order.
         """
+        if self._update is not None:
+            return self._update[place]
         delta, base = out[: place.stop - place.start], self.base[place]
         if not isinstance(self.read, ModelView):
             np.subtract(self.read[place], base, out=delta)
@@ -120,7 +123,9 @@ class LocalModel:
         return any(self.chunk(place, buffer).any() for place in chunks(len(self.base)))
 
     def update(self) -> Vector:
-        """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten."""
+        """Return Δ_i = w_i − w̄ (D,), computed in place: ``model`` is overwritten; the same array each time."""
+        if self._update is not None:
+            return self._update
         if isinstance(self.read, ModelView):
             view, self.read = self.read, np.empty(len(self.base))
             for place in chunks(len(self.base)):
@@ -128,7 +133,8 @@ class LocalModel:
                 self.read[place] -= self.base[place]
         else:
             self.read -= self.base
-        return self.read
+        self._update = self.read
+        return self._update
 
 
 UpdateTransform = Callable[[LocalModel], None]
@@ -372,6 +378,22 @@ class Noise:
         update += rng.normal(0.0, self.deviation(sensitivity), len(update))
 
 
+SUMMAND = "_summand"
+
+
+class _Update:
+    """The field ``update`` of a contribution, which can be given as the local model whose update it is."""
+
+    def __get__(self, contribution: "Contribution | None", kind: type) -> Vector:
+        if contribution is None:
+            raise AttributeError  # the field has no default
+        given = contribution.summand
+        return given.update() if isinstance(given, LocalModel) else given
+
+    def __set__(self, contribution: "Contribution", given: Vector | LocalModel) -> None:
+        contribution.__dict__[SUMMAND] = given
+
+
 @dataclass(frozen=True)
 class Contribution:
     """A client's valid update that has arrived, with its metrics and records.
@@ -381,7 +403,8 @@ class Contribution:
     client : Client
         The client; its index in the federation is ``client.index``.
     update : Vector
-        Δ_i (D,): the trained model minus the model that was sent, after bound and clipping.
+        Δ_i (D,): the trained model minus the model that was sent, after bound and clipping. It is read from the reply
+        when it is asked for (``summand``).
     base : array (D,)
         The model that the client was sent.
     version, staleness : int
@@ -399,7 +422,10 @@ class Contribution:
     """
 
     client: Client
-    update: Vector
+    if TYPE_CHECKING:
+        update: Vector
+    else:
+        update: Vector = _Update()
     base: NDArray[Any]
     version: int
     staleness: int
@@ -408,6 +434,19 @@ class Contribution:
     num_bytes: int = 0
     buffer_values: Vector | None = None
     counter_origin: Vector | float = 0.0
+
+    def aged(self, aggregations: int) -> "Contribution":
+        """Return the contribution with its staleness at present: others may have been aggregated while it waited."""
+        staleness = aggregations - self.version
+        if staleness == self.staleness:
+            return self
+        return replace(self, staleness=staleness, update=cast("Vector", self.summand))
+
+    @property
+    def summand(self) -> Vector | LocalModel:
+        """The update (D,), or the model whose update it is, which may still be in its reply."""
+        given: Vector | LocalModel = self.__dict__[SUMMAND]
+        return given
 
     @property
     def model(self) -> Vector:
@@ -424,7 +463,8 @@ class Contribution:
         key: str = messages.ARRAYS,
     ) -> "Contribution":
         """Return the contribution of a local model that has been through the chain."""
-        update, base, when = local.update(), local.base, (version, staleness)
+        update = cast("Vector", local) if local.in_reply else local.update()
+        base, when = local.base, (version, staleness)
         if isinstance(reply, Work):
             return cls(local.client, update, base, *when, reply.metrics, {}, reply.num_bytes)
         return cls(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from strategies.flower.arrays import Vector
+from strategies.flower.arrays import Vector, chunks
 
 BETA_1, BETA_2 = 0.9, 0.99
 TAU = 1e-3  # τ: lower bound of √v, also for a parameter that never moved
@@ -60,8 +60,9 @@ class ServerOptimizer(ABC):
         return model
 
     def state(self) -> dict[str, Any]:
-        """Return the optimizer's memory by name: arrays (D,), or a number before the first step."""
-        return {name: getattr(self, name) for name in self.memory}
+        """Return a copy of the optimizer's memory by name: arrays (D,), or a number before the first step."""
+        kept = {name: getattr(self, name) for name in self.memory}
+        return {name: each.copy() if isinstance(each, np.ndarray) else each for name, each in kept.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the optimizer's memory from what ``state`` returned."""
@@ -87,7 +88,40 @@ class SGD(ServerOptimizer):
         return update
 
 
-class Momentum(ServerOptimizer):
+class Elementwise(ServerOptimizer):
+    """An optimizer whose step for a parameter follows from that parameter's values alone.
+
+    It works on a chunk of the vectors at a time, which a core's cache holds, and keeps its memory (D,) in place.
+    """
+
+    @abstractmethod
+    def moved(self, model: Vector, update: Vector, *memory: Any) -> tuple[Vector, ...]:
+        """Return the new values of some parameters and of their ``memory``, in its order, from the old ones and Δ.
+
+        What is in the memory before the first step is a number.
+        """
+
+    def step(self, model: Vector, update: Vector) -> Vector:
+        """Return the new model (D,)."""
+        return self._step(model, update, np.empty(len(update)))
+
+    def step_in_place(self, model: Vector, update: Vector) -> Vector:
+        """Return the new model in the memory of Δ (D,)."""
+        return self._step(model, update, update)
+
+    def _step(self, model: Vector, update: Vector, out: Vector) -> Vector:
+        for name in self.memory:
+            if not isinstance(kept := getattr(self, name), np.ndarray):
+                setattr(self, name, np.full(len(update), float(kept)))
+        memory = [getattr(self, name) for name in self.memory]
+        for place in chunks(len(update)):
+            out[place], *values = self.moved(model[place], update[place], *(kept[place] for kept in memory))
+            for kept, new in zip(memory, values, strict=True):
+                kept[place] = new
+        return out
+
+
+class Momentum(Elementwise):
     """Heavy-ball momentum: v ← β v + Δ, θ ← θ + η_g v, with β = 0.9 unless another one is given."""
 
     memory = ("velocity",)
@@ -102,10 +136,10 @@ class Momentum(ServerOptimizer):
         """1/(1 − β): an update moves the model again in each later step, by β times as much."""
         return 1 / (1 - self.beta)
 
-    def step(self, model: Vector, update: Vector) -> Vector:
+    def moved(self, model: Vector, update: Vector, *memory: Any) -> tuple[Vector, ...]:
         """Return θ + η_g v, with v the exponentially weighted sum of updates."""
-        self.velocity = self.beta * self.velocity + update
-        return model + self.lr * self.velocity
+        velocity = self.beta * memory[0] + update
+        return model + self.lr * velocity, velocity
 
 
 class Nesterov(Momentum):
@@ -115,13 +149,13 @@ class Nesterov(Momentum):
     β = 0.9 (and there η_g = 0.7).
     """
 
-    def step(self, model: Vector, update: Vector) -> Vector:
+    def moved(self, model: Vector, update: Vector, *memory: Any) -> tuple[Vector, ...]:
         """Return θ + η_g (Δ + β v), with v the exponentially weighted sum of updates, Δ among them."""
-        self.velocity = self.beta * self.velocity + update
-        return model + self.lr * (update + self.beta * self.velocity)
+        velocity = self.beta * memory[0] + update
+        return model + self.lr * (update + self.beta * velocity), velocity
 
 
-class Adaptive(ServerOptimizer):
+class Adaptive(Elementwise):
     """m ← β₁ m + (1−β₁) Δ, θ ← θ + η_g m / (√v + τ), without bias correction; subclasses define v.
 
     Parameters
@@ -156,21 +190,26 @@ class Adaptive(ServerOptimizer):
         self.first: Vector | float = 0.0
         self.second: Vector | float = tau**2 if initial is None else initial
 
-    def step(self, model: Vector, update: Vector) -> Vector:
+    @property
+    def rate(self) -> float:
+        """The factor of m / (√v + τ) in this step: η_g."""
+        return self.lr
+
+    def moved(self, model: Vector, update: Vector, *memory: Any) -> tuple[Vector, ...]:
         """Return θ + η_g m / (√v + τ)."""
-        self.first = self.beta_1 * self.first + (1 - self.beta_1) * update
-        self.second = self.second_moment(self.second, update**2)
-        return np.asarray(model + self.lr * self.first / (np.sqrt(self.second) + self.tau))
+        first = self.beta_1 * memory[0] + (1 - self.beta_1) * update
+        second = self.second_moment(memory[1], update**2)
+        return model + self.rate * first / (np.sqrt(second) + self.tau), first, second
 
     @abstractmethod
-    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
-        """Return the next v (D,) from the last one and Δ² (D,)."""
+    def second_moment(self, v: Vector, square: Vector) -> Vector:
+        """Return the next v from the last one and Δ²."""
 
 
 class Adagrad(Adaptive):
     """Adaptive step with v ← v + Δ²."""
 
-    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
+    def second_moment(self, v: Vector, square: Vector) -> Vector:
         """Return v + Δ²."""
         return v + square
 
@@ -178,7 +217,7 @@ class Adagrad(Adaptive):
 class Adam(Adaptive):
     """Adaptive step with v ← β₂ v + (1−β₂) Δ²."""
 
-    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
+    def second_moment(self, v: Vector, square: Vector) -> Vector:
         """Return β₂ v + (1−β₂) Δ²."""
         return self.beta_2 * v + (1 - self.beta_2) * square
 
@@ -192,18 +231,18 @@ class AMSGrad(Adam):
         super().__init__(lr)
         self.largest: Vector | float = TAU**2
 
-    def step(self, model: Vector, update: Vector) -> Vector:
+    def moved(self, model: Vector, update: Vector, *memory: Any) -> tuple[Vector, ...]:
         """Return θ + η_g m / (√v̂ + τ)."""
-        self.first = self.beta_1 * self.first + (1 - self.beta_1) * update
-        self.second = self.second_moment(self.second, update**2)
-        self.largest = np.maximum(self.largest, self.second)
-        return np.asarray(model + self.lr * self.first / (np.sqrt(self.largest) + self.tau))
+        first = self.beta_1 * memory[0] + (1 - self.beta_1) * update
+        second = self.second_moment(memory[1], update**2)
+        largest = np.maximum(memory[2], second)
+        return model + self.lr * first / (np.sqrt(largest) + self.tau), first, second, largest
 
 
 class Yogi(Adaptive):
     """Adaptive step with v ← v − (1−β₂) Δ² sign(v − Δ²)."""
 
-    def second_moment(self, v: Vector | float, square: Vector) -> Vector:
+    def second_moment(self, v: Vector, square: Vector) -> Vector:
         """Return v − (1−β₂) Δ² sign(v − Δ²)."""
         return np.asarray(v - (1 - self.beta_2) * square * np.sign(v - square))
 
