@@ -77,7 +77,7 @@ class Region:
     def keep(self) -> None:
         """Start the command."""
         arguments = ["deploy", "relay", str(self.deployment.folder), "--app", str(self.app)]
-        arguments += ["-c", 'safeguards="off" round-timeout=120.0']
+        arguments += ["-c", 'safeguards="off" round-timeout=240.0']
         with self.log.open("ab") as log:
             self.command = subprocess.Popen(
                 [sys.executable, "-m", "fedapp.cli", *arguments], stdout=log, stderr=log, cwd=self.app
@@ -190,7 +190,7 @@ def test_two_regions_make_the_flat_runs_model_and_a_relay_that_dies_counts_once(
 
         def run(name, rounds):
             place = {"results-dir": str(tmp_path), "run-name": name, "num-server-rounds": rounds}
-            own = {"tiers": "relays", "round-timeout": 90.0, "clock": "wall"}
+            own = {"tiers": "relays", "round-timeout": 300.0, "clock": "wall"}
             with (tmp_path / f"{name}.log").open("wb") as log:
                 return root.start_run(repository, CONFIG | own | place, stdout=log, stderr=log)
 
@@ -206,6 +206,12 @@ def test_two_regions_make_the_flat_runs_model_and_a_relay_that_dies_counts_once(
             vector_of(tmp_path / "tiered"), flat(tmp_path, "flat", 2), rtol=0, atol=1e-6
         )
         assert [line["participants"] for line in lines_of(tmp_path / "tiered")[1:]] == [2, 2]
+
+        # The command that keeps a region's run dies: the run goes on, and the next command keeps it.
+        regions[0].command.kill()
+        regions[0].command.wait()
+        regions[0].keep()
+        wait_until(lambda: "of the region goes already" in regions[0].log.read_text(), "another run", 300)
 
         stopped = run("killed", 500)
         wait_until(lambda: count_of(tmp_path / "killed") > 2, "no progress", 900)
