@@ -157,9 +157,7 @@ class OwnTime:
         if not self._unseen.pays(index, median, 1.0):
             if not agrees:
                 return False
-        elif self._leads.pays(
-            index, median, 1.0
-        ):  # a fast client's updates aren't the only ones of the course
+        elif self._leads.pays(index, median, 1.0):  # so that fast clients don't lead the course alone
             self._course.follow(index, update)
         _count(self._unopposed, index, present)
         return True

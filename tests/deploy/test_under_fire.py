@@ -119,8 +119,9 @@ def finish(trial: Any) -> None:
 @pytest.mark.parametrize("strategy", ["fedavg", "async-fedavg"])
 def test_every_process_is_killed_twice_at_random_times(strategy, three, tmp_path):
     trial, rng = three, random.Random(0)
-    # With identical weights the server's step is the same throughout, so that shares of weight are those of movement.
-    weights = {} if strategy == "fedavg" else {"aggregation-weights": "identical"}
+    # With identical weights and a given step each contribution moves the model alike: shares of weight are shares of
+    # movement. Without it the step follows the number of clients, which changes when one is killed.
+    weights = {} if strategy == "fedavg" else {"aggregation-weights": "identical", "server-lr": 0.1}
     trial.begin({**SMALL, "strategy": strategy, **weights})
     trial.wait_for_aggregation(2)
     for victim in (*DEVICES, "superlink", SERVER_APP) * 2:
