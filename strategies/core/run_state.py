@@ -231,7 +231,7 @@ class RunState:
         self.any_nonzero_update = self.any_failure = self.model_unchanged = False
         self.last_failure = ""
         self._said: set[str] = set()
-        self._known: tuple[list[tuple[str, Array]], Vector] = [], np.empty(0)
+        self._known: tuple[list[tuple[str, Array, bytes]], Vector] = [], np.empty(0)
         self.best = BestModel(config) if config.stop_at or config.compares_evaluations else None
         self.memory, self.clients = Memory(), []
         self.run_id = int(streams.unpredictable().integers(2**62))
@@ -396,14 +396,14 @@ class RunState:
 
     def know(self, arrays: ArrayRecord, model: Vector) -> None:
         """Note what a record is as a vector (D,), so that ``vector_of`` needn't read its bytes."""
-        self._known = list(arrays.items()), model
+        self._known = [(name, array, array.data) for name, array in arrays.items()], model
 
     def vector_of(self, arrays: ArrayRecord) -> Vector:
         """Return a record's model (D,); raise ArraysMismatchError if the arrays are no valid model."""
         (known, model), self._known = self._known, ([], np.empty(0))
         same = len(known) == len(arrays) > 0 and all(
-            name == key and array is each
-            for (name, array), (key, each) in zip(known, arrays.items(), strict=True)
+            name == key and array is each and data is each.data  # an array's bytes can be replaced
+            for (name, array, data), (key, each) in zip(known, arrays.items(), strict=True)
         )
         return model if same else self.layout.to_vector(arrays)
 

@@ -167,6 +167,33 @@ def test_a_model_of_a_hook_that_is_none_ends_the_run_in_its_own_round(federation
         strategy.start(federation(), model(1.0, dtype="float32"), num_rounds=1)
 
 
+class Halving(FedAvg):
+    """Halves the model that a round has made: in the arrays themselves, or in new ones."""
+
+    in_place = False
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        assert arrays is not None
+        halved = Array(0.5 * arrays["w"].numpy())
+        if not self.in_place:
+            return ArrayRecord({"w": halved}), metrics
+        arrays["w"].data = halved.data
+        return arrays, metrics
+
+
+def test_bytes_that_a_hook_replaces_in_the_models_arrays_are_the_next_rounds_model(
+    federation, model, values_of
+):
+    in_place = type("InPlace", (Halving,), {"in_place": True})
+    for kinds in ((Halving, in_place), (own_loop(Halving), own_loop(in_place))):
+        copied, replaced = (  # with a step of 1 the model that the updates begin with cancels out
+            kind(fraction_evaluate=0.0, server_lr=0.5).start(federation(), model(1.0), num_rounds=3)
+            for kind in kinds
+        )
+        assert values_of(replaced.arrays) == values_of(copied.arrays)
+
+
 @pytest.mark.parametrize("kind", [FedAvg, AsyncFedAvg])
 def test_functions_of_metrics_may_return_none_as_in_flower(federation, model, kind):
     def nothing(contents: list[RecordDict], key: str) -> Any:
