@@ -157,7 +157,7 @@ def pulled_from(grid: Grid, ids: Sequence[str] | None) -> list[Message]:
 
 
 class GridAround(Grid):
-    """The base class of Grids around another one: a subclass pushes and pulls messages.
+    """The base class of Grids around another one, which does what a subclass doesn't do otherwise.
 
     Attributes
     ----------
@@ -202,6 +202,16 @@ class GridAround(Grid):
         """Return the nodes that are connected."""
         return self.grid.get_nodes()
 
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Push messages, and return their ids."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
+        """Pull the replies that there are."""
+        return pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
@@ -238,16 +248,6 @@ class AddressedGrid(GridAround):
     def get_nodes(self) -> Any:
         """Return those nodes that are connected."""
         return [node for node in self.grid.get_nodes() if node.node_id in self.nodes]
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages, and return their ids."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(
-        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
-    ) -> Iterable[Message]:
-        """Pull the replies that there are."""
-        return pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
 
 
 def addressed(grid: Grid, participation: str, nodes: Collection[int] | None) -> Grid:

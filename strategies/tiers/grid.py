@@ -13,7 +13,7 @@ from strategies.clients.roster import Client, Roster
 from strategies.core.run_state import RunOptions
 from strategies.flower import messages
 from strategies.flower.exchange import arriving
-from strategies.flower.grids import AddressedGrid, Description, GridAround, asked_ids, pulled_from
+from strategies.flower.grids import AddressedGrid, Description, GridAround, asked_ids
 from strategies.flower.internals import give_id
 from strategies.tiers.relay import Relay, check_request
 from strategies.tiers.times import RegionTimes
@@ -52,14 +52,6 @@ class _RegionGrid(GridAround):
 
     def descriptions(self, node_ids: Collection[int], config: ConfigRecord) -> Mapping[int, Description]:
         return {node_id: self._described[node_id] for node_id in node_ids}
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self.grid.push_messages(messages)
-
-    def pull_messages(
-        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
-    ) -> Iterable[Message]:
-        return pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
 
     def can_sum(self, request: SumRequest) -> bool:
         return isinstance(self._all, SummingGrid) and self._all.can_sum(request)
