@@ -10,6 +10,7 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.serverapp import Grid
 
+from fedapp.client.handlers import CANNOT_TAKE_PART
 from fedapp.config import ConfigError, RunConfig
 from fedapp.worker.protocol import WorkerError
 from fedapp.worker.serving import Worker
@@ -18,9 +19,6 @@ from strategies.core.run_state import RunOptions
 from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT, engine_of
 from strategies.tiers.relay import Relay
-
-# Error code of a reply that says why a client can't take part (fedapp/client/handlers.py).
-CANNOT_TAKE_PART = 100
 
 _BOUNDS = ("safeguards", "size_ratio_bound", "examples_bound", "update_norm_bound")
 

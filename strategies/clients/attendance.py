@@ -35,7 +35,7 @@ def in_vain(roster: Roster, client_stats: ClientStatistics) -> Iterator[tuple[st
 
 
 def log_never_counted(roster: Roster, client_stats: ClientStatistics) -> None:
-    """Log a line for each device that never counted, and one line for all that were never asked to train."""
+    """Log a line for each device that never counted, and one line for all that ended no task."""
     found = list(in_vain(roster, client_stats))
     for who, why in found[:MOST_NAMED]:
         log.warning("%s never counted in this run: %s", who, why)
@@ -43,7 +43,11 @@ def log_never_counted(roster: Roster, client_stats: ClientStatistics) -> None:
         log.warning("%d more devices never counted in this run", more)
     asked = {index for index, account in client_stats.items() if account.tasks}
     if idle := [client.node_id for client in _clients(roster) if client.index not in asked]:
-        log.info("%d devices were never asked to train in this run: %s", len(idle), roster.named(idle))
+        log.info(
+            "%d devices ended no task in this run, as they weren't asked or were cut off: %s",
+            len(idle),
+            roster.named(idle),
+        )
 
 
 def _outcomes(account: ClientRecord) -> str:

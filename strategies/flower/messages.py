@@ -61,9 +61,7 @@ FROZEN: Final = "strategies.frozen"  # digest of arrays that aren't sent; their 
 TRAVELS: Final = "strategies.travels"  # names of the arrays of a full model that are sent (flower/frozen.py)
 PERSONAL: Final = "strategies.personal"  # λ: the client keeps a model v beside w̄, moved by g(v) + λ (v − w̄)
 UNDER_WAY: Final = "strategies.under-way"  # in requests to evaluate: the client's task that isn't over yet
-EDGE_ROUNDS: Final = (
-    "strategies.edge-rounds"  # to relays: rounds in the region for each task (tiers/relay.py)
-)
+EDGE_ROUNDS: Final = "strategies.edge-rounds"  # to relays: a region's rounds for each task (tiers/relay.py)
 WEIGHTS: Final = "strategies.client-weights"  # to relays: how the devices of a region count
 KEPT_FOR: Final = "strategies.kept-for"  # number of the run that a client keeps its personal model for
 

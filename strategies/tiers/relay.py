@@ -124,9 +124,8 @@ class Relay:
         self.strategy = EdgeRounds(run_options or RunOptions(), **{"describe": True, **options})
         self._grid, self._edge_rounds, self._timeout = grid, edge_rounds, timeout
         self._opened = ExitStack()
-        self._run: tuple[int, str] | None = (
-            None  # id of the run of the server above, and the devices' weights there
-        )
+        # The id of the run of the server above, and the weights of devices there.
+        self._run: tuple[int, str] | None = None
 
     def close(self) -> None:
         """End the region's run."""
@@ -147,7 +146,7 @@ class Relay:
             content = answer(message)
         except RunError as error:
             return Message(Error(APP_RAISED, str(error)), reply_to=message)
-        except BaseException:  # broken off in the middle of a round, whose late replies must not count
+        except BaseException:  # broken off anywhere: what the session knows may be half of a round
             self._renew()
             raise
         return Message(content, reply_to=message)

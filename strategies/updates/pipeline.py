@@ -378,7 +378,7 @@ class Noise:
         update += rng.normal(0.0, self.deviation(sensitivity), len(update))
 
 
-SUMMAND = "_summand"
+_SUMMAND = "_summand"
 
 
 class _Update:
@@ -391,7 +391,7 @@ class _Update:
         return given.update() if isinstance(given, LocalModel) else given
 
     def __set__(self, contribution: "Contribution", given: Vector | LocalModel) -> None:
-        contribution.__dict__[SUMMAND] = given
+        contribution.__dict__[_SUMMAND] = given
 
 
 @dataclass(frozen=True)
@@ -445,7 +445,7 @@ class Contribution:
     @property
     def summand(self) -> Vector | LocalModel:
         """The update (D,), or the model whose update it is, which may still be in its reply."""
-        given: Vector | LocalModel = self.__dict__[SUMMAND]
+        given: Vector | LocalModel = self.__dict__[_SUMMAND]
         return given
 
     @property

@@ -96,10 +96,7 @@ class Elementwise(ServerOptimizer):
 
     @abstractmethod
     def moved(self, model: Vector, update: Vector, *memory: Any) -> tuple[Vector, ...]:
-        """Return the new values of some parameters and of their ``memory``, in its order, from the old ones and Δ.
-
-        What is in the memory before the first step is a number.
-        """
+        """Return the new values of some parameters and of their ``memory``, in its order, from the old ones and Δ."""
 
     def step(self, model: Vector, update: Vector) -> Vector:
         """Return the new model (D,)."""

@@ -276,7 +276,7 @@ def test_registered_devices_that_were_never_connected_are_named(devices, model, 
     said = [record.getMessage() for record in caplog.records][-2:]
     assert said == [
         "node 40 (riga) never counted in this run: it was never connected",
-        "1 devices were never asked to train in this run: client 2 (lima)",
+        "1 devices ended no task in this run, as they weren't asked or were cut off: client 2 (lima)",
     ]
 
 
