@@ -271,6 +271,7 @@ def result(
     liars: int = 1,
     clients: int = CLIENTS,
     seed: int = 0,
+    safeguards: str = "on",
 ) -> Result:
     """Return what a method makes of devices that lie."""
     x = {
@@ -308,6 +309,7 @@ def result(
             fraction_evaluate=0.0,
             eval_every=10**6,
             seed=seed,
+            safeguards=safeguards,
         )
         assert isinstance(strategy, AsynchronousStrategy)
         initial = perceptron(x["train"].shape[1], seed)
