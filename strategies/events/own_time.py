@@ -8,12 +8,13 @@ time-based ones. So with safeguards
               are paid from a bucket of ``CAPACITY`` that a contribution of the median client fills by so many. What
               comes beyond that is discarded.
     course    where fast clients count more by design, a client's contributions count unseen as often as the median
-              of the others', from a bucket of ``UNSEEN`` that begins with one. What it sends more often counts while
-              the client doesn't go against the course of the others, the mean direction of their last updates, its
-              own left out. Its evidence is a sum over all its contributions of their cosine with that course less
-              ``OPPOSED``, kept within ±``EVIDENCE`` (Page 1954's cumulative sum, of both signs), and must be 0 or
-              more: single cosines are mostly noise near the end of a run. Where the server has no single updates
-              (secure sums), ``rate_bound`` is halved instead.
+              of the others', from a bucket of ``UNSEEN`` that begins with one, and only if half as many contributions
+              as there are others have counted since its last. What it sends more often counts while the client
+              doesn't go against the course of the others, the mean direction of their last updates, its own left out.
+              Its evidence is a sum over all its contributions of their cosine with that course less ``OPPOSED``, kept
+              between ``LEAST`` and ``MOST`` (Page 1954's cumulative sum, of both signs), and must be 0 or more:
+              single cosines are mostly noise near the end of a run. Where the server has no single updates (secure
+              sums), ``rate_bound`` is halved instead.
     weight    d_i = p_i (n − n_i) + r_i, where time-based or observed weights are asked for, and with a robust rule
               over arrivals. n counts the aggregations, this one included (the intervals, if time says when they
               are), n_i is n at the client's last contribution, or when it joined, and r_i what the last bound left.
@@ -40,7 +41,8 @@ FEWEST = 3  # clients; with two, either may be the faulty one
 # The mean cosine of a client's updates and the course below which the client is opposed. Measured where updates were
 # mostly noise: -0.06 of an honest client five times as fast as the slowest, -0.1 to -0.4 of a reversed one.
 OPPOSED = -0.1
-EVIDENCE = 0.3  # about three times the deviation of such a cosine
+MOST = 0.3  # evidence: about three times the deviation of such a cosine, so that a client that turns is soon opposed
+LEAST = -3.0  # ten times as much, so that updates that are noise at times don't clear a client that was opposed
 LEADERS = 16  # clients whose last updates are the course: at most 64 D bytes
 
 
@@ -96,7 +98,7 @@ class Course:
         lengths = float(np.linalg.norm(course)) * float(np.linalg.norm(update))
         cosine = float(course @ update) / lengths if lengths else 0.0
         evidence = self._evidence.get(index, 0.0) + cosine - OPPOSED
-        self._evidence[index] = min(max(evidence, -EVIDENCE), EVIDENCE)
+        self._evidence[index] = min(max(evidence, LEAST), MOST)
         return self._evidence[index] >= 0
 
     def _forget(self, index: int) -> None:
@@ -137,6 +139,8 @@ class OwnTime:
         self._unopposed: dict[int, float] = {}  # contributions that weren't discarded here, nor by the method
         self._all, self._unseen, self._leads = Bucket(CAPACITY), Bucket(UNSEEN, 1.0), Bucket(1.0)
         self._course = Course()
+        # Contributions of all that counted here, and how many there were with each client's last one.
+        self._counted, self._counted_at = 0, dict[int, int]()
         self._paid: dict[int, tuple[float, float, int]] = {}  # n_i, r_i, and when the client joined
 
     def note(self, index: int, present: Mapping[int, object]) -> None:
@@ -154,12 +158,17 @@ class OwnTime:
         if len(present.keys() | {index}) < FEWEST:
             return True
         median, agrees = _median(self._unopposed, index, present), self._course.agrees(index, present, update)
-        if not self._unseen.pays(index, median, 1.0):
+        others = len(present.keys() - {index})
+        # A client that was away has credit for several contributions, which would be most of one buffer.
+        at_once = self._counted - self._counted_at.get(index, -others) < others // 2
+        if at_once or not self._unseen.pays(index, median, 1.0):
             if not agrees:
                 return False
         elif self._leads.pays(index, median, 1.0):  # so that fast clients don't lead the course alone
             self._course.follow(index, update)
         _count(self._unopposed, index, present)
+        self._counted += 1
+        self._counted_at[index] = self._counted
         return True
 
     def due(self, index: int, p: float, number: int, joined: int) -> float:
@@ -182,6 +191,8 @@ class OwnTime:
             "own-credit": [[index, *each] for index, each in self._all.credit.items()],
             "own-unseen": [[index, *each] for index, each in self._unseen.credit.items()],
             "own-leads": [[index, *each] for index, each in self._leads.credit.items()],
+            "own-counted": self._counted,
+            "own-counted-at": list(self._counted_at.items()),
             "own-paid": [[index, *each] for index, each in self._paid.items()],
             **self._course.state(),
         }
@@ -197,5 +208,7 @@ class OwnTime:
             (self._leads, "own-leads"),
         ):
             bucket.credit = {int(index): (credit, median) for index, credit, median in state.get(name, ())}
+        self._counted = int(state.get("own-counted", 0))
+        self._counted_at = {int(index): int(number) for index, number in state.get("own-counted-at", ())}
         self._paid = {int(i): (last, left, int(since)) for i, last, left, since in state.get("own-paid", ())}
         self._course.restore(state)

@@ -78,6 +78,31 @@ def test_what_a_client_sends_beyond_the_rate_of_the_others_counts_where_it_goes_
     assert sum(first.agrees(0, EVERYBODY, east) for _ in range(20)) == 1
 
 
+def test_a_client_that_was_away_has_one_contribution_at_once_that_isn_t_judged_by_the_course():
+    # Client 0 was away, and has credit for three. Half as many as there are others must have counted since its last.
+    east, west = np.array([1.0, 0.0]), np.array([-1.0, 0.0])
+    for sent, counts in ((west, 1), (east, 5)):
+        own = OwnTime()
+        assert own.agrees(0, EVERYBODY, sent)
+        for _ in range(6):
+            assert all(own.agrees(index, EVERYBODY, east) for index in range(1, 5))
+        again = OwnTime()
+        again.restore(own.state())
+        assert sum(again.agrees(0, EVERYBODY, sent) for _ in range(5)) == counts
+        assert all(again.agrees(index, EVERYBODY, east) for index in range(1, 3))
+        assert again.agrees(0, EVERYBODY, sent)
+
+
+def test_a_client_that_was_opposed_is_not_cleared_by_a_few_updates_that_are_noise():
+    own, east = OwnTime(), np.array([1.0, 0.0])
+    counted = []
+    for cosine in (*[-0.5] * 10, *[0.05] * 9, *[0.9] * 3):
+        assert all(own.agrees(index, EVERYBODY, east) for index in range(1, 5))
+        own.agrees(0, EVERYBODY, np.array([cosine, np.sqrt(1 - cosine**2)]))  # what is unseen
+        counted.append(own.agrees(0, EVERYBODY, np.array([cosine, np.sqrt(1 - cosine**2)])))
+    assert counted == [False] * 19 + [True] * 3
+
+
 def test_a_client_that_leads_the_course_isn_t_judged_by_its_own_updates():
     own, east = OwnTime(), np.eye(40)[0]
     noise = np.eye(40)[1:]  # of each honest update, at a right angle to all others
