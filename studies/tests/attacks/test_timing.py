@@ -19,7 +19,7 @@ def test_a_lie_about_time_costs_at_most_fifteen_points(method):
     assert clock.time is machine
 
 
-@pytest.mark.parametrize("method", ["async-fedavg", "fedasync", "rennala"])
+@pytest.mark.parametrize("method", ["async-fedavg", "delay-adaptive", "fedasync", "rennala"])
 def test_an_update_of_any_length_that_is_there_at_once_costs_at_most_fifteen_points(method):
     data = pictures("")
     honest = result(method, "honest", data, sends="as others")
