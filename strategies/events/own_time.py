@@ -42,7 +42,9 @@ FEWEST = 3  # clients; with two, either may be the faulty one
 # mostly noise: -0.06 of an honest client five times as fast as the slowest, -0.1 to -0.4 of a reversed one.
 OPPOSED = -0.1
 MOST = 0.3  # evidence: about three times the deviation of such a cosine, so that a client that turns is soon opposed
-LEAST = -3.0  # ten times as much, so that updates that are noise at times don't clear a client that was opposed
+LEAST = (
+    -3.0
+)  # ten times as much, so that updates that are noise at times don't clear a client that was opposed
 LEADERS = 16  # clients whose last updates are the course: at most 64 D bytes
 
 
@@ -139,8 +141,8 @@ class OwnTime:
         self._unopposed: dict[int, float] = {}  # contributions that weren't discarded here, nor by the method
         self._all, self._unseen, self._leads = Bucket(CAPACITY), Bucket(UNSEEN, 1.0), Bucket(1.0)
         self._course = Course()
-        # Contributions of all that counted here, and how many there were with each client's last one.
-        self._counted, self._counted_at = 0, dict[int, int]()
+        # Contributions of all that were accepted here, and how many there were with each client's last one.
+        self._accepted, self._accepted_at = 0, dict[int, int]()
         self._paid: dict[int, tuple[float, float, int]] = {}  # n_i, r_i, and when the client joined
 
     def note(self, index: int, present: Mapping[int, object]) -> None:
@@ -160,15 +162,15 @@ class OwnTime:
         median, agrees = _median(self._unopposed, index, present), self._course.agrees(index, present, update)
         others = len(present.keys() - {index})
         # A client that was away has credit for several contributions, which would be most of one buffer.
-        at_once = self._counted - self._counted_at.get(index, -others) < others // 2
+        at_once = self._accepted - self._accepted_at.get(index, -others) < others // 2
         if at_once or not self._unseen.pays(index, median, 1.0):
             if not agrees:
                 return False
         elif self._leads.pays(index, median, 1.0):  # so that fast clients don't lead the course alone
             self._course.follow(index, update)
         _count(self._unopposed, index, present)
-        self._counted += 1
-        self._counted_at[index] = self._counted
+        self._accepted += 1
+        self._accepted_at[index] = self._accepted
         return True
 
     def due(self, index: int, p: float, number: int, joined: int) -> float:
@@ -191,8 +193,8 @@ class OwnTime:
             "own-credit": [[index, *each] for index, each in self._all.credit.items()],
             "own-unseen": [[index, *each] for index, each in self._unseen.credit.items()],
             "own-leads": [[index, *each] for index, each in self._leads.credit.items()],
-            "own-counted": self._counted,
-            "own-counted-at": list(self._counted_at.items()),
+            "own-accepted": self._accepted,
+            "own-accepted-at": list(self._accepted_at.items()),
             "own-paid": [[index, *each] for index, each in self._paid.items()],
             **self._course.state(),
         }
@@ -208,7 +210,7 @@ class OwnTime:
             (self._leads, "own-leads"),
         ):
             bucket.credit = {int(index): (credit, median) for index, credit, median in state.get(name, ())}
-        self._counted = int(state.get("own-counted", 0))
-        self._counted_at = {int(index): int(number) for index, number in state.get("own-counted-at", ())}
+        self._accepted = int(state.get("own-accepted", 0))
+        self._accepted_at = {int(index): int(number) for index, number in state.get("own-accepted-at", ())}
         self._paid = {int(i): (last, left, int(since)) for i, last, left, since in state.get("own-paid", ())}
         self._course.restore(state)

@@ -68,9 +68,7 @@ class EventSession(Session):
             aggregation_weights,
             strategy,
             self.robust,
-            favours_fast=aggregation_weights == IDENTICAL
-            or able.sets_steps
-            or strategy.discounts_staleness,
+            favours_fast=aggregation_weights == IDENTICAL or able.sets_steps or strategy.discounts_staleness,
         )
         needs_messages = able.writes_requests or self.compressed is not None or config.uses_secure_sums
         self.dispatcher = Dispatcher(

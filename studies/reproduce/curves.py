@@ -99,10 +99,14 @@ def _draw(axes: Axes, lines: Lines, key: str, x: str, looks: Mapping[str, Method
     """Draw one panel."""
     drawn = {name: draw_band(axes, runs, key, x, looks[name], name) for name, runs in lines.items() if runs}
     few = max(grid.size for grid, _ in drawn.values()) <= _FEW
-    axes.set_xlim(0, max(float(grid[-1]) for grid, _ in drawn.values()) * (1.02 if few else 1.0))  # whole markers
+    axes.set_xlim(
+        0, max(float(grid[-1]) for grid, _ in drawn.values()) * (1.02 if few else 1.0)
+    )  # whole markers
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
-    bands = [runs.band(key, x) for runs in lines.values() if runs and few]  # of many points they may hide the lines
+    bands = [
+        runs.band(key, x) for runs in lines.values() if runs and few
+    ]  # of many points they may hide the lines
     edges = [(grid, middle + sign * spread) for grid, middle, spread in bands for sign in (-1, 1)]
     if set_view(axes, [*drawn.values(), *edges]):
         _enlarge(axes, drawn, looks)
