@@ -33,14 +33,15 @@ from pathlib import Path
 import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedapp.deploy import audit, by_hand, keys
-from fedapp.deploy.ansible import FOLDER as ANSIBLE
-from fedapp.deploy.ansible import ansible_files
+from fedapp.deploy import audit, keys
 from fedapp.deploy.certificates import read_authority
-from fedapp.deploy.compose import compose_file
 from fedapp.deploy.dashboard import dashboard
-from fedapp.deploy.kubernetes import FOLDER as KUBERNETES
-from fedapp.deploy.kubernetes import kubernetes_files
+from fedapp.deploy.orchestration import by_hand
+from fedapp.deploy.orchestration.ansible import FOLDER as ANSIBLE
+from fedapp.deploy.orchestration.ansible import ansible_files
+from fedapp.deploy.orchestration.compose import compose_file
+from fedapp.deploy.orchestration.kubernetes import FOLDER as KUBERNETES
+from fedapp.deploy.orchestration.kubernetes import kubernetes_files
 from fedapp.deploy.plan import LOOPBACK, NODE_CONFIG, SUPEREXEC, DeployError, Deployment, Device
 from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
 from fedapp.deploy.startup import unit_file

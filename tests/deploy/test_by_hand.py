@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedapp.deploy.by_hand import start_script
 from fedapp.deploy.files import read_deployment, write_deployment
 from fedapp.deploy.flower import ask
 from fedapp.deploy.local import free_ports
+from fedapp.deploy.orchestration.by_hand import start_script
 from fedapp.deploy.plan import LOOPBACK, Deployment, Device
 from fedapp.deploy.registration import register
 from tests.deploy.command import deploy

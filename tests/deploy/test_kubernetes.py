@@ -17,9 +17,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from fedapp.deploy.compose import APPS_USER, FLOWER_USER
 from fedapp.deploy.files import read_deployment, startup_files
 from fedapp.deploy.local import BIN, LocalDeployment
+from fedapp.deploy.orchestration.compose import APPS_USER, FLOWER_USER
 from tests.deploy.command import contents, deploy
 from tests.docs.pages import blocks_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fedapp.deploy.compose import APPS_USER, FLOWER_USER, PROXY_FILES
+from fedapp.deploy.orchestration.compose import APPS_USER, FLOWER_USER, PROXY_FILES
 from fedapp.deploy.plan import (
     DATABASE,
     LOOPBACK,
