@@ -13,13 +13,16 @@ from click.core import ParameterSource
 from fedapp.config import RunConfig, Value
 from fedapp.deploy import operate
 from fedapp.deploy.audit import Audit, audited
-from fedapp.deploy.files import add_device, read_deployment, write_deployment
+from fedapp.deploy.files import add_device, add_requested, read_deployment, write_deployment
 from fedapp.deploy.flower import run_flwr
 from fedapp.deploy.given import Given, read_given
+from fedapp.deploy.key_request import FILE as REQUEST
+from fedapp.deploy.key_request import make_request, read_request
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.operate import Out, one_line_errors
 from fedapp.deploy.plan import (
+    HOME,
     ORCHESTRATORS,
     SUPERLINK_PORT,
     DeployError,
@@ -31,6 +34,8 @@ from fedapp.deploy.plan import (
 from fedapp.deploy.runs import ended_runs, keep_going, region_config
 from fedapp.deploy.seal import ANEW, sign_ends
 from fedapp.deploy.startup import check_home
+
+IsRelay = Annotated[bool, typer.Option("--relay", help="it is a relay, and the argument its NAME")]
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -60,9 +65,7 @@ def init(
             help="nginx or Caddy in front of the SuperLink; without it, whoever reaches the port runs code everywhere"
         ),
     ] = True,
-    home: Annotated[
-        str, typer.Option(help="folder for all this on every machine, with .venv")
-    ] = "/opt/fedapp",
+    home: Annotated[str, typer.Option(help="folder for all this on every machine, with .venv")] = HOME,
     orchestrators: Annotated[
         list[str] | None,
         typer.Option("--for", help=f"start-up files for {' or '.join(ORCHESTRATORS)}, too; repeat"),
@@ -95,9 +98,7 @@ def init(
 def add(
     out: Out,
     device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH")],
-    is_relay: Annotated[
-        bool, typer.Option("--relay", help="it is a relay, and the argument its NAME")
-    ] = False,
+    is_relay: IsRelay = False,
 ) -> None:
     """Add a device to a deployment; what the others have stays as it is."""
     with one_line_errors():
@@ -107,6 +108,39 @@ def add(
             audit.record("done", device=name)
     where = "its region's server" if is_relay else "that device"
     print(f"{out / name}: to {where}, as {deployment.home}/{name}; then 'fedapp deploy register {out}'")
+
+
+@app.command()
+def request(
+    device: Annotated[str, typer.Argument(metavar="NAME=DATA-PATH")],
+    is_relay: IsRelay = False,
+    out: Annotated[Path | None, typer.Option(help="folder for the keys; by default NAME")] = None,
+) -> None:
+    """On a device: make its keys, and a request to be added to a deployment; no key leaves the device."""
+    with one_line_errors():
+        folder, made = make_request(device, relay=is_relay, folder=out)
+    print(f"{folder}: the device's keys; they stay here")
+    print(f"{folder / REQUEST}: to the operator, for 'fedapp deploy sign'")
+    print(f"{made.fingerprint}: the key's fingerprint; tell it to the operator by another way")
+
+
+@app.command()
+def sign(
+    file: Annotated[Path, typer.Argument(metavar="REQUEST", help="the device's request.json")],
+    out: Out = Path("deployment"),
+) -> None:
+    """Add a device that made its keys itself, by its request; what the others have stays as it is."""
+    with one_line_errors(), audited(out, "sign", arguments=str(file)) as audit:
+        made = read_request(file)
+        name, deployment = add_requested(out, made)
+        audit.record(f"key {made.fingerprint}", device=name)
+    print(
+        f"{made.fingerprint}: the key's fingerprint; compare it with the one that was printed on the device"
+    )
+    print(
+        f"{out / name}: to that device, over the folder of its keys, which then is {deployment.home}/{name}"
+    )
+    print(f"no private key is in it; then 'fedapp deploy register {out}'")
 
 
 @app.command()

@@ -13,7 +13,7 @@ OUT/
   superlink/           to the server: certificate, keys, units of SuperLink and SuperExec
     superexec/         the folder of the user who runs the code of runs
   NAME/                to that device: CA certificate, keys, node.toml, units of its SuperNode and SuperExec;
-                       a relay's to its region's server
+                       a relay's to its region's server; request.json in place of the keys that a device made itself
     superexec/         as on the server
   nodes.json           which node of the SuperLink is which device
   audit.jsonl          who changed what, and when
@@ -21,11 +21,9 @@ OUT/
   removed/             folders of devices that were removed
 """
 
-import os
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +31,7 @@ from pathlib import Path
 import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedapp.deploy import audit, keys
+from fedapp.deploy import audit, key_request, keys
 from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.dashboard import dashboard
 from fedapp.deploy.orchestration import by_hand
@@ -53,18 +51,7 @@ _MADE_FOLDERS = ("proxy", "flower", KUBERNETES, ANSIBLE)  # the other folders ha
 REMOVED = "removed"  # folder of the folders of removed devices
 
 
-@contextmanager
-def _written_by_owner_alone() -> Iterator[None]:
-    """Make files that the group and others can't write to, whatever the caller's umask."""
-    before = os.umask(0o022)
-    os.umask(before | 0o022)
-    try:
-        yield
-    finally:
-        os.umask(before)
-
-
-@_written_by_owner_alone()
+@keys.written_by_owner_alone()
 def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) -> None:
     """Make a new deployment: keys, certificates and start-up files.
 
@@ -99,9 +86,16 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
     _write(out, texts)
 
 
-@_written_by_owner_alone()
-def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deployment:
+@keys.written_by_owner_alone()
+def add_device(
+    out: Path,
+    name: str,
+    node_config: dict[str, int | str],
+    request: key_request.KeyRequest | None = None,
+) -> Deployment:
     """Add a device to a deployment, and return the deployment; the other devices' keys stay.
+
+    With the ``request`` of a device that made its keys itself, no private key is made here.
 
     Raises
     ------
@@ -112,12 +106,31 @@ def add_device(out: Path, name: str, node_config: dict[str, int | str]) -> Deplo
     device = Device(name, node_config, max(d.port for d in deployment.devices) + 1)
     deployment = replace(deployment, devices=(*deployment.devices, device))
     startup_files(out, deployment)  # raises the error before anything is written
-    _write_device_keys(out, device)
+    _write_device_keys(out, device, request)
     write_startup(out, deployment)
     return deployment
 
 
-@_written_by_owner_alone()
+def add_requested(out: Path, request: key_request.KeyRequest) -> tuple[str, Deployment]:
+    """Add a device that made its keys itself; return its name and the deployment.
+
+    Raises
+    ------
+    DeployError
+        If `out` holds no deployment, or the device's name or key is that of another, or its node config is wrong.
+    """
+    deployment = read_deployment(out)
+    name, node_config = request.read_device(deployment.home)
+    if name in [device.name for device in deployment.devices]:
+        raise DeployError(
+            f"the request's device {name!r}: {out} has a device of this name; 'fedapp deploy rekey --request' gives "
+            "it another key"
+        )
+    request.check_unknown(out, deployment)
+    return name, add_device(out, name, node_config, request)
+
+
+@keys.written_by_owner_alone()
 def remove_device(out: Path, name: str) -> Path:
     """Take a device out of a deployment, and return where its folder is now; the other devices' keys stay.
 
@@ -239,13 +252,15 @@ def _clear(out: Path) -> None:
             path.unlink()
 
 
-def _write_device_keys(out: Path, device: Device) -> None:
+def _write_device_keys(out: Path, device: Device, request: key_request.KeyRequest | None = None) -> None:
     folder, authority = out / device.name, read_authority(out)
     # An interrupted `add` or `remove` leaves a folder of no device; all that is written in it is written anew.
     (folder / SUPEREXEC).mkdir(parents=True, exist_ok=True)
-    keys.write_device(folder)
-    keys.write_loopback(folder)
-    keys.write_secret(folder, folder / SUPEREXEC)
+    if request is None:
+        (folder / key_request.FILE).unlink(missing_ok=True)
+        keys.write_own(folder, folder / SUPEREXEC)
+    else:
+        key_request.write_public_key(folder, request)
     (folder / "ca.crt").write_bytes(authority.public_bytes(Encoding.PEM))
 
 

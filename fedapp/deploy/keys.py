@@ -6,7 +6,8 @@ Private keys are written with mode 0600 from the first byte on.
 import datetime
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ AUTHORITY_VALID_FOR = datetime.timedelta(days=10 * 365)
 CERTIFICATE_VALID_FOR = datetime.timedelta(days=2 * 365)  # 'fedapp deploy renew' makes the next one
 SECRET_BYTES = 32
 LOOPBACK_CERTIFICATE = "local.crt"  # of a device's own API
+DEVICE_KEY, PUBLIC_KEY = "device.key", "device.pub"
 OPERATOR = "fedapp operator"  # subject of the operator's certificate
 
 
@@ -140,6 +142,17 @@ class Authority:
         return key, certificate
 
 
+@contextmanager
+def written_by_owner_alone() -> Iterator[None]:
+    """Make files that the group and others can't write to, whatever the caller's umask."""
+    before = os.umask(0o022)
+    os.umask(before | 0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def write_authority(folder: Path) -> Authority:
     """Make an authority and write ca.key and ca.crt."""
     authority = Authority.create()
@@ -193,14 +206,19 @@ def replace_certificate(path: Path, certificate: x509.Certificate) -> None:
     os.replace(new, path)
 
 
+def write_own(folder: Path, apps_folder: Path) -> None:
+    """Write what a device alone has: its key pair, its own API's certificate, and its SuperExec's secret in both."""
+    write_device(folder)
+    write_loopback(folder)
+    write_secret(folder, apps_folder)
+
+
 def write_device(folder: Path) -> None:
     """Write the key pair of a device, device.key and device.pub: P-256, the private half in OpenSSH's format."""
     key = ec.generate_private_key(ec.SECP256R1())
-    write_private(
-        folder / "device.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    )
+    write_private(folder / DEVICE_KEY, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    (folder / "device.pub").write_bytes(public + b"\n")
+    (folder / PUBLIC_KEY).write_bytes(public + b"\n")
 
 
 def write_private(path: Path, content: bytes) -> None:

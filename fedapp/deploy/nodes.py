@@ -136,7 +136,12 @@ def fingerprint(public_key: Path) -> str:
         If the file can't be read.
     """
     try:
-        words = public_key.read_bytes().split()
+        return fingerprint_of(public_key.read_bytes())
     except OSError as error:
         raise DeployError(f"{public_key}: can't be read ({error.strerror})") from None
+
+
+def fingerprint_of(public_key: bytes) -> str:
+    """Return the fingerprint of a public key in OpenSSH's format."""
+    words = public_key.split()
     return "SHA256:" + hashlib.sha256(b" ".join(words[:2])).hexdigest()  # a third word is a comment

@@ -17,10 +17,11 @@ from fedapp.deploy import status as statuses
 from fedapp.deploy.audit import Audit, audited
 from fedapp.deploy.files import read_deployment, remove_device, without_device, write_startup
 from fedapp.deploy.given import read_given
+from fedapp.deploy.key_request import read_request
 from fedapp.deploy.keys import LOOPBACK_CERTIFICATE
 from fedapp.deploy.nodes import NodeRecords, registered_nodes
 from fedapp.deploy.plan import DeployError
-from fedapp.deploy.registration import new_key, retire
+from fedapp.deploy.registration import check_new_key, new_key, retire
 from fedapp.deploy.registration import register as register_keys
 from fedapp.deploy.seal import sign_ends
 from fedapp.deploy.startup import check_home
@@ -71,13 +72,21 @@ def tag(
     print(f"{device}: {', '.join(words) or 'no tags'}")
 
 
-def rekey(out: Out, device: DeviceName, node_id: NodeId = "") -> None:
+def rekey(
+    out: Out,
+    device: DeviceName,
+    node_id: NodeId = "",
+    request: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="the device's own request, with the key that it made")
+    ] = None,
+) -> None:
     """Give a device a new key; the SuperLink refuses the one it had from now on."""
     with one_line_errors(), audited(out, "rekey", device=device) as audit:
         deployment = read_deployment(out)
-        deployment.device(device)
+        requested = read_request(request) if request else None
+        check_new_key(out, deployment, device, requested)
         audit.record("unregistered", device=device, node=retire(out, device, node_id))
-        answer = new_key(out, deployment, device)
+        answer = new_key(out, deployment, device, requested)
         audit.record(answer.state, device=device, node=answer.node_id)
     print(answer.line)
 

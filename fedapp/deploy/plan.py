@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+HOME = "/opt/fedapp"  # folder of the app on every machine, by default
 SUPERLINK_PORT = 9093  # of the SuperLink behind the proxy
 FIRST_NODE_PORT = 9094  # of the first SuperNode's own API on loopback: Flower's default; the others follow
 SUPEREXEC, WORKER = "superexec", "worker"
@@ -141,15 +142,7 @@ class Deployment:
             raise DeployError(f"--port = {self.port}: is the SuperLink's own behind the proxy; take another")
         names = [device.name for device in self.devices]
         for name in names:
-            if (
-                not _NAME.fullmatch(name)
-                or name in _RESERVED
-                or name.endswith((f"-{SUPEREXEC}", f"-{WORKER}"))
-            ):
-                raise DeployError(
-                    f"--device {name!r}: a name is 1 to 63 of a-z, 0-9 and -, no - first, "
-                    f"no -{SUPEREXEC} or -{WORKER} last, and none of {', '.join(_RESERVED)}"
-                )
+            check_name(name)
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise DeployError(f"--device {twice[0]!r}: is there twice; names must differ")
         if not names:
@@ -354,6 +347,21 @@ def relay_of(word: str, home: str) -> tuple[str, dict[str, int | str]]:
 def relay_socket(home: str) -> str:
     """Return the socket of a region's run on the server whose deployment has this home folder."""
     return f"{home}/superlink/{SUPEREXEC}/relay.sock"
+
+
+def check_name(name: str) -> None:
+    """Check the name of a device.
+
+    Raises
+    ------
+    DeployError
+        If a folder or a unit can't have this name, or something else has it.
+    """
+    if not _NAME.fullmatch(name) or name in _RESERVED or name.endswith((f"-{SUPEREXEC}", f"-{WORKER}")):
+        raise DeployError(
+            f"--device {name!r}: a name is 1 to 63 of a-z, 0-9 and -, no - first, "
+            f"no -{SUPEREXEC} or -{WORKER} last, and none of {', '.join(_RESERVED)}"
+        )
 
 
 def _check_host(host: str) -> None:

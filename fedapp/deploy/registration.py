@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from fedapp.deploy import keys
+from fedapp.deploy import key_request, keys
 from fedapp.deploy.flower import ask
 from fedapp.deploy.nodes import NodeRecord, NodeRecords, fingerprint
 from fedapp.deploy.plan import DeployError, Deployment
@@ -64,7 +64,7 @@ def register(out: Path, deployment: Deployment, *, new_keys: bool = False) -> It
     out, deployment
         The deployment, and its folder.
     new_keys : bool
-        Give a new key to each device whose key was unregistered.
+        Give a new key to each device whose key was unregistered, unless the device made its key itself.
 
     Yields
     ------
@@ -78,18 +78,50 @@ def register(out: Path, deployment: Deployment, *, new_keys: bool = False) -> It
     """
     for device in deployment.devices:
         found = _register_key(out, device.name)
-        yield new_key(out, deployment, device.name) if found.refused and new_keys else found
+        is_made_here = new_keys and not key_request.has_own_key(out / device.name)
+        yield new_key(out, deployment, device.name) if found.refused and is_made_here else found
 
 
-def new_key(out: Path, deployment: Deployment, name: str) -> Registration:
-    """Make a new key for a device, and register it; the SuperLink isn't asked to refuse the former key."""
-    keys.write_device(out / name)
+def new_key(
+    out: Path, deployment: Deployment, name: str, request: key_request.KeyRequest | None = None
+) -> Registration:
+    """Make a new key for a device, and register it; the SuperLink isn't asked to refuse the former key.
+
+    With the ``request`` of a device that made its new key itself, that key is registered.
+    """
+    if request is None:
+        keys.write_device(out / name)
+    else:
+        key_request.write_public_key(out / name, request)
     made = _register_key(out, name)
+    how = "to that device" if request is None else "over the folder of its new keys on that device"
     line = (
-        f"{name}: new key, registered as node {made.node_id}; copy {out / name} to that device as "
+        f"{name}: new key, registered as node {made.node_id}; copy {out / name} {how} as "
         f"{deployment.home}/{name} again, and restart fedapp-{name}"
     )
     return Registration(name, "new key", made.node_id, line)
+
+
+def check_new_key(
+    out: Path, deployment: Deployment, name: str, request: key_request.KeyRequest | None
+) -> None:
+    """Check that a device can get a new key: by a request of its own if its owner made the former one.
+
+    Raises
+    ------
+    DeployError
+        If it can't.
+    """
+    device = deployment.device(name)
+    if request is None:
+        if key_request.has_own_key(out / name):
+            raise DeployError(f"device {name!r}: made its key itself; {_offer_of_owner(out, name)}")
+        return
+    if request.read_device(deployment.home) != (name, device.node_config):
+        raise DeployError(
+            f"the request of {request.device!r}: isn't of device {name!r} with {device.node_config}"
+        )
+    request.check_unknown(out, deployment)
 
 
 def retire(out: Path, name: str, node_id: str) -> str:
@@ -155,7 +187,9 @@ def _known_key(
         )
     if gone == {True}:
         offer = (
-            f"'fedapp deploy rekey {out} {name}' makes a new one, 'register --new-keys' for all such devices"
+            _offer_of_owner(out, name)
+            if key_request.has_own_key(out / name)
+            else f"'fedapp deploy rekey {out} {name}' makes a new one, 'register --new-keys' for all such devices"
         )
         return Registration(name, "refused", number, f"{name}: REFUSED: {_NEVER}; {offer}")
     if gone == {False}:
@@ -170,8 +204,12 @@ def _known_key(
     )
 
 
+def _offer_of_owner(out: Path, name: str) -> str:
+    return f"a new key is made there ('fedapp deploy request'); 'rekey {out} {name} --request FILE' takes it"
+
+
 def _public_key(out: Path, name: str) -> Path:
-    return out / name / "device.pub"
+    return out / name / keys.PUBLIC_KEY
 
 
 def _now() -> str:

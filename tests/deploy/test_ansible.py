@@ -155,6 +155,13 @@ def test_the_play_installs_a_device_once(repository, tmp_path):
     assert (code, changed(printed)) == (0, 1), printed
     assert (home / "oslo" / "device.key").read_text() == "another key\n"
 
+    # A device that made its keys and its secret itself keeps them.
+    for name in ("device.key", "local.crt", "local.key", "superexec.secret", "superexec/superexec.secret"):
+        (out / "oslo" / name).unlink()
+    code, printed = play.run("--tags", "files")
+    assert (code, changed(printed)) == (0, 0), printed
+    assert (home / "oslo" / "device.key").read_text() == "another key\n"
+
     # What is wrong on the device is told before anything is started.
     (tmp_path / "data" / "oslo.npz").unlink()
     code, printed = play.run("--tags", "files")

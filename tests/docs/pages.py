@@ -39,7 +39,7 @@ NOT_RUN = {
     ("docs/deploy.md", LOCAL): 1,  # (tests/deploy/test_local.py)
     ("docs/deploy.md", "needs root"): 3,
     ("docs/deploy.md", "needs root, on the server"): 2,  # (the units' commands: tests/deploy/test_startup.py)
-    ("docs/deploy.md", "needs root, on the device"): 1,  # (the same)
+    ("docs/deploy.md", "needs root, on the device"): 2,  # (the same)
     # (tests/deploy/test_registration.py, test_through_proxy.py, test_operate.py, test_identity.py)
     ("docs/deploy.md", "needs the server"): 5,
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)

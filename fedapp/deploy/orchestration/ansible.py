@@ -116,8 +116,9 @@ _PLAY = """\
       loop: "{{ files | reject('match', '.*[.](service|sh)$') }}"
       loop_control: {label: "{{ item | basename }}"}
       notify: Restart the services
-    - name: Copy the secret of the device's SuperExec
+    - name: Copy the secret of the device's SuperExec, unless the device made it itself
       tags: files
+      when: (deployment ~ '/' ~ device ~ '/superexec/superexec.secret') is file
       ansible.builtin.copy:
         src: "{{ deployment }}/{{ device }}/superexec/superexec.secret"
         dest: "{{ home }}/{{ device }}/superexec/superexec.secret"
