@@ -116,7 +116,7 @@ def request(
     is_relay: IsRelay = False,
     out: Annotated[Path | None, typer.Option(help="folder for the keys; by default NAME")] = None,
 ) -> None:
-    """On a device: make its keys, and a request to be added to a deployment; no key leaves the device."""
+    """On a device: make its keys, and a request to be added to a deployment; no private key leaves it."""
     with one_line_errors():
         folder, made = make_request(device, relay=is_relay, folder=out)
     print(f"{folder}: the device's keys; they stay here")

@@ -41,10 +41,9 @@ FEWEST = 3  # clients; with two, either may be the faulty one
 # The mean cosine of a client's updates and the course below which the client is opposed. Measured where updates were
 # mostly noise: -0.06 of an honest client five times as fast as the slowest, -0.1 to -0.4 of a reversed one.
 OPPOSED = -0.1
-MOST = 0.3  # evidence: about three times the deviation of such a cosine, so that a client that turns is soon opposed
-LEAST = (
-    -3.0
-)  # ten times as much, so that updates that are noise at times don't clear a client that was opposed
+# The evidence's bounds. A client that turns soon uses up the upper one, about three times the deviation of such a
+# cosine. The lower one is ten times as much: a few updates that are noise don't clear a client that was opposed.
+MOST, LEAST = 0.3, -3.0
 LEADERS = 16  # clients whose last updates are the course: at most 64 D bytes
 
 

@@ -17,8 +17,8 @@ from studies.reproduce.runs import Runs
 
 Lines = Mapping[str, Runs]
 
-# Where curves are this close at the end, relative to the axis, the end is drawn a second time, larger.
 _FEW = 10  # points of a line, each of which has a marker
+# Where curves are this close at the end, relative to the axis, the end is drawn a second time, larger.
 _CLOSE, _END = 0.15, 0.6
 
 
@@ -98,15 +98,13 @@ def panels(
 def _draw(axes: Axes, lines: Lines, key: str, x: str, looks: Mapping[str, MethodStyle]) -> None:
     """Draw one panel."""
     drawn = {name: draw_band(axes, runs, key, x, looks[name], name) for name, runs in lines.items() if runs}
+    right = max(float(grid[-1]) for grid, _ in drawn.values())
     few = max(grid.size for grid, _ in drawn.values()) <= _FEW
-    axes.set_xlim(
-        0, max(float(grid[-1]) for grid, _ in drawn.values()) * (1.02 if few else 1.0)
-    )  # whole markers
+    axes.set_xlim(0, 1.02 * right if few else right)  # room for whole markers
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=STEPS))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
-    bands = [
-        runs.band(key, x) for runs in lines.values() if runs and few
-    ]  # of many points they may hide the lines
+    # The view takes in whole bands of few points; of many points a few wide bands would flatten the lines.
+    bands = [runs.band(key, x) for runs in lines.values() if runs and few]
     edges = [(grid, middle + sign * spread) for grid, middle, spread in bands for sign in (-1, 1)]
     if set_view(axes, [*drawn.values(), *edges]):
         _enlarge(axes, drawn, looks)
