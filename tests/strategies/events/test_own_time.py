@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from strategies import FADAS, AsyncFedAvg, FedAsync, FedBuff, FedCompass, FedFix, Rennala, Ringmaster, clock
+from strategies import (
+    FADAS,
+    AsyncFedAvg,
+    DelayAdaptive,
+    FedAsync,
+    FedBuff,
+    FedCompass,
+    FedFix,
+    Rennala,
+    Ringmaster,
+    clock,
+)
 from strategies.clock import WallClock
 from strategies.events.own_time import CAPACITY, UNSEEN, OwnTime
 from strategies.flower import messages
@@ -250,7 +261,7 @@ def f80(index: int, task: int) -> float:
 
 
 EQUAL = [100.0] * 5  # no client arrives there
-FAVOUR_FAST = [FedAsync, Ringmaster, Rennala, FADAS, FedCompass]
+FAVOUR_FAST = [FedAsync, DelayAdaptive, Ringmaster, Rennala, FADAS, FedCompass]
 
 
 @pytest.mark.parametrize("kind", FAVOUR_FAST)
