@@ -16,7 +16,7 @@ from fedapp.room import lacks_room
 from fedapp.worker.asking import VARIABLE, ask_region, ask_worker
 from strategies.flower import messages
 from strategies.flower.packing import unpack_arrays
-from strategies.updates.compression import compress_updates
+from strategies.updates.client_compression import compress_updates
 
 
 def masks(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -32,7 +32,7 @@ def masks(message: Message, context: Context, call_next: Callable[[Message, Cont
 if lacking := lacks_room():  # before Ray starts; the ServerApp says it, too
     raise RuntimeError(lacking)
 
-app = ClientApp(mods=[keeps_site_rules, unpack_arrays, masks, compress_updates])
+app = ClientApp(mods=[keeps_site_rules, unpack_arrays, compress_updates, masks])
 
 
 @app.query("describe")

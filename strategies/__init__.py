@@ -179,7 +179,8 @@ from strategies.rounds.strategy import SynchronousStrategy
 from strategies.simulation.run import simulate
 from strategies.tiers.grid import TieredGrid
 from strategies.timing.availability import make_availability
-from strategies.updates.compression import compress_updates, size_of
+from strategies.updates.client_compression import compress_updates
+from strategies.updates.compression import size_of
 from strategies.updates.pipeline import Contribution
 
 # The version of the library and of the app. Flower reads a copy in pyproject.toml, which a test compares.

@@ -29,6 +29,7 @@ OF_REGIONS = (
     "round-timeout",
     "participation",
     "registered-nodes",
+    "compression-down",
     "log-format",
     "safeguards",
     "size-ratio-bound",

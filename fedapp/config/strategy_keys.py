@@ -262,6 +262,7 @@ class StrategyKeys(Keys):
         availability: str
         buffer_size: int
         client_weights: str
+        compression_down: str
         concurrency: int
         drop_stragglers: bool
         fedfix_interval: float | Literal["auto"]

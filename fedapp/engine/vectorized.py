@@ -52,7 +52,7 @@ from strategies.flower.arrays import Layout
 from strategies.flower.grids import Work, WorkRequest
 from strategies.flower.internals import APP_RAISED
 from strategies.flower.messages import EVALUATE, TRAIN
-from strategies.updates.compression import compressed
+from strategies.updates.client_compression import compressed
 from strategies.updates.sums import BlockSum, SumRequest, blocks
 
 # Bytes of models that one call of pull_messages trains: bounds memory, and the wait after Ctrl-C.

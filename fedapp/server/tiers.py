@@ -101,6 +101,7 @@ def tiered(grid: Grid, config: RunConfig, strategy: FederatedStrategy, timeout: 
         timeout,
         options,
         client_weights=config.client_weights,
+        compression_down=config.compression_down,
         seed=config.seed,
         untrained=strategy.flower_options.untrained,
     )

@@ -42,6 +42,7 @@ def serve_region(grid: Grid, config: RunConfig) -> None:
         run_options=RunOptions(clock=WallClock()),
         min_clients=config.min_clients,
         participation=config.participation,
+        compression_down=config.compression_down,
         registered_nodes=config.registered_nodes,
         **{name: getattr(config, name) for name in _BOUNDS},
     )

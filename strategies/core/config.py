@@ -49,6 +49,8 @@ class StrategyConfig:
         what the server does with the aggregated update
     compression : str
         how clients compress their updates
+    compression_down : str
+        how the server compresses the model that it sends to train from
     message_floor : float
         least misalignment of two clients in the graph
     neighbours : int
@@ -99,6 +101,7 @@ class StrategyConfig:
     server_lr: float = parameter(0.0, or_zero=True, ge=1e-6, le=1e6)
     server_optimizer: str = parameter("sgd", choices=tuple(OPTIMIZERS))
     compression: str = parameter("none", pattern=compressors.PATTERN, words=compressors.ALLOWED)
+    compression_down: str = parameter(compressors.NONE, choices=(compressors.NONE, *compressors.OF_MODELS))
     message_floor: float = parameter(FLOOR, gt=0, lt=1)
     neighbours: int = parameter(0, ge=0)
     time_scenario: str = parameter("F80", pattern=time_scenario.PATTERN, words=time_scenario.ALLOWED)

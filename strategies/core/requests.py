@@ -77,8 +77,8 @@ class TrainingRequests:
 
     def note_model(self, arrays: ArrayRecord) -> None:
         """Note the bytes of the model in a request and in a reply."""
-        size = messages.num_bytes(arrays)
-        self._task_costs.model = size
+        size, compression = messages.num_bytes(arrays), self._run.model_compression
+        self._task_costs.model = size if compression is None else compression.num_bytes
         self._task_costs.up = size if self._compressed is None else self._compressed.size(arrays)
 
     def fields(self, client: Client, server_round: int, task: int, config: ConfigRecord) -> ConfigRecord:
@@ -92,8 +92,15 @@ class TrainingRequests:
     def request(
         self, client: Client, fields: ConfigRecord, arrays: ArrayRecord, extra_vectors: Mapping[str, Vector]
     ) -> Message:
-        """Return a client's request: the model's arrays, and vectors (D,) beside them by record name."""
-        records = {name: self._run.layout.to_record(vector) for name, vector in extra_vectors.items()}
+        """Return a client's request: the model's arrays, and vectors (D,) beside them by record name.
+
+        A vector by the name of the model's own record is sent in its place.
+        """
+        run, key = self._run, self._run.flower.arrayrecord_key
+        records = {
+            name: run.to_send(vector)[0] if name == key else run.layout.to_record(vector)
+            for name, vector in extra_vectors.items()
+        }
         extra_records = {**self._hooks.extra_records(client), **records}
         if self._keeps is not None:
             own = ConfigRecord({"stage": messages.KEEP, "task": fields[messages.TASK]})

@@ -35,6 +35,8 @@ from strategies.flower.grids import DEPLOYMENT, check_mods, engine_of
 from strategies.secure.openings import Openings
 from strategies.timing.scheduler import Scheduler, TimedGrid
 from strategies.updates.buffers import Buffers
+from strategies.updates.compressed_models import ModelCompression, compressing_models
+from strategies.updates.compressors import NONE
 from strategies.updates.server_optimizer import ServerOptimizer
 
 _VALUES, _VECTORS = "memory:", "vectors:"  # prefixes of the memory's names in a state
@@ -174,6 +176,8 @@ class RunState:
         The global model that the next aggregation moves; nobody writes to it.
     buffers : Buffers
         Where the values that aren't trained are in the model; ``buffers_at`` (B,) are their positions.
+    model_compression : ModelCompression, optional
+        Compresses the models that clients are sent to train from.
     max_extra_bytes : int
         The most bytes of records beside the model in a request of this run.
     result : Result
@@ -225,6 +229,8 @@ class RunState:
         self._resumed: State | None = None
         self.grid: Grid | None = None
         self.frozen: FrozenParameters | None = None
+        self.model_compression: ModelCompression | None = None
+        self._bytes_of_whole_models = 0
         self.timeout = 3600.0
         self.max_extra_bytes = 0
         self.aggregations = self.evaluated = self.earlier = 0
@@ -278,12 +284,45 @@ class RunState:
             log.info("clock: %s", "real time, on devices" if on_devices else "virtual time, in a simulation")
 
     def wrap_grid(self, grid: Grid) -> Grid:
-        """Return a Grid that sends frozen arrays to clients that need them; ``grid`` itself without frozen arrays."""
+        """Return a Grid that sends compressed models, and frozen arrays, to clients that need them."""
+        if self.config.compression_down != NONE:
+            grid = compressing_models(grid, self._sent_whole)
         return grid if self.frozen is None else FrozenGrid(grid, self.frozen)
 
-    def take_frozen_bytes(self) -> tuple[int, int]:
-        """Return the bytes of frozen arrays that were sent and received since the last call."""
-        return (0, 0) if self.frozen is None else self.frozen.take_bytes()
+    def _sent_whole(self, num_bytes: int) -> None:
+        """Note the bytes that a client was sent beyond those of a compressed model."""
+        self._bytes_of_whole_models += num_bytes
+        self.warn_once(
+            "compression_down = %r: some clients are sent the rounded model in full precision; a ClientApp decodes "
+            "compressed models by the mod strategies.compress_updates",
+            self.config.compression_down,
+        )
+
+    def take_bytes_beside(self) -> tuple[int, int]:
+        """Return the bytes since the last call that requests and replies don't show: sent, and received.
+
+        They are those of frozen arrays, and of models that were sent whole in place of compressed ones.
+        """
+        sent, received = (0, 0) if self.frozen is None else self.frozen.take_bytes()
+        whole, self._bytes_of_whole_models = self._bytes_of_whole_models, 0
+        return sent + whole, received
+
+    def to_send(self, model: Vector, arrays: ArrayRecord | None = None) -> tuple[ArrayRecord, Vector]:
+        """Return the record of a model (D,) for clients, and the model (D,) that they have once they got it.
+
+        ``arrays`` is the model's own record, if there is one.
+        """
+        if self.model_compression is not None:
+            return self.model_compression.sent(model)
+        if arrays is not None:
+            return arrays, model
+        return self.layout.to_record(model), self.layout.rounded(model)
+
+    def to_send_again(self, base: NDArray[Any]) -> ArrayRecord:
+        """Return the record of a model (D,) that a client was sent before."""
+        if self.model_compression is not None:
+            return self.model_compression.sent_again(base)
+        return self.layout.to_record(base.astype(np.float64))
 
     def trainable_arrays(self, initial_arrays: ArrayRecord) -> ArrayRecord:
         """Return the initial arrays of the run's model: all, or those that travel where ``trained`` names some.
@@ -392,7 +431,9 @@ class RunState:
                 "the initial arrays are no model to train: bytes of a serialised model, such as trees of xgboost, "
                 "can't be averaged like vectors (Flower's FedXgbBagging collects trees)"
             )
-        self.buffers = Buffers.of(self.layout, self.flower.untrained)
+        untrained, name = self.flower.untrained, self.config.compression_down
+        self.buffers = Buffers.of(self.layout, untrained)
+        self.model_compression = None if name == NONE else ModelCompression(name, self.layout, untrained)
 
     def know(self, arrays: ArrayRecord, model: Vector) -> None:
         """Note what a record is as a vector (D,), so that ``vector_of`` needn't read its bytes."""

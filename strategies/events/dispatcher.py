@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -83,7 +82,8 @@ class Dispatcher:
 
     _message_client: MessageClient
     _config: ConfigRecord  # of training
-    _sent: NDArray[Any]  # the model (D,) as it is sent
+    _sent: NDArray[Any]  # the model (D,) that clients have once they got it
+    _compressed: ArrayRecord | None = None  # the model's compressed record, where it is sent so
 
     def __init__(
         self,
@@ -109,7 +109,16 @@ class Dispatcher:
 
     def take_model(self) -> None:
         """Dispatch the run's model from now on."""
-        self._sent = self._run.model.astype(self._run.layout.narrow)
+        run, self._compressed = self._run, None
+        arrays, sent = run.to_send(run.model, run.result.arrays)
+        if run.model_compression is not None:
+            self._compressed = arrays
+        self._sent = sent.astype(run.layout.narrow)
+
+    @property
+    def _arrays(self) -> ArrayRecord:
+        """The model as it is sent."""
+        return self._run.result.arrays if self._compressed is None else self._compressed
 
     # ---- Who is there ----------------------------------------------------------------------------------------------
 
@@ -174,7 +183,7 @@ class Dispatcher:
             member.tasks += 1
         task_table.dispatched += len(chosen)
         interval_stats, now = task_table.interval_stats, self._run.scheduler.now()
-        interval_stats.bytes_down += len(chosen) * messages.num_bytes(self._run.result.arrays)
+        interval_stats.bytes_down += len(chosen) * messages.num_bytes(self._arrays)
         extra_vectors = self._hooks.extra_vectors([member.client for member in chosen.values()])
         sent = {
             index: Dispatch(now, next(extra_vectors, {}), self._hooks.task_steps(member.client))
@@ -204,7 +213,7 @@ class Dispatcher:
             self._hand(self._working, members, sent, version, base)
             return 0
         current = version == run.aggregations
-        arrays = run.result.arrays if current else run.layout.to_record(base.astype(np.float64))
+        arrays = self._arrays if current else run.to_send_again(base)
         written, size, reference_steps = [], 0, self._hooks.reference_steps
         for member, (_, extra_vectors, steps) in zip(members, sent.values(), strict=True):
             client = member.client
@@ -214,7 +223,7 @@ class Dispatcher:
                 if reference_steps:
                     run.scheduler.task_costs.ask(client.index, steps / reference_steps)
             written.append(requests.request(client, fields, arrays, extra_vectors))
-            size += messages.total_bytes(written[-1]) - messages.num_bytes(arrays)
+            size += messages.total_bytes(written[-1]) - messages.num_bytes(self._arrays)
             requests.note_sent(client, written[-1], run.scheduler.task_costs.part_of(client.index))
         goes = self._drop_outs(members, sent)
         # A task that is lost needn't be worked on.
@@ -320,4 +329,4 @@ class Dispatcher:
         bases = restored_bases(state)
         for version, tasks in again.items():
             self._send(tasks, version, bases[version])
-        self._run.take_frozen_bytes()  # which were counted when the tasks were sent first
+        self._run.take_bytes_beside()  # which were counted when the tasks were sent first

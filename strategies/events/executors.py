@@ -92,7 +92,7 @@ class ByUpdates:
         """Return the local model of a reply; raise ArraysMismatchError if it isn't valid."""
         run, client = self._session.run, task.member.client
         base = task.extra_vectors.get(run.flower.arrayrecord_key)  # what was sent in place of the model
-        return self._check(client, reply, task.base if base is None else run.layout.rounded(base))
+        return self._check(client, reply, task.base if base is None else run.to_send(base)[1])
 
     def accepted(self, task: Task) -> None:
         """Do nothing: the update is in the contribution."""

@@ -201,7 +201,7 @@ class EventSession(Session):
     def report(self, *, last: bool) -> None:
         """Report the last aggregation; its model is evaluated if that is due, or it is the ``last``."""
         run, since = self.run, self.task_table.interval_stats
-        since.count_bytes(*run.take_frozen_bytes())
+        since.count_bytes(*run.take_bytes_beside())
         due = len(since.staleness) >= len(self.task_table.active_clients)
         if every := self.strategy.config.eval_every:
             due = run.aggregations % every == 0
@@ -216,7 +216,7 @@ class EventSession(Session):
         In real time the clients' evaluation of this model is waited for only if it is the ``last``.
         """
         run, since, strategy = self.run, self.task_table.interval_stats, self.strategy
-        since.count_bytes(*run.take_frozen_bytes())
+        since.count_bytes(*run.take_bytes_beside())
         metrics, of_training = since.metrics(), since.metrics_of_clients(robust=self.decides_by_metrics)
         if (function := run.flower.train_metrics_aggr_fn) is not None and since.contents:
             of_training |= dict(function(since.contents, run.flower.weighted_by_key) or {})

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 
 from strategies.flower.higher_is_better import PERSONAL as PERSONAL_PREFIX
 from strategies.flower.internals import (
@@ -330,8 +330,29 @@ def is_ours(name: str) -> bool:
     return name in OURS or name.startswith(OUR_PREFIXES)
 
 
+class CompressedModel(ArrayRecord):
+    """A model whose arrays hold what a client decodes from its compressed form, in which it travels.
+
+    Attributes
+    ----------
+    travels : ArrayRecord
+        The compressed form (``strategies/updates/compressed_models.py``).
+    as_arrays : ArrayRecord
+        The decoded arrays, as they travel to clients that can't decode.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], travels: ArrayRecord) -> None:
+        super().__init__(dict(arrays))
+        self.travels, self.as_arrays = travels, ArrayRecord(dict(arrays))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets the arrays alone."""
+        return ArrayRecord, (dict(self.as_arrays),)
+
+
 def num_bytes(arrays: ArrayRecord) -> int:
-    """Return the size in bytes of the serialised arrays of a record."""
+    """Return the size in bytes of the serialised arrays of a record, as they travel."""
+    arrays = arrays.travels if isinstance(arrays, CompressedModel) else arrays
     return sum(len(array.data) for array in arrays.values())
 
 

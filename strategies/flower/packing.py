@@ -59,9 +59,7 @@ def pack_record(record: ArrayRecord) -> ArrayRecord:
     head = json.dumps([[name, array.dtype, list(array.shape)] for name, array in record.items()]).encode()
     if len(record) < 2 or len(head) > MOST_HEAD or any(value is None for value in values):
         return record
-    data = b"".join(
-        [len(head).to_bytes(_LENGTH, "big"), head, *(value for value in values if value is not None)]
-    )
+    data = with_head(head, *(value for value in values if value is not None))
     return ArrayRecord({PACKED: Array(dtype="uint8", shape=(len(data),), stype=PACKED, data=data)})
 
 
@@ -79,7 +77,7 @@ def unpack_record(record: ArrayRecord) -> ArrayRecord:
         If the bytes are no packed record; the bytes are validated before any are copied.
     """
     (array,) = record.values()
-    body, entries = _read_head(array.data)
+    body, entries = read_head(array.data)
     sizes = [dtype.itemsize * prod(shape) for _, dtype, shape in entries]
     if sum(sizes) != len(body):
         raise ArraysMismatchError(f"its packed arrays take {len(body)} bytes, by their head {sum(sizes)}")
@@ -90,6 +88,11 @@ def unpack_record(record: ArrayRecord) -> ArrayRecord:
         unpacked[name] = Array(dtype=text, shape=shape, stype="numpy.ndarray", data=data)
         start += size
     return unpacked
+
+
+def with_head(head: bytes, *values: bytes | memoryview) -> bytes:
+    """Return values after a head of at most ``MOST_HEAD`` bytes."""
+    return b"".join([len(head).to_bytes(_LENGTH, "big"), head, *values])
 
 
 def _values(array: Array) -> memoryview | None:
@@ -104,7 +107,7 @@ def _values(array: Array) -> memoryview | None:
     return memoryview(array.data)[len(header) :]
 
 
-def _read_head(data: bytes) -> tuple[memoryview, list[_Entry]]:
+def read_head(data: bytes) -> tuple[memoryview, list[_Entry]]:
     """Return the bytes of the values, and the name, dtype and shape of each array."""
     length = int.from_bytes(data[:_LENGTH], "big")
     if len(data) < _LENGTH + length:
@@ -174,7 +177,7 @@ class PackingGrid(GridAround):
         self._asked |= {
             message.metadata.message_id: message.metadata.dst_node_id
             for message in prepared
-            if _asks_for_description(message)
+            if asks_for_description(message)
         }
         return pushed
 
@@ -188,7 +191,7 @@ class PackingGrid(GridAround):
 
     def _prepare_request(self, message: Message) -> Message:
         content = RecordDict(dict(message.content.items()))
-        if _asks_for_description(message):
+        if asks_for_description(message):
             for name, config in message.content.config_records.items():
                 content[name] = ConfigRecord({**config, READS_PACKED: True})
         elif message.metadata.dst_node_id in self._readers:
@@ -248,11 +251,11 @@ def unpack_arrays(
 
 
 def _offers_packing(message: Message) -> bool:
-    configs = message.content.config_records.values() if _asks_for_description(message) else ()
+    configs = message.content.config_records.values() if asks_for_description(message) else ()
     return any(config.get(READS_PACKED) for config in configs)
 
 
-def _asks_for_description(message: Message) -> bool:
+def asks_for_description(message: Message) -> bool:
     return message.metadata.message_type == messages.DESCRIBE
 
 

@@ -56,7 +56,7 @@ class RoundAggregation:
         else:
             self._total = RobustRule(rule, config.update_norm_bound)
         self._check, self._transforms = session.receiver.check(), session.receiver.transforms()
-        self._model_norm = math.sqrt(sum_of_squares(cohort.model))
+        self._model_norm = math.sqrt(sum_of_squares(cohort.sent))
         self._unweighed = False
         # An error that the SuperLink reports carries its own node id: replies go by the ids of their requests.
         self._positions = {request.message_id: place for place, request in enumerate(cohort.requests)}
@@ -166,9 +166,9 @@ class RoundAggregation:
             try:
                 if place in faults:
                     raise faults[place]
-                # ‖w̄‖ is known of the global model, not of one that a client was sent in its place.
-                is_global = valid[place].base is self._cohort.model
-                self._check.check_values(valid[place], self._model_norm if is_global else None)
+                # ‖w̄‖ is known of the model that all were sent, not of one that a client was sent in its place.
+                is_common = valid[place].base is self._cohort.sent
+                self._check.check_values(valid[place], self._model_norm if is_common else None)
             except ArraysMismatchError as error:
                 valid.pop(place, None)
                 self._reject(place, error, reply)

@@ -14,6 +14,7 @@ from strategies.flower import messages
 from strategies.flower.errors import RunError
 from strategies.rounds.round import Round
 from strategies.rounds.session import RoundSession
+from strategies.updates.compressors import NONE
 from strategies.updates.server_optimizer import SGD
 
 
@@ -39,8 +40,9 @@ def check_replies_make_it(session: RoundSession) -> None:
         If a part of the run needs the model that clients are sent.
     """
     config, reason = session.strategy.config, why_it_needs_the_model(session)
-    if not reason and (config.secure_sums or config.closes_early or session.compressed is not None):
-        reason = "secure_sums, compression, round_deadline and over_select read the model"
+    compresses = config.compression_down != NONE or session.compressed is not None
+    if not reason and (config.secure_sums or config.closes_early or compresses):
+        reason = "secure_sums, compression, compression_down, round_deadline and over_select read the model"
     if reason:
         raise RunError(
             f"{session.run.name}: initial_arrays has no arrays, and {reason}: give the initial model"
@@ -57,7 +59,7 @@ def take_first_model(session: RoundSession, cohort: Round, replies: Iterable[Mes
     )
     if (arrays := next(filter(None, found), None)) is not None:
         run.take_layout(arrays)
-        run.model = cohort.model = np.zeros(run.layout.size)
+        run.model = cohort.model = cohort.sent = np.zeros(run.layout.size)
         session.requests.note_model(arrays)
         session.strategy.begin(run.layout, run.model)
     return replies

@@ -20,6 +20,7 @@ from strategies.flower.errors import RunError
 from strategies.rounds.first_model import why_it_needs_the_model
 from strategies.rounds.round import Round
 from strategies.rounds.session import RoundSession
+from strategies.updates.compressors import NONE
 
 log = logging.getLogger("flwr.strategies")
 
@@ -42,6 +43,11 @@ def _refusals(session: RoundSession, who: str) -> Iterator[str]:
         yield f"{run.name}: {why}, which {who} knows nothing of"
     if session.compressed is not None:
         yield f"compression = {config.compression!r}: {who} can't read compressed updates; allowed is none"
+    if config.compression_down != NONE:
+        yield (
+            f"compression_down = {config.compression_down!r}: {who} takes the model for what clients were sent; "
+            "allowed is none"
+        )
     if run.flower.trained is not None:
         yield f"trained: {who} sends whole models; allowed is none"
     if run.best is not None:

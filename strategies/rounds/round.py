@@ -50,7 +50,7 @@ class EngineExecutor(Executor, Protocol):
         """Return True if a grid can add up, and no part of the strategy looks at single updates."""
         ...
 
-    def ask(self, cohort: "Round", arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> bool:
+    def ask(self, cohort: "Round", config: ConfigRecord, grid: Grid) -> bool:
         """Prepare the one request for all participants; return False if the grid can't add up their updates."""
         ...
 
@@ -77,7 +77,11 @@ class Round:
     number : int
         The round's number, from 1.
     model : Vector
-        The model (D,) that was sent.
+        The global model (D,), which the round moves.
+    arrays : ArrayRecord
+        The model as it is sent.
+    sent : Vector
+        The model (D,) that the participants have then: the global one, but for what compression changes.
     clients : list of Client
         The participants, by index.
     weights : sequence of float, optional
@@ -117,7 +121,7 @@ class Round:
     weight_by_client : dict of int to float
         The weights d_i by which clients count, by index.
     bases : dict of int to array (D,)
-        The model that a client was sent, where it isn't the global one, by client index.
+        The model that a client was sent, where it isn't that of the others, by client index.
     outside : int
         The number of clients with values beyond the range of a secure sum, whose indices aren't known.
     asked : sequence of Message
@@ -130,6 +134,8 @@ class Round:
 
     number: int
     model: Vector
+    arrays: ArrayRecord
+    sent: Vector
     clients: list[Client]
     weights: Sequence[float] | None
     metrics: MetricsMean
@@ -162,7 +168,7 @@ class Round:
 
     def base_of(self, client: Client) -> NDArray[Any]:
         """Return the model (D,) that a client was sent."""
-        return self.bases.get(client.index, self.model)
+        return self.bases.get(client.index, self.sent)
 
     def begin(self, requests: Iterable[Message], timeline: Timeline, scheduler: Scheduler) -> None:
         """Note the requests that are really sent, which a user-defined hook may change, and that tasks begin."""

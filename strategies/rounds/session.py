@@ -17,6 +17,7 @@ from strategies.core.session import Session
 from strategies.flower import messages
 from strategies.flower.arrays import Vector
 from strategies.flower.errors import RunError
+from strategies.flower.messages import CompressedModel
 from strategies.rounds.deadline_collector import DeadlineCollector
 from strategies.rounds.reply_collection import AllReplies, ReplyCollector
 from strategies.rounds.round import Chosen, EngineExecutor, MaskedExecutor, Round
@@ -118,14 +119,14 @@ class RoundSession(Session):
         run = self.run
         run.model, (participants, weights) = run.vector_of(arrays), chosen
         key, function = run.flower.weighted_by_key, run.flower.train_metrics_aggr_fn
-        metrics = MetricsMean(key, function, robust=self.decides_by_metrics)
-        each = self.selection.each
-        self.cohort = Round(server_round, run.model, list(participants), weights, metrics, each)
+        metrics, each = MetricsMean(key, function, robust=self.decides_by_metrics), self.selection.each
+        sent = run.to_send(run.model, arrays)
+        self.cohort = Round(server_round, run.model, *sent, list(participants), weights, metrics, each)
         if isinstance(self.receiver.clip, AdaptiveClip):
             self.receiver.clip.begin()
         return self.cohort
 
-    def requests_of(self, cohort: Round, arrays: ArrayRecord, config: ConfigRecord) -> list[Message]:
+    def requests_of(self, cohort: Round, config: ConfigRecord) -> list[Message]:
         """Build a round's requests, in the order of the clients."""
         key, requests = self.run.flower.arrayrecord_key, []
         vectors_of_clients = self.strategy.extra_vectors(cohort.clients)
@@ -135,10 +136,10 @@ class RoundSession(Session):
             server_round = self.upper_round or cohort.number
             fields = self.requests.fields(client, server_round, cohort.number, config)
             fields.update(part := self.selection.stragglers.request_fields(client))
-            requests.append(self.requests.request(client, fields, arrays, extra_vectors))
+            requests.append(self.requests.request(client, fields, cohort.arrays, extra_vectors))
             self.requests.note_sent(client, requests[-1], part.get(messages.PART, 1.0))
             if key in extra_vectors:  # sent in place of the model
-                cohort.bases[client.index] = self.run.layout.rounded(extra_vectors[key])
+                cohort.bases[client.index] = self.run.to_send(extra_vectors[key])[1]
             cohort.request_bytes[client.index] = messages.total_bytes(requests[-1])
         cohort.requests = [request.metadata for request in requests]
         cohort.extra_names = tuple(extra_vectors)
@@ -151,6 +152,10 @@ class RoundSession(Session):
         others = self.sampler.others(by_node, self.cohort, self.grid, self.train_config)
         if others is not None:  # their sizes in replies are their weights: the draw has none for them
             cohort = self.open_cohort(server_round, arrays, (others, None))
+            if self.run.model_compression is not None:
+                cohort.bases = {
+                    c.index: cohort.model for c in others if not _is_compressed(by_node[c.node_id])
+                }
             cohort.request_bytes = {c.index: messages.total_bytes(by_node[c.node_id]) for c in others}
             cohort.bytes_down = sum(map(messages.total_bytes, asked))
         return self.cohort
@@ -225,7 +230,7 @@ class RoundSession(Session):
 
     def record_outcomes(self, cohort: Round) -> MetricRecord:
         """Enter the outcomes of a round in client_stats; return the round's metrics."""
-        sent, received = self.run.take_frozen_bytes()
+        sent, received = self.run.take_bytes_beside()
         cohort.bytes_down, cohort.bytes_up = cohort.bytes_down + sent, cohort.bytes_up + received
         clip, masked = self.receiver.clip, self.masked_sums is not None
         metrics = cohort.round_metrics(clipped=clip is None and (self.receiver.bounds_updates or masked))
@@ -328,3 +333,8 @@ class RoundSession(Session):
         tree = [] if self.tree is None else [self.tree]
         collector = [self.collector] if isinstance(self.collector, DeadlineCollector) else []
         return [*super().stateful_components(), self.pending, *collector, *tree, *adaptive]
+
+
+def _is_compressed(request: Message) -> bool:
+    """Return True if a request has a compressed model: a hook's own request may have the global one."""
+    return any(isinstance(record, CompressedModel) for record in request.content.values())

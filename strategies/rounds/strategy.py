@@ -174,10 +174,10 @@ class SynchronousStrategy(FederatedStrategy):
             if chosen is None or session.nobody_to_ask():
                 return None
             cohort, asked = session.open_cohort(server_round, arrays, chosen), []
-            if session.engine_sums.ask(cohort, arrays, config, grid):
+            if session.engine_sums.ask(cohort, config, grid):
                 cohort.executor = session.engine_sums
                 return cohort
-            asked = session.requests_of(cohort, arrays, config)
+            asked = session.requests_of(cohort, config)
         if cohort is not None:
             cohort.asked, cohort.executor = asked, session.masked_sums
         return cohort
@@ -218,7 +218,7 @@ class SynchronousStrategy(FederatedStrategy):
         chosen = session.sampler.participants(server_round, grid, config)
         if chosen is None:
             return []
-        return session.requests_of(session.open_cohort(server_round, arrays, chosen), arrays, config)
+        return session.requests_of(session.open_cohort(server_round, arrays, chosen), config)
 
     @hook
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Outcome:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
 from strategies.flower import messages
@@ -46,12 +46,12 @@ class EngineSums:
         )
         return isinstance(grid, SummingGrid) and not any(reads_single_updates)
 
-    def ask(self, cohort: Round, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> bool:
+    def ask(self, cohort: Round, config: ConfigRecord, grid: Grid) -> bool:
         """Prepare the one request for all participants; return False if the grid can't add up their updates."""
         if cohort.weights is None:
             return False
         session, strategy, clients = self._session, self._session.strategy, [c.index for c in cohort.clients]
-        size, stragglers = messages.num_bytes(arrays), session.selection.stragglers
+        size, stragglers = messages.num_bytes(cohort.arrays), session.selection.stragglers
         fractions = [stragglers.part(client) for client in clients]
         nodes = [client.node_id for client in cohort.clients]
         tasks = SumTasks(nodes, clients, cohort.number, cohort.weights, np.array(fractions))
@@ -62,7 +62,7 @@ class EngineSums:
         server_round = session.upper_round or cohort.number
         fields = ConfigRecord({**config, messages.SERVER_ROUND: server_round, **rule})
         bound, squares = strategy.config.update_norm_bound, session.optimizer.reads_squares
-        self._request = SumRequest(arrays, fields, tasks, rule, bound, squares)
+        self._request = SumRequest(cohort.arrays, fields, tasks, rule, bound, squares)
         assert isinstance(grid, SummingGrid)
         return grid.can_sum(self._request)
 
@@ -84,7 +84,7 @@ class EngineSums:
 
     def _add_blocks(self, cohort: Round, grid: SummingGrid, request: SumRequest, total: WeightedSum) -> None:
         """Add the blocks' sums as they come, until the round is cancelled; note the tasks that don't count."""
-        session, size = self._session, messages.num_bytes(request.arrays)
+        session, size = self._session, self._session.scheduler.task_costs.up
         tasks, begin = request.tasks, 0
         session.pending.expect(dict(zip(tasks.nodes, tasks.clients, strict=True)))
         try:

@@ -1,4 +1,4 @@
-"""Compressed updates: a mod with which any Flower app sends them, and the decompression on the server.
+"""Compressed updates: their format, and the decompression on the server.
 
 A strategy with ``compression = "topk:0.01"`` or another compressor of ``strategies/updates/compressors.py`` names
 the compressor in its training requests. A ClientApp that supports compression has ``compress_updates`` among its
@@ -15,30 +15,26 @@ run's seed, the client and its task.
 
 The size of a compressed update depends on the model's layout alone (``size_of``); the strategy refuses any other
 size before it decodes the update. The strategy adds the decoded update to the model that it sent, in the one place
-where it reads replies, so that all later steps see an ordinary model. Models sent to clients are never compressed.
+where it reads replies, so that all later steps see an ordinary model.
+
+The mod is in ``strategies/updates/client_compression.py``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
+from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from strategies import streams
 from strategies.flower import messages
-from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values, pack, unpack
-from strategies.flower.frozen import split_as_asked
+from strategies.flower.arrays import ArraysMismatchError, Layout, Vector, check_values
 from strategies.updates.buffers import UNTRAINED, untrained_names, untrained_positions
-from strategies.updates.compression_residual import keep_residual, residual_before
 from strategies.updates.compressors import NONE, Code, Sizes, code_of
 
 COMPRESSED = "strategies.compressed"  # serialisation type, and name, of the array
-
-# Error code of a reply from a client that doesn't know the requested compressor (Flower's codes are below 100).
-UNKNOWN_CODE = 103
 
 
 def size_of(layout: Layout, compression: str = NONE, untrained: Sequence[str] = UNTRAINED) -> int:
@@ -123,14 +119,18 @@ class Compression:
 
         The buffers come from the trained model (D,).
         """
-        coded = self.code.encode(update, self.sizes, rng)
-        parts, start, others = [coded], 0, model[~self.trained]
+        data = self.encode(update, model, rng)
+        record = ArrayRecord({self.name: Array("uint8", (len(data),), COMPRESSED, data)})
+        coded = memoryview(data)[: self.code.num_bytes(self.sizes)]
+        return record, update - self.code.decode(coded, self.sizes)
+
+    def encode(self, trained: Vector, model: Vector, rng: np.random.Generator) -> bytes:
+        """Return the encoded trained values, followed by the buffers of a model (D,)."""
+        parts, start, others = [self.code.encode(trained, self.sizes, rng)], 0, model[~self.trained]
         for size, dtype in self.rest:
             values, start = others[start : start + size], start + size
             parts.append((values if dtype.kind == "f" else np.rint(values)).astype(dtype).tobytes())
-        data = b"".join(parts)
-        record = ArrayRecord({self.name: Array("uint8", (len(data),), COMPRESSED, data)})
-        return record, update - self.code.decode(memoryview(coded), self.sizes)
+        return b"".join(parts)
 
     def read(self, record: ArrayRecord, base: NDArray[Any]) -> Vector:
         """Return the model (D,) from a compressed record and the model (D,) that the client was sent.
@@ -148,7 +148,13 @@ class Compression:
             raise ArraysMismatchError(
                 f"its compressed update takes {len(array.data)} bytes; one of this model takes {self.num_bytes}"
             )
-        data, start = memoryview(array.data), self.code.num_bytes(self.sizes)
+        model = self.decode(array.data, base)
+        check_values(model)
+        return model
+
+    def decode(self, encoded: bytes, base: NDArray[Any]) -> Vector:
+        """Return a model (D,) of what ``encode`` has encoded: buffers, and values that are added to ``base`` (D,)."""
+        data, start = memoryview(encoded), self.code.num_bytes(self.sizes)
         model = np.array(base, dtype=np.float64)
         others = [np.empty(0)]
         with np.errstate(invalid="ignore", over="ignore"):  # a client may send any bits
@@ -157,7 +163,6 @@ class Compression:
                 others.append(np.frombuffer(data, dtype, size, start).astype(np.float64))
                 start += size * dtype.itemsize
         model[~self.trained] = np.concatenate(others)
-        check_values(model)
         return model
 
 
@@ -185,86 +190,3 @@ def request_fields(
     fields = {messages.COMPRESSION: compression, messages.SEED: seed, messages.RUN: run}
     named = {messages.MODEL: key} if key != messages.ARRAYS else {}
     return {**fields, **named, messages.UNTRAINED: list(untrained)}
-
-
-# ---- The client's side -------------------------------------------------------------------------------------
-
-
-def compress_updates(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-) -> Message:
-    """Compress the updates of a ClientApp as the strategy requests; a mod for Flower."""
-    asked = _Asked.of(message)  # read before the app may overwrite the message's memory
-    reply = call_next(message, context)
-    return reply if asked is None else asked.answer(message, reply, context)
-
-
-def compressed(request: Message, reply: Message, context: Context) -> Message:
-    """Return the compressed reply to a request, as ``compress_updates`` does, for an engine that calls no mods."""
-    asked = _Asked.of(request)
-    return reply if asked is None else asked.answer(request, reply, context)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The compression that a training request asks for: see ``request_fields``."""
-
-    fields: ConfigRecord
-    key: str
-    sent: ArrayRecord
-
-    @classmethod
-    def of(cls, request: Message) -> "_Asked | None":
-        """Read a request; None if the request asks for no compression."""
-        if request.metadata.message_type.partition(".")[0] != messages.TRAIN or not request.has_content():
-            return None
-        for record in request.content.values():
-            if isinstance(record, ConfigRecord) and messages.COMPRESSION in record:
-                key = str(record.get(messages.MODEL, messages.ARRAYS))
-                sent = messages.model_of(request, key)
-                return None if sent is None else cls(record.copy(), key, ArrayRecord(dict(sent.items())))
-        return None
-
-    def answer(self, request: Message, reply: Message, context: Context) -> Message:
-        """Return the reply with its model compressed, and keep the compression residual in the context's state.
-
-        A model that isn't finite, or has another layout, is not compressed: the server refuses it with the reason.
-        """
-        name, sent = str(self.fields[messages.COMPRESSION]), self._without_frozen(reply)
-        layout = Layout.of(sent)
-        try:
-            compression = compressing(name, layout, self.fields[messages.UNTRAINED])  # type: ignore[arg-type]
-        except ValueError as error:  # a newer server may know more compressors
-            return Message(Error(UNKNOWN_CODE, str(error)), reply_to=request)
-        trained = messages.model_of(reply, self.key) if reply.has_content() else None
-        if compression is None or trained is None:
-            return reply
-        try:
-            base, model = layout.to_vector(sent), layout.to_vector(trained)
-        except ArraysMismatchError:
-            return reply
-        keys = (messages.SEED, messages.RUN, messages.CLIENT, messages.TASK)
-        seed, run, client, task = map(self._number, keys)
-        before, update = residual_before(context, run, task), (model - base)[compression.trained]
-        if before is not None:
-            update += unpack(before)
-        rng = streams.generator(seed, "compression", client, task)
-        record, residual = compression.write(update, model, rng)
-        if compression.code.biased:
-            kind = np.result_type(compression.sizes.dtype, np.float32)
-            keep_residual(context, run, task, before, pack(residual.astype(kind)))
-        for key, value in list(reply.content.items()):
-            if value is trained:
-                reply.content[key] = record
-        return reply
-
-    def _without_frozen(self, reply: Message) -> ArrayRecord:
-        """Return the model that was sent, and split it and the reply's where the request has the whole model."""
-        if messages.TRAVELS not in self.fields or not reply.has_content():
-            return self.sent
-        split_as_asked(self.fields, self.sent, reply, self.key)
-        travels: list[str] = self.fields[messages.TRAVELS]  # type: ignore[assignment]
-        return ArrayRecord({each: self.sent[each] for each in travels})
-
-    def _number(self, key: str) -> int:
-        return int(self.fields[key])  # type: ignore[arg-type]

@@ -105,10 +105,14 @@ class Int8(Code):
         parts = []
         for place in sizes.slices():
             values = vector[place]
-            scale = np.asarray(np.abs(values).max(initial=0.0) / 127, _SINGLE)
+            scale = np.asarray(self._scale(np.abs(values).max(initial=0.0) / 127), _SINGLE)
             levels = np.rint(values / float(scale)) if scale > 0 else np.zeros(len(values))
             parts += [scale.tobytes(), np.clip(levels, -127, 127).astype(np.int8).tobytes()]
         return b"".join(parts)
+
+    def _scale(self, least: float) -> float:
+        """Return an array's scale, given the least with which the largest value is 127 of it or less."""
+        return least
 
     def decode(self, data: memoryview, sizes: Sizes) -> Vector:
         """Return the integers times the scale of their array."""
@@ -119,6 +123,17 @@ class Int8(Code):
             vector[place] = scale * np.frombuffer(data[start : start + size], np.int8)
             start += size
         return vector
+
+
+class ExactInt8(Int8):
+    """Int8 whose multiples are float32 numbers, so that a decoded vector of float32 is encoded as it was before.
+
+    The scale has 16 bits, rounded up, and its multiples by 7 bits have the 23 that float32 holds.
+    """
+
+    def _scale(self, least: float) -> float:
+        fraction, exponent = np.frexp(least)
+        return float(np.ldexp(np.ceil(np.ldexp(fraction, 16)), exponent - 16))
 
 
 @dataclass(frozen=True)
@@ -229,6 +244,10 @@ class Qsgd(Code):
             vector[place] = norms * signs * (codes & self.levels) / self.levels
             start = end
         return vector
+
+
+#: The compressors of models that clients are sent, by name; what they leave out isn't sent later.
+OF_MODELS: dict[str, Code] = {"fp16": Fp16(), "int8": ExactInt8()}
 
 
 def code_of(text: str) -> Code | None:

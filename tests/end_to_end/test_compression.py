@@ -25,7 +25,13 @@ def test_the_largest_values_with_error_feedback_equal_numpy(run_app):
 
 
 # Flower keeps a client's state from round to round, on Ray and on devices; and a second run begins without.
-CONFIG = {"model": "logistic", "compression": "topk:0.05", "num-server-rounds": 3, "checkpoint-every": 1}
+CONFIG = {
+    "model": "logistic",
+    "compression": "topk:0.05",
+    "compression-down": "int8",
+    "num-server-rounds": 3,
+    "checkpoint-every": 1,
+}
 
 
 @pytest.mark.thorough
@@ -55,6 +61,8 @@ def test_deployed_supernodes_give_the_same_bits_as_a_simulation(devices, simulat
     assert (summary["engine"], summary["status"]) == ("deployment", "finished")
     # 650 values: 33 of four bytes, and as many indices of ten bits.
     assert lines_of(tmp_path / "one")[-1]["bytes-up"] == 3 * 3 * (33 * 4 + 42)
+    # A byte a value, a scale for each of two arrays, and a head that takes less than 200.
+    assert 650 + 8 < lines_of(tmp_path / "one")[-1]["bytes-down"] / 9 < 650 + 8 + 200
     other = simulate(CONFIG, federation="num-supernodes=3", engine="sequential")
     for name in ("one", "other"):
         assert (tmp_path / name / "model.safetensors").read_bytes() == other.model

@@ -194,6 +194,8 @@ CHANGES: list[tuple[str, Any, dict[str, Any]]] = [
     ("server-optimizer", "adam", {"strategy": "spectral"}),
     ("compression", "int8", {}),
     ("compression", "topk:0.1", {"strategy": "async-fedavg"}),
+    ("compression-down", "fp16", {}),
+    ("compression-down", "int8", {"strategy": "async-fedavg"}),
     ("proximal-mu", 0.3, {"strategy": "fedprox"}),
     ("perturbation-beta", 0.3, {"strategy": "spectral"}),
     ("feddyn-alpha", 0.3, {"strategy": "feddyn"}),

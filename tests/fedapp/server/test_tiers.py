@@ -26,9 +26,10 @@ def play(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_one_edge_round_is_the_flat_run(play, weights) -> None:
+@pytest.mark.parametrize(("weights", "down"), [("samples", "none"), ("uniform", "none"), ("samples", "int8")])
+def test_one_edge_round_is_the_flat_run(play, weights, down) -> None:
     values = {
+        "compression_down": down,
         "strategy": "fedprox",
         "server_optimizer": "adam",
         "lr_schedule": "cosine",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from strategies import REGISTRY, Progress
 from strategies.clock import VirtualClock, WallClock
 from strategies.flower.grids import DEPLOYMENT
-from strategies.updates.compression import compress_updates
+from strategies.updates.client_compression import compress_updates
 from strategies.updates.server_optimizer import FEDEXP, OPTIMIZERS
 from tests.selection import methods, spread
 
@@ -243,6 +243,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("fedfix", {**FLEET, "availability": "bernoulli:0.4,0.3"}),
     ("fedbuff", {**FLEET, "buffer_size": 2, "eval_every": 2}),
     ("ca2fl", {**FLEET, "buffer_size": 2, "concurrency": 3, "task_failure": 0.3}),
+    ("fedavg", {"compression_down": "int8"}),
+    ("async-fedavg", {"compression_down": "int8", "server_lr": 0.1, "time_scenario": "exponential"}),
+    ("ringleader", {"compression_down": "int8", "server_lr": 0.1, "time_scenario": "exponential"}),
+    ("async-spectral", {"compression_down": "fp16", "server_lr": 0.1, "time_scenario": "exponential"}),
 ]
 COMPRESSED: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"compression": "topk:0.2", "participation": "uniform", "fraction_train": 0.4}),

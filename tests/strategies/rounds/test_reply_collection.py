@@ -44,7 +44,8 @@ class Alone:
 
     def round(self, number: int, weights: Sequence[float]) -> tuple[Round, list[Message], Any]:
         """Ask all that are free, with these weights; return the round, its replies and what settling it tells."""
-        current = Round(number, self.run.model, self.part.free_clients(self.grid), weights, MetricsMean())
+        model, arrays, free = self.run.model, self.run.result.arrays, self.part.free_clients(self.grid)
+        current = Round(number, model, arrays, model, free, weights, MetricsMean())
         requests = []
         for client in current.clients:
             fields = self.requests.fields(client, number, number, ConfigRecord({"lr": 0.5}))

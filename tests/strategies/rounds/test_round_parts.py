@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 
 from strategies import FedAvg
 from strategies.clients.client_metrics import MetricsMean
@@ -63,9 +64,9 @@ def test_the_weight_of_work_that_does_not_count_is_credited_to_the_rest():
     weight_by_client = {0: 0.125, 1: 0.25, 2: 0.625}
     outcomes = {0: ACCEPTED, 1: ACCEPTED, 2: messages.FAILED}
     client_stats = ClientStatistics()
-    Round(
-        1, np.zeros(1), THREE, None, MetricsMean(), weight_by_client=weight_by_client, outcomes=outcomes
-    ).record_weights(client_stats)
+    cohort = Round(1, np.zeros(1), ArrayRecord(), np.zeros(1), THREE, None, MetricsMean())
+    cohort.weight_by_client, cohort.outcomes = weight_by_client, outcomes
+    cohort.record_weights(client_stats)
     assert client_stats.column("weight", 3) == pytest.approx([1 / 3, 2 / 3, 0])
 
 

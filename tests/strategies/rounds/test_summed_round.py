@@ -57,7 +57,10 @@ def made(
     clients = [client(index) for index in range(4)]
     run = begun(clients)
     run.options.should_stop = lambda: cancelled
-    current = Round(7, run.model, clients, WEIGHTS, MetricsMean(), lost=set(lost))
+    run.scheduler.task_costs.up = SIZE
+    current = Round(
+        7, run.model, run.result.arrays, run.model, clients, WEIGHTS, MetricsMean(), lost=set(lost)
+    )
     pending = PendingReplies(run)
     step = ServerStep(run, make_optimizer(optimizer, 1.0), 0.0, lambda: 1.0, stale=False)
     session = SimpleNamespace(
@@ -74,7 +77,7 @@ def made(
         ),
     )
     session.part, engine = EngineSums(session), Engine(pending)  # type: ignore[arg-type]
-    assert session.part.ask(current, run.result.arrays, ConfigRecord({"lr": 0.5}), engine)
+    assert session.part.ask(current, ConfigRecord({"lr": 0.5}), engine)
     return session, current, engine
 
 

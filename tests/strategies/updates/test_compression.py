@@ -18,14 +18,8 @@ from strategies.flower.arrays import Layout, npy_header
 from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.internals import message_to_bytes
 from strategies.flower.packing import is_packed, unpack_arrays
-from strategies.updates.compression import (
-    COMPRESSED,
-    compress_updates,
-    compressed,
-    compressing,
-    is_compressed,
-    size_of,
-)
+from strategies.updates.client_compression import compress_updates, compressed
+from strategies.updates.compression import COMPRESSED, compressing, is_compressed, size_of
 from strategies.updates.compression_residual import RESIDUALS, RESIDUALS_OF
 from strategies.updates.pipeline import Check
 from tests.strategies.methods.test_registry import content, initial_model, small_config
