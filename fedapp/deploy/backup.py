@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from fedapp.deploy.files import PLAN, REMOVED, deployment_of, read_deployment, write_startup
-from fedapp.deploy.plan import DeployError, Deployment
+from fedapp.deploy.files import REMOVED, deployment_of, read_deployment, write_startup
+from fedapp.deploy.plan import PLAN, DeployError, Deployment
 
 # Suffixes and folders of what processes write.
 _OTHER_FILES = (".log", ".db", ".db-wal", ".db-shm", ".new")

@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
 from fedapp.deploy import keys
+from fedapp.deploy.operators.records import CERTIFICATE, FOLDER
 from fedapp.deploy.plan import DeployError, Deployment
 
 WARN_BEFORE = timedelta(days=60)
@@ -49,7 +50,7 @@ class Validity:
 
 def validities(out: Path) -> list[Validity]:
     """Return until when each certificate of a deployment is valid, its authority's first."""
-    own = [(path, read(path)) for path in _with_keys(out)]
+    own = [(path, read(path)) for path in [*_with_keys(out), *of_operators(out)]]
     return [
         Validity(str(path.relative_to(out)), certificate.not_valid_after_utc)
         for path, certificate in [(out / "ca.crt", read_authority(out)), *own]
@@ -79,11 +80,11 @@ def renew(out: Path, *, authority: bool = False) -> list[Path]:
     DeployError
         If the authority or a certificate can't be read, or the authority has expired.
     """
-    issuer = _authority(out)
+    issuer = authority_of(out)
     new = []
     if authority:
         issuer = issuer.prolonged()
-        new = sorted({out / "ca.crt", *out.glob("*/ca.crt")})
+        new = sorted({out / "ca.crt", *out.glob("*/ca.crt"), *out.glob(f"{FOLDER}/*/ca.crt")})
         for path in new:
             keys.replace_certificate(path, issuer.certificate)
     elif issuer.certificate.not_valid_after_utc <= datetime.now(UTC):
@@ -159,7 +160,19 @@ def _signed(out: Path, authority: x509.Certificate) -> Iterator[Path]:
             yield path
 
 
-def _authority(out: Path) -> keys.Authority:
+def of_operators(out: Path) -> list[Path]:
+    """Return the certificates of all operators but the first."""
+    return sorted(out.glob(f"{FOLDER}/*/{CERTIFICATE}"))
+
+
+def authority_of(out: Path) -> keys.Authority:
+    """Read a deployment's authority with its key.
+
+    Raises
+    ------
+    DeployError
+        If it can't be read.
+    """
     try:
         return keys.Authority.read(out)
     except ValueError as error:

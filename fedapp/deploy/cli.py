@@ -21,6 +21,7 @@ from fedapp.deploy.key_request import make_request, read_request
 from fedapp.deploy.local import LocalDeployment
 from fedapp.deploy.nodes import registered_nodes
 from fedapp.deploy.operate import Out, one_line_errors
+from fedapp.deploy.operators import cli as operators
 from fedapp.deploy.plan import (
     HOME,
     ORCHESTRATORS,
@@ -90,7 +91,9 @@ def init(
     for orchestrator in further:
         print(f"{out / orchestrator}: the same for {orchestrator.capitalize()}; no key is in it")
     if proxy:
-        print(f"{out / 'operator.key'}: starts runs; keep it to yourself")
+        print(
+            f"{out / 'operator.key'}: starts runs; keep it to yourself ('fedapp deploy operator add' adds others)"
+        )
     print(f"{out / 'ca.key'}: signs certificates; keep it to yourself")
 
 
@@ -254,5 +257,6 @@ def _run_once(local: LocalDeployment, source: Path, values: Mapping[str, Value],
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # first end what was started
 
 
+app.add_typer(operators.app, name="operator")
 for command in operate.COMMANDS:
     app.command()(command)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 from fedapp.deploy.files import CONNECTION, read_deployment
-from fedapp.deploy.nodes import NodeRecords, fingerprint
+from fedapp.deploy.nodes import NodeRecords
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.run_files import LIST, PIECE, READ
 from fedapp.deploy.runs import run_of
@@ -87,7 +87,7 @@ def device_log(out: Path, device: str) -> list[str]:
         If there is no such device, it isn't registered, shares nothing, or the server can't be reached.
     """
     name = read_deployment(out).device(device).name
-    node = NodeRecords.read(out).of_key(fingerprint(out / name / "device.pub"))
+    node = NodeRecords.read(out).of_device(out, name)
     if node is None:
         raise DeployError(f"device {name!r}: isn't registered; 'fedapp deploy register {out}'")
     with _server(out) as server, server.post(TELL, node=node.node_id) as answer:
@@ -187,7 +187,10 @@ class _Server:
 
 def _said(refused: HTTPError) -> str:
     try:
-        return str(json.loads(refused.read())["error"])
+        answer = dict(json.loads(refused.read()))
+        return str(
+            answer["detail"] if "detail" in answer else answer["error"]
+        )  # the proxy's, or the server's
     except (ValueError, KeyError, TypeError, OSError):
         return (
             f"the server hands out no runs ({refused.code} {refused.reason}): "

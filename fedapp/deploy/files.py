@@ -3,7 +3,9 @@
 OUT/
   deployment.toml      hosts, port, install folder, devices
   ca.key               signs certificates: keep it, copy it nowhere
-  operator.crt, .key   let whoever starts runs through the proxy
+  operator.crt, .key   let the first operator through the proxy, who may do all
+  operators.json       the other operators, their roles and certificates, and who was removed
+  operators/NAME/      to that operator: certificate, and key unless the operator made it, and what names the server
   flower/config.toml   FLWR_HOME of whoever starts runs, where there is no proxy
   compose.yaml         the same in containers
   kubernetes/          the same as Pods, with `--for kubernetes`
@@ -18,7 +20,7 @@ OUT/
   nodes.json           which node of the SuperLink is which device
   audit.jsonl          who changed what, and when
   audit.seal           its last signed line
-  removed/             folders of devices that were removed
+  removed/             folders of devices and operators that were removed
 """
 
 import shutil
@@ -31,20 +33,30 @@ from pathlib import Path
 import tomli_w
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from fedapp.deploy import audit, key_request, keys
+from fedapp.deploy import audit, key_request, keys, nodes
 from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.dashboard import dashboard
+from fedapp.deploy.operators.records import FOLDER as OPERATORS
+from fedapp.deploy.operators.records import Operators
 from fedapp.deploy.orchestration import by_hand
 from fedapp.deploy.orchestration.ansible import FOLDER as ANSIBLE
 from fedapp.deploy.orchestration.ansible import ansible_files
 from fedapp.deploy.orchestration.compose import compose_file
 from fedapp.deploy.orchestration.kubernetes import FOLDER as KUBERNETES
 from fedapp.deploy.orchestration.kubernetes import kubernetes_files
-from fedapp.deploy.plan import LOOPBACK, NODE_CONFIG, SUPEREXEC, DeployError, Deployment, Device
+from fedapp.deploy.plan import (
+    LOOPBACK,
+    NODE_CONFIG,
+    PLAN,
+    SUPEREXEC,
+    DeployError,
+    Deployment,
+    Device,
+    is_operators,
+)
 from fedapp.deploy.proxy import caddy_unit, caddyfile, nginx_site
 from fedapp.deploy.startup import unit_file
 
-PLAN = "deployment.toml"
 CONNECTION = "deployment"  # name of the SuperLink in Flower's config.toml
 NGINX = "proxy/nginx.conf"
 _MADE_FOLDERS = ("proxy", "flower", KUBERNETES, ANSIBLE)  # the other folders have keys, and are there
@@ -60,7 +72,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
     DeployError
         If `out` is there already and not empty; `force` replaces a deployment, its keys and authority included.
     """
-    texts = startup_files(out, deployment)
+    startup_files(out, deployment)  # raises the error before anything is written
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not (out / PLAN).is_file():
             raise DeployError(f"{out}: is there already and is no deployment; choose another folder")
@@ -83,7 +95,7 @@ def write_deployment(out: Path, deployment: Deployment, *, force: bool = False) 
         keys.write_operator(out, authority)
     for device in deployment.devices:
         _write_device_keys(out, device)
-    _write(out, texts)
+    write_startup(out, deployment)
 
 
 @keys.written_by_owner_alone()
@@ -194,24 +206,36 @@ def startup_files(out: Path, deployment: Deployment) -> dict[str, str]:
     Raises
     ------
     DeployError
-        If an orchestrator can't have one of the devices.
+        If an orchestrator can't have one of the devices, or `out` is an operator's folder.
     """
+    if is_operators(out):
+        raise DeployError(f"{out}: is an operator's folder, and only the deployment's own can be changed")
     texts = {
         PLAN: tomli_w.dumps(asdict(deployment)),
         "compose.yaml": compose_file(deployment),
         "grafana.json": dashboard(),
     }
     texts |= _way_in(out, deployment)
-    nodes = {device.name: _node_config(deployment, device) for device in deployment.devices}
-    texts |= {f"{name}/{NODE_CONFIG}": text for name, text in nodes.items()}
-    for machine in ("superlink", *nodes):
+    for folder in sorted(out.glob(f"{OPERATORS}/*/{PLAN}")):
+        texts |= operator_files(out, deployment, f"{OPERATORS}/{folder.parent.name}/")
+    configs = {device.name: _node_config(deployment, device) for device in deployment.devices}
+    texts |= {f"{name}/{NODE_CONFIG}": text for name, text in configs.items()}
+    for machine in ("superlink", *configs):
         texts[f"{machine}/{by_hand.FILE}"] = by_hand.start_script(deployment, machine)
     for service in deployment.services:
         texts[f"{service.machine}/fedapp-{service.name}.service"] = unit_file(deployment, service)
     if KUBERNETES in deployment.orchestrators:
-        texts |= kubernetes_files(deployment, texts.get(NGINX, ""), nodes)
+        texts |= kubernetes_files(deployment, texts.get(NGINX, ""), configs)
     if ANSIBLE in deployment.orchestrators:
         texts |= ansible_files(deployment)
+    return texts
+
+
+def operator_files(out: Path, deployment: Deployment, below: str = "") -> dict[str, str]:
+    """Return what an operator's folder has beside the certificate: the plan, and which node is which device."""
+    texts = {f"{below}{PLAN}": tomli_w.dumps(asdict(deployment))}
+    if (out / nodes.FILE).is_file():
+        texts[f"{below}{nodes.FILE}"] = (out / nodes.FILE).read_text("utf-8")
     return texts
 
 
@@ -234,9 +258,10 @@ def _node_config(deployment: Deployment, device: Device) -> str:
 def _way_in(out: Path, deployment: Deployment) -> dict[str, str]:
     """Return the files by which whoever starts runs reaches the SuperLink: the proxy's, or Flower's config.toml."""
     if deployment.backend:
+        operators = Operators.read(out)
         return {
-            NGINX: nginx_site(deployment),
-            "proxy/Caddyfile": caddyfile(deployment),
+            NGINX: nginx_site(deployment, operators),
+            "proxy/Caddyfile": caddyfile(deployment, operators),
             "proxy/caddy.conf": caddy_unit(deployment),
         }
     trust = {"root-certificates": str((out / "ca.crt").absolute())}

@@ -30,7 +30,7 @@ CERTIFICATE_VALID_FOR = datetime.timedelta(days=2 * 365)  # 'fedapp deploy renew
 SECRET_BYTES = 32
 LOOPBACK_CERTIFICATE = "local.crt"  # of a device's own API
 DEVICE_KEY, PUBLIC_KEY = "device.key", "device.pub"
-OPERATOR = "fedapp operator"  # subject of the operator's certificate
+OPERATOR = "fedapp operator"  # subject of the first operator's certificate
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Authority:
 
     @classmethod
     def _self_signed(cls, key: ec.EllipticCurvePrivateKey) -> "Authority":
-        name = _name("fedapp deployment CA")
+        name = common_name("fedapp deployment CA")
         usage = _key_usage(key_cert_sign=True, crl_sign=True)
         certificate = (
             _builder(name, name, key.public_key(), AUTHORITY_VALID_FOR)
@@ -112,34 +112,42 @@ class Authority:
             How long the certificate is valid.
         """
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        return self._issue(hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, valid_for, names)
+        key = ec.generate_private_key(ec.SECP256R1())
+        return key, self._sign(hosts[0], key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, valid_for, names)
 
-    def operator_certificate(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-        """Make the key and certificate by which the proxy knows who may start runs: good for a client alone."""
-        return self._issue(OPERATOR, ExtendedKeyUsageOID.CLIENT_AUTH, CERTIFICATE_VALID_FOR)
+    def operator_certificate(
+        self, name: str = OPERATOR
+    ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        """Make the key and certificate by which the proxy knows an operator: good for a client alone."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        return key, self.certificate_of_operator(name, key.public_key())
 
-    def _issue(
+    def certificate_of_operator(self, name: str, key: ec.EllipticCurvePublicKey) -> x509.Certificate:
+        """Make the certificate of an operator who has the private half of a key."""
+        valid_for = self._at_most(CERTIFICATE_VALID_FOR)
+        return self._sign(name, key, ExtendedKeyUsageOID.CLIENT_AUTH, valid_for)
+
+    def _sign(
         self,
         name: str,
+        key: ec.EllipticCurvePublicKey,
         usage: x509.ObjectIdentifier,
         valid_for: datetime.timedelta,
         *extensions: x509.ExtensionType,
-    ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(name), self.certificate.subject, key.public_key(), valid_for)
+    ) -> x509.Certificate:
+        builder = _builder(common_name(name), self.certificate.subject, key, valid_for)
         for extension in extensions:
             builder = builder.add_extension(extension, critical=False)
-        certificate = (
+        return (
             builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_key_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
             )
             .sign(self.key, hashes.SHA256())
         )
-        return key, certificate
 
 
 @contextmanager
@@ -156,7 +164,7 @@ def written_by_owner_alone() -> Iterator[None]:
 def write_authority(folder: Path) -> Authority:
     """Make an authority and write ca.key and ca.crt."""
     authority = Authority.create()
-    write_private(folder / "ca.key", _pem(authority.key))
+    write_key(folder / "ca.key", authority.key)
     (folder / "ca.crt").write_bytes(authority.certificate.public_bytes(Encoding.PEM))
     return authority
 
@@ -167,9 +175,11 @@ def write_server(folder: Path, authority: Authority, hosts: Sequence[str]) -> No
     _write_pair(folder, "server", *authority.server_certificate(hosts))
 
 
-def write_operator(folder: Path, authority: Authority) -> None:
-    """Write operator.crt and operator.key, for whoever starts runs."""
-    _write_pair(folder, "operator", *authority.operator_certificate())
+def write_operator(folder: Path, authority: Authority, name: str = OPERATOR) -> x509.Certificate:
+    """Write operator.crt and operator.key, for whoever starts runs, and return the certificate."""
+    key, certificate = authority.operator_certificate(name)
+    _write_pair(folder, "operator", key, certificate)
+    return certificate
 
 
 def write_loopback(folder: Path) -> None:
@@ -194,7 +204,7 @@ def write_secret(*folders: Path) -> None:
 
 def replace_pair(path: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
     """Write a certificate to ``path`` and its key beside it, in place of what is there."""
-    write_private(path.with_suffix(".key.new"), _pem(key))
+    write_key(path.with_suffix(".key.new"), key)
     os.replace(path.with_suffix(".key.new"), path.with_suffix(".key"))
     replace_certificate(path, certificate)
 
@@ -228,11 +238,16 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Write the private key of a certificate."""
+    write_private(path, _pem(key))
+
+
 def _write_pair(
     folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
     (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    write_private(folder / f"{name}.key", _pem(key))
+    write_key(folder / f"{name}.key", key)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -269,7 +284,8 @@ def _key_usage(**allowed: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**{name: allowed.get(name, False) for name in names})
 
 
-def _name(common: str) -> x509.Name:
+def common_name(common: str) -> x509.Name:
+    """Return a certificate's subject with a common name alone."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedapp.deploy.plan import DeployError, Deployment
+from fedapp.deploy.plan import DeployError, Deployment, is_operators
 from strategies.clients.registered import TAG
 
 FILE = "nodes.json"
@@ -71,6 +71,20 @@ class NodeRecords:
     def of_key(self, key: str) -> NodeRecord | None:
         """Return the node of a key, if it is on record."""
         return next((node for node in reversed(self.nodes) if node.key == key), None)
+
+    def of_device(self, out: Path, name: str) -> NodeRecord | None:
+        """Return the node of a device's present key.
+
+        An operator's folder has no keys of devices; there it is the node of the last key that was registered.
+
+        Raises
+        ------
+        DeployError
+            If the device's public key can't be read.
+        """
+        if is_operators(out):
+            return next((node for node in reversed(self.nodes) if node.device == name), None)
+        return self.of_key(fingerprint(out / name / "device.pub"))
 
     def add(self, node: NodeRecord) -> None:
         """Add a record, in place of an earlier one of the same key."""

@@ -20,6 +20,9 @@ from fedapp.deploy.given import read_given
 from fedapp.deploy.key_request import read_request
 from fedapp.deploy.keys import LOOPBACK_CERTIFICATE
 from fedapp.deploy.nodes import NodeRecords, registered_nodes
+from fedapp.deploy.operators import access_log as requests
+from fedapp.deploy.operators.folders import renew_operators
+from fedapp.deploy.operators.records import FOLDER as OPERATORS
 from fedapp.deploy.plan import DeployError
 from fedapp.deploy.registration import check_new_key, new_key, retire
 from fedapp.deploy.registration import register as register_keys
@@ -135,21 +138,45 @@ def audit(
     head: Annotated[
         str, typer.Option(help="with --verify: the head of an earlier check, which must still be there")
     ] = "",
+    access_log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="a copy of the proxy's log: what each operator changed goes into the audit"
+        ),
+    ] = None,
 ) -> None:
     """Sign the ends of runs, and show who did what; or check that this is as it was written."""
     with one_line_errors():
         if head and not verify:
             raise DeployError("--head: is read with --verify alone")
+        if access_log and verify:
+            raise DeployError("--access-log: isn't read with --verify")
         if verify:
             print("\n".join(seal.verify(out, head).said()))
             return
-        sign_ends(out, runs.ended_runs(out))
-        for entry in seal.entries(out):
+        has_proxy = bool(read_deployment(out).backend)
+        if access_log:
+            print(f"{requests.take_over(out, access_log)} new requests of operators in {access_log}")
+        known = runs.statuses(out)
+        ended = [(run_id, said) for run_id, said in reversed(known.items()) if said.startswith("finished")]
+        sign_ends(out, ended)
+        found = seal.entries(out)
+        for entry in found:
+            if entry.get("command") == requests.COMMAND and "log-line" in entry:
+                print(requests.line_of(entry))
+                continue
             time, user, host, command, outcome = (
                 entry.get(name, "?") for name in ("time", "user", "host", "command", "outcome")
             )
-            about = [f" {entry[name]}" for name in ("device", "run", "arguments") if name in entry]
+            about = [
+                f" {entry[name]}" for name in ("device", "operator", "run", "arguments") if name in entry
+            ]
             print(f"{time} {user}@{host} {command}{''.join(about)}: {outcome}")
+        starters = requests.starters(found)
+        hint = "; a copy of the proxy's log may tell: --access-log FILE" if has_proxy else ""
+        for run_id in reversed(known):
+            if run_id not in starters:
+                print(f"run {run_id}: who started it isn't known, no line above names the run{hint}")
 
 
 def run(
@@ -231,7 +258,7 @@ def renew(
 ) -> None:
     """Make new certificates, and keys to them, by the same authority; the devices keep what they have."""
     with one_line_errors(), audited(out, "renew --authority" if authority else "renew") as audit:
-        made = certificates.renew(out, authority=authority)
+        made = [*certificates.renew(out, authority=authority), *renew_operators(out)]
         new = [str(path.relative_to(out)) for path in made]
         audit.record(f"new: {', '.join(new)}")
         lines = [certificate.line for certificate in certificates.validities(out)]
@@ -242,6 +269,8 @@ def renew(
         print(
             f"copy local.crt and local.key in {folder}/ there, and restart fedapp-{folder} and its superexec"
         )
+    for place in [path.parent for path in made if path.parent.parent.name == OPERATORS]:
+        print(f"copy proxy/nginx.conf to the server before it reloads, and {place} to operator {place.name}")
     if authority:
         print("copy each device's ca.crt to it before the authority's former certificate expires")
 

@@ -11,10 +11,11 @@ HOME = "/opt/fedapp"  # folder of the app on every machine, by default
 SUPERLINK_PORT = 9093  # of the SuperLink behind the proxy
 FIRST_NODE_PORT = 9094  # of the first SuperNode's own API on loopback: Flower's default; the others follow
 SUPEREXEC, WORKER = "superexec", "worker"
+PLAN = "deployment.toml"
 DATABASE, NODE_CONFIG = "superlink.db", "node.toml"
 ORCHESTRATORS = ("kubernetes", "ansible")  # for which there are further start-up files
 WORKER_COMMAND = ["python", "-P", "-m", "fedapp.worker.command"]  # fedapp-worker, whatever else is installed
-_RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed", *ORCHESTRATORS)
+_RESERVED = ("superlink", SUPEREXEC, "proxy", "flower", "cache", "removed", "operators", *ORCHESTRATORS)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -347,6 +348,11 @@ def relay_of(word: str, home: str) -> tuple[str, dict[str, int | str]]:
 def relay_socket(home: str) -> str:
     """Return the socket of a region's run on the server whose deployment has this home folder."""
     return f"{home}/superlink/{SUPEREXEC}/relay.sock"
+
+
+def is_operators(out: Path) -> bool:
+    """Return True if a folder is an operator's: it has the plan of a deployment, and nothing of its server."""
+    return (out / PLAN).is_file() and not (out / "superlink").exists()
 
 
 def check_name(name: str) -> None:

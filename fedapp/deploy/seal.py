@@ -18,14 +18,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedapp.deploy.audit import FILE, SEAL, Audit, digest, entry_of, is_chained, text_of
 from fedapp.deploy.certificates import read_authority
-from fedapp.deploy.plan import DeployError
+from fedapp.deploy.plan import DeployError, is_operators
 
 END = "end of run"  # the command of an entry that says how a run ended
 ANEW = "init --force"  # the command of an entry after which the deployment has another authority
 
 
 def sign_ends(out: Path, ended: Iterable[tuple[str, str]]) -> None:
-    """Note the end of each run that isn't noted yet, signed by the server's key.
+    """Note the end of each run that isn't noted yet, signed by the server's key; an operator's folder has none.
 
     Parameters
     ----------
@@ -39,6 +39,8 @@ def sign_ends(out: Path, ended: Iterable[tuple[str, str]]) -> None:
     DeployError
         If the audit can't be read or written, or the server's key can't be read.
     """
+    if is_operators(out):
+        return
     before = entries(out) if (out / FILE).exists() else []
     noted = {entry.get("run") for entry in before if entry.get("command") == END}
     for run_id, status in ended:

@@ -14,8 +14,9 @@ from typing import Any
 from fedapp.deploy import database as superlink_database
 from fedapp.deploy.certificates import Validity, read, shown_by_server, validities
 from fedapp.deploy.files import read_deployment
-from fedapp.deploy.nodes import NodeRecord, NodeRecords, fingerprint
-from fedapp.deploy.plan import DeployError, Deployment
+from fedapp.deploy.nodes import NodeRecord, NodeRecords
+from fedapp.deploy.operators.records import FOLDER as OPERATORS
+from fedapp.deploy.plan import DeployError, Deployment, is_operators
 from fedapp.deploy.registration import is_gone, listed_nodes
 from fedapp.deploy.runs import NONE, DeployedRun, present_runs
 
@@ -145,7 +146,7 @@ def _device(
     tasks: Mapping[str, str] | None,
     going: Sequence[DeployedRun],
 ) -> DeviceStatus:
-    node = records.of_key(fingerprint(out / name / "device.pub"))
+    node = records.of_device(out, name)
     number = node.node_id if node else ""
     if nodes is None:
         return DeviceStatus(name, number, UNKNOWN)
@@ -169,14 +170,22 @@ def _certificate_warnings(
 ) -> Iterator[str]:
     for certificate in certificates:
         if certificate.is_due:
-            option = " --authority" if certificate.name == "ca.crt" else ""
-            yield f"{certificate.line}; 'fedapp deploy renew {out}{option}' makes a new one"
+            yield f"{certificate.line}; {_how_to_renew(out, certificate.name)}"
     shown, own = shown_by_server(deployment), out / "superlink" / "server.crt"
     if shown and own.is_file() and shown != read(own):
         yield (
             f"the server shows another certificate, valid until {shown.not_valid_after_utc:%Y-%m-%d}, than "
             "superlink/server.crt: copy server.crt and server.key there, and restart what uses them"
         )
+
+
+def _how_to_renew(out: Path, name: str) -> str:
+    if is_operators(out):
+        return "who has the deployment's own folder makes a new one"
+    if name.startswith(OPERATORS) and not (out / name).with_suffix(".key").is_file():
+        return f"a new one is asked for there ('fedapp deploy operator request'), and signed for {out}"
+    option = " --authority" if name == "ca.crt" else ""
+    return f"'fedapp deploy renew {out}{option}' makes a new one"
 
 
 def _node_warnings(records: NodeRecords, nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from fedapp.deploy.proxy import ABOUT, CONTROL
 from fedapp.deploy.run_files import LIST, READ, RunFiles, RunFilesError
 from fedapp.deploy.shared_logs import SEND, TELL, SharedLogError, SharedLogs
 from strategies.flower import internals
@@ -26,7 +27,18 @@ def main() -> None:
     sys.argv[0] = COMMAND
     if root := os.environ.get(VARIABLE):
         internals.extend_superlink(lambda app: hand_out(app, RunFiles(Path(root))))
+    internals.extend_superlink(lambda app: internals.add_control_header(app, ABOUT, subject_of))
     command.load()()
+
+
+def subject_of(path: str, request: Any, answer: Any) -> str:
+    """Return which run or node a request to the Control API was about, for the proxy's log; "" for other requests."""
+    method = path.removeprefix(CONTROL)
+    if method in ("start-run", "stop-run"):
+        return f"run {(answer if method == 'start-run' else request).run_id}"
+    if method in ("register-node", "unregister-node"):
+        return f"node {(answer if method == 'register-node' else request).node_id}"
+    return ""
 
 
 def hand_out(app: Any, files: RunFiles) -> None:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedapp.deploy.certificates import read_authority
 from fedapp.deploy.files import flower_config, read_deployment
+from fedapp.deploy.operators.records import CERTIFICATE, FIRST, FOLDER, KEY, MANAGE, Operators
 from fedapp.deploy.plan import LOOPBACK, DeployError, Deployment
 
 PIECE = 64 * 1024  # bytes that are passed on at once
@@ -51,7 +52,7 @@ class Tunnel:
     Parameters
     ----------
     out : Path
-        The deployment's folder, with operator.crt and operator.key.
+        The deployment's folder, with operator.crt and operator.key, or an operator's.
     deployment : Deployment
 
     Attributes
@@ -125,11 +126,26 @@ def _in_hex(host: str, port: int) -> str:
 
 def _trust(out: Path) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=read_authority(out).public_bytes(Encoding.PEM).decode())
+    certificate = _own_certificate(out)
     try:
-        context.load_cert_chain(out / "operator.crt", out / "operator.key")
+        context.load_cert_chain(certificate, certificate.with_name(KEY))
     except OSError as error:
-        raise DeployError(f"{out / 'operator.crt'}, operator.key: can't be read ({error.strerror})") from None
+        raise DeployError(f"{certificate}, {KEY}: can't be read ({error.strerror})") from None
     return context
+
+
+def _own_certificate(out: Path) -> Path:
+    """Return the certificate of whoever uses the folder: if the first operator was removed, a manager's."""
+    operators = Operators.read(out)
+    if operators.has_first:
+        return out / CERTIFICATE
+    for each in operators.present:
+        path = out / FOLDER / each.name / CERTIFICATE
+        if each.role == MANAGE and path.with_name(KEY).is_file():
+            return path
+    raise DeployError(
+        f"{out}: has no operator's key, as {FIRST!r} was removed; use the folder of an operator: --deployment FOLDER"
+    )
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -535,6 +535,37 @@ def extend_superlink(configure: Callable[[Any], None]) -> None:
     extensions.configure_app = both  # type: ignore[attr-defined]
 
 
+def add_control_header(app: Any, name: str, value_of: Callable[[str, Any, Any], str]) -> None:
+    """Let a SuperLink, by its FastAPI app, answer requests to its Control API with one more header.
+
+    ``value_of`` gets the path, and the messages of the request and of its answer; with "" there is no header.
+    """
+    with needed_for("fedapp deploy audit"):
+        headers_of = import_module("starlette.datastructures").MutableHeaders
+        middleware = import_module("starlette.middleware").Middleware
+        stack = app.user_middleware
+
+    class ControlHeader:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            path = str(scope.get("path", ""))
+
+            async def with_header(message: Any) -> None:
+                state = scope.get("state", {})
+                if message["type"] == "http.response.start" and "protobuf_response" in state:
+                    value = value_of(path, state.get("protobuf_request"), state["protobuf_response"])
+                    if value:
+                        headers_of(scope=message)[name] = value
+                await send(message)
+
+            await self.app(scope, receive, with_header if path.startswith("/v1/control/") else send)
+
+    # The last one is the innermost: the messages are there before Flower's own middleware has made bytes of them.
+    stack.append(middleware(ControlHeader))
+
+
 def node_of_key(app: Any) -> Callable[[bytes], int | None]:
     """Return the function with which a SuperLink, by its FastAPI app, finds the node of a registered key in PEM."""
     with needed_for("fedapp deploy logs"):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedapp.deploy.local import LocalDeployment
+from fedapp.deploy.proxy import NGINX_LOG
+from tests.waiting import wait_until
 
 # What Debian's nginx.conf has, 768 connections included.
 NGINX = """\
@@ -19,7 +22,7 @@ NGINX = """\
 daemon off;
 worker_processes 1;
 pid {folder}/nginx.pid;
-error_log {folder}/error.log warn;
+error_log {folder}/error.log notice;
 events {{ worker_connections 768; }}
 http {{
     access_log {folder}/access.log;
@@ -34,10 +37,42 @@ http {{
 
 
 class Proxy:
-    """A proxy in front of a deployment's SuperLink."""
+    """A proxy in front of a deployment's SuperLink; ``access_log`` is its log of requests to the Control API."""
 
-    def __init__(self, process: subprocess.Popen[bytes], site: Path, log: Path) -> None:
-        self.process, self.site, self.log = process, site, log
+    def __init__(self, command: list[str], deployment: LocalDeployment, folder: Path, site: Path) -> None:
+        self.command, self.deployment, self.folder, self.site = command, deployment, folder, site
+        self.log = folder / "log"
+        self.access_log = folder / "access.log" if command[0].endswith("nginx") else self.log
+        self.start()
+
+    def start(self) -> None:
+        environment = {
+            "HOME": str(self.folder),
+            # As systemd's LoadCredential.
+            "CREDENTIALS_DIRECTORY": str(self.deployment.folder / "superlink"),
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, env=environment, stdout=log, stderr=log)
+
+    def reload(self) -> None:
+        """Let new requests follow the deployment's present files."""
+        if self.command[0].endswith("nginx"):
+            write_site(self.deployment, self.site)
+            self.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "gracefully shutting down" in (self.folder / "error.log").read_text())
+            (self.folder / "error.log").write_text("")
+            return
+        self.process.terminate()
+        self.process.wait(30)
+        self.start()
+        wait_for_port(self.deployment.deployment.port, self)
+
+
+def write_site(deployment: LocalDeployment, site: Path) -> None:
+    """Copy nginx's file, with a log below the test's folder."""
+    text = (deployment.folder / "proxy" / "nginx.conf").read_text()
+    assert NGINX_LOG in text
+    site.write_text(text.replace(NGINX_LOG, str(site.with_name("access.log"))))
 
 
 @contextmanager
@@ -46,8 +81,9 @@ def nginx(deployment: LocalDeployment) -> Iterator[Proxy]:
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     if program is None:
         pytest.skip("needs nginx: apt-get install nginx-light")
-    folder, site = deployment.folder / "nginx", deployment.folder / "proxy" / "nginx.conf"
+    folder, site = deployment.folder / "nginx", deployment.folder / "nginx" / "site.conf"
     folder.mkdir(exist_ok=True)
+    write_site(deployment, site)
     user = "" if os.getuid() else "user root;"  # or its workers couldn't write below the test's folder
     (folder / "nginx.conf").write_text(NGINX.format(folder=folder, site=site, user=user))
     command = [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")]
@@ -70,19 +106,13 @@ def caddy(deployment: LocalDeployment) -> Iterator[Proxy]:
 
 @contextmanager
 def _running(command: list[str], deployment: LocalDeployment, folder: Path, site: Path) -> Iterator[Proxy]:
-    environment = {
-        "HOME": str(folder),
-        "CREDENTIALS_DIRECTORY": str(deployment.folder / "superlink"),  # as systemd's LoadCredential
-    }
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    proxy = Proxy(process, site, folder / "log")
+    proxy = Proxy(command, deployment, folder, site)
     try:
         wait_for_port(deployment.deployment.port, proxy)
         yield proxy
     finally:
-        process.terminate()
-        process.wait(30)
+        proxy.process.terminate()
+        proxy.process.wait(30)
 
 
 def wait_for_port(port: int, proxy: Proxy) -> None:

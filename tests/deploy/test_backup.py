@@ -234,7 +234,7 @@ def test_the_audit_log_says_who_did_what_and_how_it_ended(made):
 
 
 def test_a_line_that_lacks_what_an_entry_has_is_shown_as_far_as_it_goes(made, monkeypatch):
-    monkeypatch.setattr("fedapp.deploy.runs.ended_runs", lambda _: [])
+    monkeypatch.setattr("fedapp.deploy.runs.statuses", lambda _: {})
     with (made / "audit.jsonl").open("a") as file:
         file.write('{"command": "by hand", "device": "oslo"}\n')
     shown = deploy("audit", made).output.splitlines()

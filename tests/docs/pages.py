@@ -43,6 +43,7 @@ NOT_RUN = {
     # (tests/deploy/test_registration.py, test_through_proxy.py, test_operate.py, test_identity.py)
     ("docs/deploy.md", "needs the server"): 5,
     ("docs/map.md", "needs hours, and data"): 1,  # (studies/tests/maps, in little)
+    ("docs/operations.md", "needs the server"): 1,  # (tests/deploy/test_operator_roles.py)
     ("docs/operations.md", "needs root, on the server"): 3,  # (tests/deploy/test_backup.py)
     ("docs/orchestration.md", "needs a cluster, and a registry"): 3,  # (tests/deploy/test_kubernetes.py)
     ("docs/orchestration.md", "needs a list of devices"): 1,  # (tests/deploy/test_ansible.py)
