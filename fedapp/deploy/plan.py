@@ -351,8 +351,8 @@ def relay_socket(home: str) -> str:
 
 
 def is_operators(out: Path) -> bool:
-    """Return True if a folder is an operator's: it has the plan of a deployment, and nothing of its server."""
-    return (out / PLAN).is_file() and not (out / "superlink").exists()
+    """Return True if a folder is an operator's: it has the plan of a deployment, and nothing that starts it."""
+    return (out / PLAN).is_file() and not any((out / name).exists() for name in ("superlink", "compose.yaml"))
 
 
 def check_name(name: str) -> None:

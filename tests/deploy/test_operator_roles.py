@@ -1,12 +1,16 @@
 """Operators behind real proxies and in front of a real SuperLink: what each role may do, and who is named for it."""
 
+import http.client
 import json
 import re
+import ssl
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from flwr.proto.control_pb2 import ListRunsRequest
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedapp.deploy.local import LocalDeployment
 from tests.deploy.command import deploy
@@ -78,13 +82,32 @@ def assert_removed_is_refused(proxy: Proxy, out: Path, anna: Path) -> None:
     copy.mkdir()
     for file in anna.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
+    trust = ssl.create_default_context(cafile=str(out / "ca.crt"))
+    trust.load_cert_chain(copy / "operator.crt", copy / "operator.key")
+    port = proxy.deployment.deployment.port
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=trust)
+    assert list_runs(connection) == 200
     assert deploy("operator", "remove", out, "anna").exit_code == 0
-    assert flower(copy, "list")[0] == 0
+    assert list_runs(connection) == 200
     proxy.reload()
+    assert list_runs(connection) in (403, 0)
+    connection.close()
     code, printed = flower(copy, "list")
     assert code != 0
     assert "permission denied: the certificate isn't that of an operator" in printed
     assert deploy("status", out / "operators" / "ben").exit_code == 0
+
+
+def list_runs(connection: http.client.HTTPSConnection) -> int:
+    """Return the status of the answer; 0 if the proxy has closed the connection."""
+    headers = {"Content-Type": PROTOBUF_MEDIA_TYPE}
+    try:
+        connection.request("POST", "/v1/control/list-runs", ListRunsRequest().SerializeToString(), headers)
+        answer = connection.getresponse()
+        answer.read()
+    except (http.client.HTTPException, OSError):
+        return 0
+    return answer.status
 
 
 def assert_audit_names(out: Path, proxy: Proxy, run: str) -> None:

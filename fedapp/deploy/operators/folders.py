@@ -133,17 +133,16 @@ def remove_operator(out: Path, name: str) -> tuple[Operator, bool]:
     if operator is None:
         names = ", ".join(each.name for each in operators.present)
         raise DeployError(f"operator {name!r}: isn't one of {names}")
-    if operator.removed:
-        # A killed command may have left the proxy's files as they were.
-        write_startup(out, deployment)
-        return operator, False
-    if operator.role == MANAGE:
-        _check_other_manager(operators, operator)
-    operator = replace(operator, removed=now())
-    operators.write(operator)
+    is_new = not operator.removed
+    if is_new:
+        if operator.role == MANAGE:
+            _check_other_manager(operators, operator)
+        operator = replace(operator, removed=now())
+        operators.write(operator)
+    # Also if the operator is on record as removed: the command may have been killed after it wrote the record.
     _put_aside(out, name)
     write_startup(out, deployment)
-    return operator, True
+    return operator, is_new
 
 
 def renew_operators(out: Path) -> list[Path]:
@@ -221,16 +220,16 @@ def _new_folder(out: Path, deployment: Deployment, name: str) -> Iterator[Path]:
 
 
 def _put_aside(out: Path, name: str) -> None:
-    """Move what an operator had here to the folder of what was removed."""
+    """Move an operator's certificate, and key if it is here, to the folder of what was removed."""
+    folder = out if name == FIRST else out / FOLDER / name
+    files = [folder / file for file in (CERTIFICATE, KEY, REQUEST) if (folder / file).is_file()]
     moved = out / REMOVED / f"{FOLDER}-{name}-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}"
     try:
-        moved.parent.mkdir(exist_ok=True)
-        if name != FIRST and (out / FOLDER / name).is_dir():
-            (out / FOLDER / name).rename(moved)
-        elif name == FIRST:
-            moved.mkdir()
-            for file in (CERTIFICATE, KEY):
-                if (out / file).is_file():
-                    (out / file).rename(moved / file)
+        if files:
+            moved.mkdir(parents=True)
+        for file in files:
+            file.rename(moved / file.name)
+        if name != FIRST and folder.is_dir():
+            shutil.rmtree(folder)
     except OSError as error:
         raise DeployError(f"{error.filename or moved}: can't be moved ({error.strerror})") from None
