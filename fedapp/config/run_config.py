@@ -113,6 +113,11 @@ class RunConfig(RunKeys, ProtectionKeys, TrainingKeys, DataKeys, StrategyKeys):
                     f"decides what its devices do; allowed are {', '.join(OF_REGIONS)}, with participation = tag:TAG "
                     "and name:NAME"
                 )
+        if self.tiers.startswith("regions"):
+            raise ConfigError(
+                f"tiers = {self.tiers!r}: the clients of a region (relay) are SuperNodes; allowed are none, and "
+                "relays where they are relays of smaller regions"
+            )
 
 
 def _is_schedule(schedule: str) -> bool:

@@ -30,6 +30,8 @@ OF_REGIONS = (
     "participation",
     "registered-nodes",
     "compression-down",
+    "tiers",
+    "edge-rounds",
     "log-format",
     "safeguards",
     "size-ratio-bound",

@@ -257,12 +257,13 @@ def region_config(out: Path, texts: list[str] | None) -> dict[str, Any]:
         If there is no deployment.
     """
     deployment = read_deployment(out)
-    if deployment.has_relays:
-        raise DeployError(
-            f"{out}: its SuperNodes are relays; give the deployment of a region, whose are devices"
-        )
     given = read_given(texts).values
-    config = {"relay": relay_socket(deployment.home), "min-clients": len(deployment.devices), **given}
+    config = {
+        "relay": relay_socket(deployment.home),
+        "min-clients": len(deployment.devices),
+        **({"tiers": "relays"} if deployment.has_relays else {}),
+        **given,
+    }
     if not config["relay"]:
         raise ConfigError("relay = '': must be the path of a socket on the region's server")
     RunConfig.load(config)

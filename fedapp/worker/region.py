@@ -43,6 +43,7 @@ def serve_region(grid: Grid, config: RunConfig) -> None:
         min_clients=config.min_clients,
         participation=config.participation,
         compression_down=config.compression_down,
+        of_relays=config.edge_rounds if config.tiers == "relays" else 0,
         registered_nodes=config.registered_nodes,
         **{name: getattr(config, name) for name in _BOUNDS},
     )

@@ -6,7 +6,8 @@ L. Liu, J. Zhang, S. H. Song and K. B. Letaief, "Client-edge-cloud hierarchical 
     w_r ← w_r + Σ_{i∈r} (p_i / D_r) Δ_i        κ₂ times, from w_r = w̄, with Δ_i = w_i − w_r,
 
 and answers with w_r and D_r, so that the server above moves its model by Σ_r D_r (w_r − w̄). With κ₂ = 1 this is
-Σ_i p_i Δ_i, the sum of the same devices without regions.
+Σ_i p_i Δ_i, the sum of the same devices without regions. The clients of a region may be relays again, of smaller
+regions: a tree of any depth.
 """
 
 from collections.abc import Callable, Mapping
@@ -99,6 +100,8 @@ class Relay:
         κ₂, rounds in the region for each training message that doesn't say their number (``messages.EDGE_ROUNDS``).
     timeout : float
         Real seconds to wait for a device's reply.
+    of_relays : int
+        0: the region's clients are devices. Else they are relays, and make so many rounds for each of this region's.
     run_options : RunOptions, optional
         What is given to the region's run, such as ``should_stop``.
     options
@@ -116,6 +119,7 @@ class Relay:
         grid: Grid,
         edge_rounds: int = 1,
         timeout: float = 3600.0,
+        of_relays: int = 0,
         run_options: RunOptions | None = None,
         **options: Any,
     ) -> None:
@@ -123,6 +127,7 @@ class Relay:
             raise ValueError(f"edge_rounds = {edge_rounds}: must be 1 or more")
         self.strategy = EdgeRounds(run_options or RunOptions(), **{"describe": True, **options})
         self._grid, self._edge_rounds, self._timeout = grid, edge_rounds, timeout
+        self._of_relays, self._weights = of_relays, self.strategy.config.client_weights
         self._opened = ExitStack()
         # The id of the run of the server above, and the weights of devices there.
         self._run: tuple[int, str] | None = None
@@ -155,8 +160,10 @@ class Relay:
         """Begin anew with another run of the server above, with the weights of devices that it asks for."""
         strategy = self.strategy
         config: Any = message.content.get(self._keys[1], {}) if message.has_content() else {}
-        weights: Any = config.get(messages.WEIGHTS, strategy.config.client_weights)
-        run, differ = (message.metadata.run_id, weights), weights != strategy.config.client_weights
+        self._weights = config.get(messages.WEIGHTS, self._weights)
+        # Relays say how much their devices count together, whatever a device counts.
+        weights: Any = "samples" if self._of_relays else self._weights
+        run, differ = (message.metadata.run_id, self._weights), weights != strategy.config.client_weights
         if differ:
             strategy.config = replace(strategy.config, client_weights=weights)
         if differ or self._run not in (None, run):
@@ -196,7 +203,7 @@ class Relay:
     def _describe(self, message: Message, node_config: Mapping[str, Any]) -> RecordDict:
         keys = messages.PARTITION_ID, messages.NUM_PARTITIONS
         own = {key: node_config[key] for key in keys if key in node_config}
-        own[messages.NUM_EXAMPLES] = self.size(_devices_config(self._config(message)))
+        own[messages.NUM_EXAMPLES] = self.size(self._clients_config(self._config(message)))
         return RecordDict({messages.METRICS: MetricRecord(own)})
 
     def _train(self, message: Message) -> RecordDict:
@@ -250,17 +257,19 @@ class Relay:
 
     def _open(self, arrays: ArrayRecord, config: ConfigRecord) -> None:
         """Open the region's run at the first message, and let its devices be sent this message's config."""
-        session, devices = self.strategy.session, _devices_config(config)
+        session, below = self.strategy.session, self._clients_config(config)
         if not session.is_open:
-            opened = session.opened(self._grid, arrays, self._timeout, devices, None, None)
+            opened = session.opened(self._grid, arrays, self._timeout, below, None, None)
             self._opened.enter_context(opened)
             session.begin_model(0)
             session.run.scheduler.begin()
-        session.train_config = session.evaluate_config = devices
+        session.train_config = session.evaluate_config = below
 
-
-def _devices_config(config: ConfigRecord) -> ConfigRecord:
-    return ConfigRecord({name: value for name, value in config.items() if name not in _OF_THE_REGION})
+    def _clients_config(self, config: ConfigRecord) -> ConfigRecord:
+        """Return the config for the region's clients of a message's."""
+        own = {messages.EDGE_ROUNDS: self._of_relays, messages.WEIGHTS: self._weights}
+        given = {name: value for name, value in config.items() if name not in _OF_THE_REGION}
+        return ConfigRecord({**given, **(own if self._of_relays else {})})
 
 
 def check_request(message: Message, keys: tuple[str, str] = (messages.ARRAYS, messages.CONFIG)) -> None:

@@ -128,7 +128,10 @@ def test_a_relay_is_a_supernode_that_knows_the_socket_of_its_region(made) -> Non
             ("add", "oslo=/a"),
             "--relay and --device: a deployment has relays alone or devices alone",
         ),
-        (("relay",), "its SuperNodes are relays; give the deployment of a region"),
+        (
+            ("relay", "-c", 'tiers="regions:2"'),
+            "tiers = 'regions:2': the clients of a region (relay) are SuperNodes; allowed are none, and relays",
+        ),
         (
             ("run", "-c", 'strategy="scaffold"'),
             "tiers = 'relays' with strategy = 'scaffold': the method asks single clients for more than a model",
@@ -150,6 +153,16 @@ def test_what_relays_cannot_do_is_one_line_before_anything_starts(arguments, tex
     assert result.output.startswith("error: ")
     assert text in result.output
     assert result.output.count("\n") == 1
+
+
+def test_a_region_may_have_relays_of_smaller_regions(made) -> None:
+    config = runs.region_config(made, ["edge-rounds=2"])
+    assert config == {
+        "relay": "/opt/fedapp/superlink/superexec/relay.sock",
+        "min-clients": 2,
+        "tiers": "relays",
+        "edge-rounds": 2,
+    }
 
 
 @pytest.mark.parametrize(

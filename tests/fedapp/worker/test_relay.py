@@ -32,7 +32,7 @@ def root(tmp_path):
             for region in range(2)
         ]
         grid = MemoryGrid(client_app.app, configs)
-        grid.running = running
+        grid.running, grid.folder, grid.stack = running, tmp_path, stack
         yield grid
 
 
@@ -40,8 +40,9 @@ def test_two_regions_of_three_devices_make_the_model_of_six(root, configure, cap
     values = {"model": "logistic", "lr_schedule": "cosine", "num_server_rounds": 3}
     experiment = prepare(configure(**values), 6)
 
-    def trained(grid, weights="samples", rounds=3, **fields):
-        strategy = FedAvg(describe=True, fraction_evaluate=0.0, client_weights=weights)
+    def trained(grid, weights="samples", rounds=3, min_clients=2, **fields):
+        options = {"fraction_evaluate": 0.0, "client_weights": weights, "min_clients": min_clients}
+        strategy = FedAvg(describe=True, **options)
         config = task_config(experiment)
         config.update(fields)
         result = strategy.start(grid, experiment.initial_arrays(), rounds, 60.0, config)
@@ -51,6 +52,14 @@ def test_two_regions_of_three_devices_make_the_model_of_six(root, configure, cap
         asked = fields_for_relays(configure(tiers="relays", client_weights=weights))
         flat, _ = trained(SequentialGrid(client_app.app, 6), weights)
         np.testing.assert_allclose(trained(root, **asked)[0], flat, rtol=0, atol=1e-6)
+    # The same below one more relay, whose clients are the two; the root waits for one client.
+    (folder := root.folder / "above").mkdir()
+    above = RunningWorker(folder, SCRIPT, *(str(each.path) for each in root.running))
+    root.stack.callback(above.end)
+    tree = MemoryGrid(
+        client_app.app, [{"partition-id": 0, "num-partitions": 1, "relay": str(above.wait().path)}]
+    )
+    np.testing.assert_allclose(trained(tree, min_clients=1, **asked)[0], flat, rtol=0, atol=1e-6)
     # A run that doesn't know of relays is refused, as is a run for relays by clients that are none.
     devices = MemoryGrid(client_app.app, [{"partition-id": i, "num-partitions": 2} for i in range(2)])
     for grid, fields, reason in (

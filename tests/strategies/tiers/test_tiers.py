@@ -210,6 +210,58 @@ def test_relays_that_answer_for_nodes_of_another_grid_make_the_flat_runs_model(s
     assert [metrics["participants"] for metrics in tiered.train_metrics_clientapp.values()] == [2] * 3
 
 
+def around(relays):
+    """Return a Grid whose nodes answer by relays."""
+
+    def answer(message, context):
+        return relays[context.node_config["partition-id"]](message, context.node_config)
+
+    return MemoryGrid(
+        answer, [{"partition-id": r, "num-partitions": len(relays)} for r in range(len(relays))]
+    )
+
+
+@pytest.mark.parametrize("kind", ["samples", "uniform"])
+def test_a_tree_of_relays_makes_the_flat_runs_model(some_devices, model, kind) -> None:
+    # The root's clients are two relays, of which the first has two relays of its own, and the second one.
+    fields = ConfigRecord({**STEPS, messages.EDGE_ROUNDS: 1, messages.WEIGHTS: kind})
+    small = [Relay(some_devices(own), min_clients=1) for own in (range(2), range(2, 3), range(3, 6))]
+    tree = around(
+        [Relay(around(small[:2]), of_relays=1), Relay(around(small[2:]), of_relays=1, min_clients=1)]
+    )
+    tiered = FedAvg(describe=True, server_optimizer="momentum").start(tree, model(), 3, 5.0, fields)
+    flat = FedAvg(describe=True, server_optimizer="momentum", client_weights=kind).start(
+        some_devices(range(6)), model(), 3, 5.0, STEPS
+    )
+    np.testing.assert_allclose(tiered.arrays["w"].numpy(), flat.arrays["w"].numpy(), rtol=1e-12)
+    for number, metrics in flat.evaluate_metrics_clientapp.items():
+        found = tiered.evaluate_metrics_clientapp[number]
+        assert found["loss"] == pytest.approx(metrics["loss"], rel=1e-12)
+
+
+def test_rounds_of_a_tree_of_relays_are_those_of_each_level(some_devices, model) -> None:
+    # Two rounds in each of the root's regions, and three for each of them in the smaller ones.
+    small = [Relay(some_devices(own), min_clients=1) for own in (range(2), range(2, 4), range(4, 6))]
+    tree = around(
+        [Relay(around(small[:2]), of_relays=3), Relay(around(small[2:]), of_relays=3, min_clients=1)]
+    )
+    fields = ConfigRecord({**STEPS, messages.EDGE_ROUNDS: 2})
+    result = FedAvg(describe=True, fraction_evaluate=0.0).start(tree, model(1.0), 2, 5.0, fields)
+    w = 1.0
+    for _ in range(2):
+        regions = []
+        for own in ([(0, 1), (2, 3)], [(4, 5)]):
+            w_r = w
+            for _ in range(2):
+                weights = [sum(SIZES[i] for i in each) for each in own]
+                w_r = np.average([hierfavg(w_r, [each], 2, 3, 1) for each in own], weights=weights)
+            regions.append(w_r)
+        w = np.average(regions, weights=[sum(SIZES[:4]), sum(SIZES[4:])])
+    assert result.arrays["w"].numpy()[0] == pytest.approx(w, rel=1e-12)
+    asked = [m.content["config"] for m in small[0]._grid.requests()]
+    assert [c[messages.TASK] for c in asked if c[messages.CLIENT] == 0] == list(range(1, 13))
+
+
 def test_a_method_of_single_devices_is_refused_before_any_trains(devices, model) -> None:
     with pytest.raises(
         RunError, match=r"tiers: the method sends strategies.path, constant to single devices"
