@@ -37,6 +37,11 @@ OF_REGIONS = (
     "size-ratio-bound",
     "examples-bound",
     "update-norm-bound",
+    "secure-sums",
+    "secure-neighbours",
+    "secure-threshold",
+    "secure-clipping",
+    "secure-metrics",
 )
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]

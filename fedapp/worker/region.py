@@ -20,7 +20,15 @@ from strategies.flower import messages
 from strategies.flower.grids import DEPLOYMENT, engine_of
 from strategies.tiers.relay import Relay
 
-_BOUNDS = ("safeguards", "size_ratio_bound", "examples_bound", "update_norm_bound")
+# Fields of a region's rounds that are keys of its run.
+_FIELDS = (
+    "min_clients",
+    "participation",
+    "registered_nodes",
+    "compression_down",
+    *("safeguards", "size_ratio_bound", "examples_bound", "update_norm_bound"),
+    *("secure_sums", "secure_neighbours", "secure_threshold", "secure_clipping", "secure_metrics"),
+)
 
 
 def serve_region(grid: Grid, config: RunConfig) -> None:
@@ -40,12 +48,8 @@ def serve_region(grid: Grid, config: RunConfig) -> None:
         grid,
         timeout=config.round_timeout,
         run_options=RunOptions(clock=WallClock()),
-        min_clients=config.min_clients,
-        participation=config.participation,
-        compression_down=config.compression_down,
         of_relays=config.edge_rounds if config.tiers == "relays" else 0,
-        registered_nodes=config.registered_nodes,
-        **{name: getattr(config, name) for name in _BOUNDS},
+        **{name: getattr(config, name) for name in _FIELDS},
     )
 
     def answer(message: Message, context: Context) -> Message:

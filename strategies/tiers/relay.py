@@ -262,6 +262,8 @@ class Relay:
             opened = session.opened(self._grid, arrays, self._timeout, below, None, None)
             self._opened.enter_context(opened)
             session.begin_model(0)
+            if session.masked_sums is not None:
+                session.masked_sums.check_grid(session.grid)
             session.run.scheduler.begin()
         session.train_config = session.evaluate_config = below
 

@@ -3,6 +3,7 @@
 With sockets in place of a number its clients are the relays that answer there.
 """
 
+import json
 import os
 import sys
 
@@ -16,7 +17,11 @@ from strategies.testing import MemoryGrid
 
 if __name__ == "__main__":
     # Safeguards bound sizes by those of the region.
-    values = {"relay": os.environ.pop(VARIABLE), "safeguards": "off"}
+    values = {
+        "relay": os.environ.pop(VARIABLE),
+        "safeguards": "off",
+        **json.loads(os.environ.pop("KEYS", "{}")),
+    }
     if sys.argv[1].isdecimal():
         region, grid = int(sys.argv[1]), SequentialGrid(client_app.app, 6)
         grid.engine = DEPLOYMENT

@@ -52,6 +52,21 @@ def test_two_regions_of_three_devices_make_the_model_of_six(root, configure, cap
         asked = fields_for_relays(configure(tiers="relays", client_weights=weights))
         flat, _ = trained(SequentialGrid(client_app.app, 6), weights)
         np.testing.assert_allclose(trained(root, **asked)[0], flat, rtol=0, atol=1e-6)
+    # With secure sums in the regions; a device that requires them takes part.
+    with ExitStack() as stack:
+        masked = []
+        for region in range(2):
+            (folder := root.folder / f"masked-{region}").mkdir()
+            keys = '{"secure-sums": true, "secure-clipping": 10.0}'
+            masked.append(RunningWorker(folder, SCRIPT, str(region), KEYS=keys))
+            stack.callback(masked[-1].end)
+        places = [
+            {"partition-id": place, "num-partitions": 2, "relay": str(each.wait().path)}
+            for place, each in enumerate(masked)
+        ]
+        found = trained(MemoryGrid(client_app.app, places), **asked)[0]
+        np.testing.assert_allclose(found, flat, rtol=0, atol=1e-4)
+        assert not np.array_equal(found, trained(root, **asked)[0])  # rounded to a secure sum's levels
     # The same below one more relay, whose clients are the two; the root waits for one client.
     (folder := root.folder / "above").mkdir()
     above = RunningWorker(folder, SCRIPT, *(str(each.path) for each in root.running))

@@ -5,6 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from strategies import AsyncFedAvg, FedAvg, FedProx, RunError, Scaffold, messages
+from strategies.secure import masks_updates
 from strategies.testing import MemoryGrid
 from strategies.tiers.grid import TieredGrid, devices_of_regions
 from strategies.tiers.relay import Relay
@@ -155,9 +156,9 @@ def test_without_rounds_regions_answer_in_their_own_time(devices, model, tmp_pat
 def some_devices(federation):
     """Make a grid of some of the six devices."""
 
-    def make(some):
+    def make(some, **options):
         of = [[each[i] for i in some] for each in (CENTRES, SIZES, CURVATURES)]
-        grid = federation(*of)
+        grid = federation(*of, **options)
         for node, i in zip(grid.nodes.values(), some, strict=True):
             node.context.node_config["partition-id"] = i
         return grid
@@ -208,6 +209,24 @@ def test_relays_that_answer_for_nodes_of_another_grid_make_the_flat_runs_model(s
     )
     np.testing.assert_allclose(tiered.arrays["w"].numpy(), flat.arrays["w"].numpy(), rtol=1e-12)
     assert [metrics["participants"] for metrics in tiered.train_metrics_clientapp.values()] == [2] * 3
+
+
+@pytest.mark.parametrize("kind", ["samples", "uniform"])
+def test_a_region_can_have_secure_sums_of_its_devices(some_devices, model, kind) -> None:
+    grids = [some_devices(own, mods=(masks_updates,)) for own in (range(3), range(3, 6))]
+    for grid in grids:  # the devices refuse whatever else they are asked to train
+        for node in grid.nodes.values():
+            node.context.node_config["require-secure-sums"] = 2
+    relays = [Relay(grid, secure_sums=True, secure_clipping=20.0) for grid in grids]
+    fields = ConfigRecord({**STEPS, messages.WEIGHTS: kind})
+    tiered = FedAvg(describe=True, fraction_evaluate=0.0).start(around(relays), model(), 3, 5.0, fields)
+    flat = FedAvg(describe=True, fraction_evaluate=0.0, client_weights=kind).start(
+        some_devices(range(6)), model(), 3, 5.0, STEPS
+    )
+    np.testing.assert_allclose(tiered.arrays["w"].numpy(), flat.arrays["w"].numpy(), rtol=0, atol=1e-6)
+    plain = [Relay(grid) for grid in grids]
+    with pytest.raises(RunError, match="no client's work was accepted"):
+        FedAvg(describe=True, fraction_evaluate=0.0).start(around(plain), model(), 1, 5.0, fields)
 
 
 def around(relays):
