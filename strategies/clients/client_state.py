@@ -31,6 +31,11 @@ class ClientState:
     def __str__(self) -> str:
         return str(self.client)
 
+    @property
+    def index(self) -> int:
+        """The client's index in the federation."""
+        return self.client.index
+
     def drop(self, aggregations: int) -> None:
         """Drop the client: aggregations no longer count it."""
         self.dropped, self.dropped_at = True, aggregations

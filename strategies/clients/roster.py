@@ -24,17 +24,16 @@ reports it.
 """
 
 import logging
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
+from strategies.clients.by_index import INDEX, ByIndex
 from strategies.clients.registered import MOST_PARTITIONS, OPEN_REGISTRY, Registry, addressed_nodes
 from strategies.clock import WallClock
 from strategies.flower import messages
@@ -67,7 +66,6 @@ NO_HANDLER = "the app has no handler of it, which may be left out"
 # was killed: the first pause, which doubles each time, and the longest.
 PAUSE, LONGEST_PAUSE = 10.0, 600.0
 
-INDEX = attrgetter("index")
 _NO_NAMES: Mapping[int, str] = {}
 
 
@@ -188,7 +186,7 @@ class Roster:
         self._strangers: set[int] = set()  # the connected nodes that aren't clients
         self._nodes_of: dict[int, list[int]] = {}  # nodes that have been clients, by index, in that order
         # The connected clients; None, or with indices whose client has changed: to be found anew.
-        self._clients: list[Client] | None = None
+        self._clients: ByIndex[Client] | None = None
         self._changed: set[int] = set()
         self._outdated = False  # whether nodes came or went since the clients were found
         self._highest: int | None = -1  # largest index of a client so far; None: to be found anew
@@ -197,20 +195,15 @@ class Roster:
         self._clock = WallClock()
 
     @property
-    def clients(self) -> list[Client]:
-        """The clients whose nodes are connected, in the order of their index; a new list when nodes come or go."""
+    def clients(self) -> ByIndex[Client]:
+        """The connected clients, by index; a new sequence when nodes come or go."""
         if self._clients is None or 4 * len(self._changed) > len(self._clients):
             # By index: if a replaced node reconnects, the node that replaced it stays.
             present = {c.index: c for node_id, c in self._by_node.items() if node_id in self._present}
-            self._clients = [present[index] for index in sorted(present)]
+            self._clients = ByIndex(present[index] for index in sorted(present))
             self._came = None
         elif self._changed or self._outdated:
-            self._clients = self._clients.copy()
-            for index in self._changed:
-                client, place = self._client_at(index), bisect_left(self._clients, index, key=INDEX)
-                known = self._clients[place : place + 1]
-                width = int(bool(known) and known[0].index == index)
-                self._clients[place : place + width] = [] if client is None else [client]
+            self._clients = self._clients.replaced({i: self._client_at(i) for i in self._changed})
             if self._came is not None:
                 self._came |= self._changed
         self._changed, self._outdated = set(), False
@@ -238,7 +231,7 @@ class Roster:
         """The ids of the registered nodes that may take part."""
         return frozenset(self.record.nodes) if self._addressed is None else self._addressed
 
-    def refresh(self, grid: Grid, config: ConfigRecord) -> list[Client]:
+    def refresh(self, grid: Grid, config: ConfigRecord) -> ByIndex[Client]:
         """Look up the connected nodes, ask new nodes to describe themselves, and return the clients.
 
         Raises
@@ -312,7 +305,7 @@ class Roster:
             wait_while(nobody, left, self.should_stop)
         return bool(self._present - self._refused) and not self.should_stop()
 
-    def poll(self, grid: Grid, config: ConfigRecord) -> list[Client]:
+    def poll(self, grid: Grid, config: ConfigRecord) -> ByIndex[Client]:
         """Do as ``refresh``, but don't wait: a new node becomes a client at the first call after its reply."""
         grid = addressed(grid, self.participation, self._addressed)
         if not self._see(grid) and not self._asked:

@@ -1,7 +1,6 @@
 """The population of a run: which clients count, those that are away included, and their importances p_i."""
 
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +8,10 @@ import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
+from strategies.clients.by_index import INDEX, ByIndex
 from strategies.clients.client_graph import ClientGraph
 from strategies.clients.client_statistics import ClientStatistics
-from strategies.clients.roster import ABSENT, INDEX, Client, Roster
+from strategies.clients.roster import ABSENT, Client, Roster
 from strategies.clients.weights import Weights
 from strategies.core.run_state import RunState
 from strategies.updates.safeguards import Safeguards
@@ -106,12 +106,6 @@ class AbsentClients:
             self._absent[client.index] = client, int(since) or first
 
 
-def _at_index(clients: Sequence[Client], index: int) -> Client | None:
-    """Return the client with an index, of clients by index."""
-    place = bisect_left(clients, index, key=INDEX)
-    return clients[place] if place < len(clients) and clients[place].index == index else None
-
-
 class Population:
     """The clients of a run.
 
@@ -143,13 +137,14 @@ class Population:
         self.kind, self.graph, self.absent = kind, graph, absent
         self.listeners: list[Callable[[Sequence[Client]], None]] = []
 
-    def refresh(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> list[Client]:
+    def refresh(self, grid: Grid, config: ConfigRecord, *, wait: bool = True) -> ByIndex[Client]:
         """Return the connected clients (of a graph: its own). Without ``wait`` new clients join when they answer."""
         run = self._run
         clients = self.roster.refresh(grid, config) if wait else self.roster.poll(grid, config)
         if self.graph is not None and clients:
             self.graph.guarded = self.safeguards.active
-            clients = self.graph.refresh(grid, clients, config, run.timeout, run.should_stop)
+            own = self.graph.refresh(grid, clients, config, run.timeout, run.should_stop)
+            clients = ByIndex(own)
         run.scheduler.register_clients(clients)
         if clients:  # with no client the run is stopped
             if self.absent is not None:
@@ -158,11 +153,10 @@ class Population:
                 listener(clients)
         return clients
 
-    def come(self, before: Sequence[Client], clients: Sequence[Client]) -> list[tuple[Client, bool]]:
+    def come(self, before: ByIndex[Client], clients: ByIndex[Client]) -> list[tuple[Client, bool]]:
         """Return the clients that weren't connected before as this node, and whether another node was in their place.
 
-        ``before`` are the connected clients of the last call, or at the start, and ``clients`` those of now, both by
-        index.
+        ``before`` are the connected clients of the last call, or at the start, and ``clients`` those of now.
         """
         changed = self.roster.take_changed()
         if changed is None or self.graph is not None:  # the clients of a graph aren't all that are connected
@@ -171,7 +165,7 @@ class Population:
             return [(client, client.index in indices) for client in new]
         came = []
         for index in sorted(changed):
-            was, client = _at_index(before, index), _at_index(clients, index)
+            (_, was), (_, client) = before.find(index), clients.find(index)
             if client is not None and (was is None or was.node_id != client.node_id):
                 came.append((client, was is not None))
         return came

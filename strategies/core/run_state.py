@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from strategies import streams
+from strategies.clients.by_index import ByIndex
 from strategies.clients.roster import Client
 from strategies.clock import Clock, VirtualClock, WallClock
 from strategies.core.best_model import BestModel
@@ -168,7 +169,7 @@ class RunState:
         The arrays of clients' models that never change, and so aren't in this model.
     timeout : float
         Real seconds that a reply is waited for.
-    clients : list of Client
+    clients : ByIndex of Client
         Those that are there, by index.
     layout : Layout
         The model's arrays.
@@ -208,7 +209,7 @@ class RunState:
         Returns the time of a run by a clock.
     """
 
-    clients: list[Client]
+    clients: ByIndex[Client]
     layout: Layout
     model: Vector
     result: Result
@@ -239,7 +240,7 @@ class RunState:
         self._said: set[str] = set()
         self._known: tuple[list[tuple[str, Array, bytes]], Vector] = [], np.empty(0)
         self.best = BestModel(config) if config.stop_at or config.compares_evaluations else None
-        self.memory, self.clients = Memory(), []
+        self.memory, self.clients = Memory(), ByIndex[Client]()
         self.run_id = int(streams.unpredictable().integers(2**62))
 
     @property

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from strategies.clients.attendance import log_never_counted
+from strategies.clients.by_index import ByIndex
 from strategies.clients.client_graph import ClientGraph, DirectionGraph
 from strategies.clients.client_statistics import ClientStatistics, Timeline
 from strategies.clients.registered import NodeRecord, Registry
@@ -189,7 +190,7 @@ class Session:
         return self.run.model
 
     @property
-    def clients(self) -> list[Client]:
+    def clients(self) -> ByIndex[Client]:
         """The connected clients, by index."""
         return self.run.clients
 

@@ -1,21 +1,17 @@
 """The clients that count in an asynchronous run, with numbers of each, kept up as clients come and go.
 
-A client that comes or goes costs a copy of the list and of the numbers, and no look at the other clients.
+A client that comes or goes costs a copy of the numbers, and no look at the other clients.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.clients.by_index import ByIndex
 from strategies.clients.client_state import ClientState
 
 Numbers = NDArray[np.float64]
-
-
-def _index(member: ClientState) -> int:
-    return member.client.index
 
 
 class ActiveClients:
@@ -23,38 +19,36 @@ class ActiveClients:
 
     Parameters
     ----------
-    members : sequence of ClientState
+    members : iterable of ClientState
         The clients, by index.
 
     Attributes
     ----------
-    members : list of ClientState
-        The clients, by index; a new list when clients come or go.
+    members : ByIndex of ClientState
+        The clients, by index; a new sequence when clients come or go.
     """
 
-    def __init__(self, members: Sequence[ClientState]) -> None:
-        self.members = list(members)
+    def __init__(self, members: Iterable[ClientState]) -> None:
+        self.members = ByIndex(members)
         self._columns: dict[str, tuple[object, Numbers]] = {}
 
     def place(self, index: int) -> int | None:
         """Return the position of the client with an index; None if it doesn't count."""
-        place = bisect_left(self.members, index, key=_index)
-        there = place < len(self.members) and _index(self.members[place]) == index
-        return place if there else None
+        place, member = self.members.find(index)
+        return None if member is None else place
 
-    def replace(self, index: int, member: ClientState | None) -> ClientState | None:
-        """Let a client count as its index, or none; return the one that counted."""
-        place = bisect_left(self.members, index, key=_index)
-        former = self.members[place : place + 1]
-        if former and _index(former[0]) != index:
-            former = []
-        new = [] if member is None else [member]
-        self.members = self.members.copy()
-        self.members[place : place + len(former)] = new
-        for name, (key, values) in self._columns.items():  # NaN: to be asked for
-            parts = (values[:place], [np.nan] * len(new), values[place + len(former) :])
-            self._columns[name] = key, np.concatenate(parts)
-        return former[0] if former else None
+    def replace(self, members: Mapping[int, ClientState | None]) -> list[ClientState | None]:
+        """Let clients count as these indices, or none, if it is None; return those that counted, in this order."""
+        found = {index: self.members.find(index) for index in sorted(members)}
+        self.members = self.members.replaced(members)
+        for name, (key, values) in self._columns.items():
+            parts, start = list[Numbers](), 0
+            for index, (place, former) in found.items():
+                new = [] if members[index] is None else [np.nan]  # to be asked for
+                parts += values[start:place], np.array(new)
+                start = place + (former is not None)
+            self._columns[name] = key, np.concatenate([*parts, values[start:]])
+        return [found[index][1] for index in members]
 
     def column(
         self, name: str, values_of: Callable[[Sequence[ClientState]], Numbers], key: object = None

@@ -29,7 +29,6 @@ from strategies.updates.pipeline import Contribution, LocalModel
 log = logging.getLogger("flwr.strategies")
 
 LAST = 1 << 40  # after every client, in the event queue
-FEW = 32  # clients that come or go at once; the lists of clients are made anew when more do
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class TaskTable:
         self._resumed: Mapping[str, Any] = {}
 
     @property
-    def active_clients(self) -> list[ClientState]:
+    def active_clients(self) -> Sequence[ClientState]:
         """The clients that aren't dropped, by index."""
         return self.active.members
 
@@ -259,22 +258,25 @@ class TaskTable:
     def changed(self, members: Sequence[ClientState] | None = None) -> None:
         """Note that clients count now, or don't count any more, or are another node now; by default any of them."""
         self.changes += 1
-        if self._active is None or members is None or len(members) > FEW:
+        if self._active is None or members is None:
             self._active = self._free = self._observed = None
             return
+        counting = {member.index: member if self._counts(member) else None for member in members}
+        former = self._active.replace(counting)
+        if self._observed is not None:
+            for before, now in zip(former, counting.values(), strict=True):
+                self._observed.replace(before, now)
         for member in members:
-            index = member.client.index
-            counts = self.members.get(index) is member and not member.dropped
-            former = self._active.replace(index, member if counts else None)
-            if self._observed is not None:
-                self._observed.replace(former, member if counts else None)
             self.refresh_idle(member)
+
+    def _counts(self, member: ClientState) -> bool:
+        return self.members.get(member.index) is member and not member.dropped
 
     def resized(self, member: ClientState) -> None:
         """Note that the size of a client has changed, and so the importances p_i."""
         self.changes += 1
         if self._active is not None and not member.dropped:
-            self._active.replace(member.client.index, member)
+            self._active.replace({member.index: member})
 
     def count(self, member: ClientState, weight: float) -> None:
         """Note a contribution and its weight."""

@@ -169,7 +169,7 @@ class DeadlineCollector:
         """Return the indices of the clients that are at work on late tasks."""
         return list(self._late)
 
-    def free_clients(self, grid: Grid) -> list[Client]:
+    def free_clients(self, grid: Grid) -> Sequence[Client]:
         """Return the connected clients that aren't at work on late tasks."""
         if not self._late:
             return self._run.clients

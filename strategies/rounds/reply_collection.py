@@ -25,7 +25,7 @@ class ReplyCollector(Protocol):
     def busy_clients(self) -> list[int]:
         """Return the indices of the clients that are at work on earlier rounds."""
 
-    def free_clients(self, grid: Grid) -> list[Client]:
+    def free_clients(self, grid: Grid) -> Sequence[Client]:
         """Return the connected clients that a round may ask."""
 
     def duration(self, current: Round) -> float:
@@ -63,7 +63,7 @@ class AllReplies:
         """Return the clients whose replies were no longer awaited, and haven't come."""
         return self._pending.busy_clients()
 
-    def free_clients(self, grid: Grid) -> list[Client]:
+    def free_clients(self, grid: Grid) -> Sequence[Client]:
         """Return the clients that aren't at work on earlier rounds; all, if no round can be drawn among these."""
         if not self._run.scheduler.real_time:
             return self._run.clients

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies import streams
+from strategies.clients.by_index import ByIndex
 from strategies.clients.client_statistics import ClientStatistics
 from strategies.clients.roster import Client, sized_by_replies
 from strategies.clients.weights import Weights, of_each, restricted_weights
@@ -183,7 +184,7 @@ class Selection:
         sized = sized_by_replies(current.clients, by_node, self._run.flower.weighted_by_key)
         reported = {client.index: client for client in sized}
         self._population.roster.keep_sizes(sized)  # for those that are away in later rounds
-        self._run.clients = [reported.get(client.index, client) for client in self._run.clients]
+        self._run.clients = ByIndex(reported.get(client.index, client) for client in self._run.clients)
         sizes, number = [client.num_examples or 0 for client in sized], len(sized)
         if not any(sizes):
             nobody_tells = all(client.num_examples is None for client in sized)

@@ -320,7 +320,7 @@ class RoundSession(Session):
         """Return the indices of the clients that have a request, late tasks included."""
         return list({*super().busy_clients(), *self.collector.busy_clients()})
 
-    def free_to_evaluate(self) -> list[Client]:
+    def free_to_evaluate(self) -> Sequence[Client]:
         """Return the connected clients; in real time without those at work, for which no evaluation waits."""
         if self.run.grid is None or not self.scheduler.real_time:
             return self.run.clients

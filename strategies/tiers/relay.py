@@ -10,7 +10,7 @@ and answers with w_r and D_r, so that the server above moves its model by Σ_r D
 regions: a tree of any depth.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -187,7 +187,7 @@ class Relay:
         session.run.clients = session.population.refresh(self._grid, config)
         return self._weight(session.run.clients)
 
-    def _weight(self, clients: list[Client]) -> float:
+    def _weight(self, clients: Sequence[Client]) -> float:
         if self.strategy.config.client_weights == "uniform":
             return float(len(clients))
         sizes = [client.num_examples for client in clients]

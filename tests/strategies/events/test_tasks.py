@@ -81,6 +81,24 @@ def test_who_comes_and_goes_one_by_one_is_noted_like_all_at_once(task_table):
     assert noted()[3] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("number", [200, 2000])
+def test_clients_that_come_together_cost_no_look_at_the_others(number):
+    asked = []
+
+    def sizes(members):
+        asked.extend(member.index for member in members)
+        return np.array([member.client.num_examples for member in members])
+
+    task_table = TaskTable(run_of())
+    task_table.members = {index: ClientState(client(index)) for index in range(number)}
+    task_table.active.column("size", sizes)
+    asked.clear()
+    came = [task_table.join(client(index), since=0) for index in range(number, number + 100)]
+    task_table.changed(came)
+    assert len(task_table.active.column("size", sizes)) == len(task_table.active_clients) == number + 100
+    assert asked == [member.index for member in came]
+
+
 def test_contributions_and_their_weights_add_up(task_table):
     task_table.count(task_table.members[0], 0.25)
     task_table.count(task_table.members[0], 0.5)
