@@ -224,13 +224,11 @@ class Timeline:
         timings: Iterable[TaskTiming | None],
     ) -> None:
         """Record that one task each was dispatched to several clients at the same time."""
-        for client in [each for each in clients if each in self._open]:
-            self.end(client, began, LOST)
         wall = self.watch.now()
-        self._open.update(
-            (client, _Open(began, end, wall, each))
-            for client, end, each in zip(clients, ends, timings, strict=False)
-        )
+        for client, end, timing in zip(clients, ends, timings, strict=False):
+            if client in self._open:
+                self.end(client, began, LOST)
+            self._open[client] = _Open(began, end, wall, timing)
 
     def timing(self, client: int) -> TaskTiming | None:
         """Return the download, training and upload seconds of a client's running task, None if they are unknown."""

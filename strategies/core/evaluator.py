@@ -93,9 +93,9 @@ class Evaluator:
         self, client: Client, server_round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> Message:
         own = self._personal_model(client)
+        sent = {messages.SERVER_ROUND: server_round, messages.CLIENT: client.index}
         fields = config.copy()  # whose values are checked already
-        fields.update({messages.SERVER_ROUND: server_round, messages.CLIENT: client.index})
-        fields.update({**self._evaluation_rule(), **self._run.options.evaluation_fields(client)})
+        fields.update({**sent, **self._evaluation_rule(), **self._run.options.evaluation_fields(client)})
         return messages.request(
             messages.EVALUATE,
             client.node_id,

@@ -43,9 +43,9 @@ def importances(kind: str, num_examples: Sequence[float] | Weights) -> Weights:
         return np.full(len(num_examples), 1 / len(num_examples))
     if kind == "samples":
         sizes = np.asarray(num_examples, dtype=np.float64)
-        if not sizes.sum() > 0:
+        if not (total := sizes.sum()) > 0:
             raise ValueError("client_weights = 'samples': no client has any samples")
-        return np.asarray(sizes / sizes.sum(), dtype=np.float64)
+        return np.asarray(sizes / total, dtype=np.float64)
     raise ValueError(f"client_weights = {kind!r}: allowed are {', '.join(IMPORTANCES)}")
 
 

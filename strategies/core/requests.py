@@ -83,10 +83,10 @@ class TrainingRequests:
 
     def fields(self, client: Client, server_round: int, task: int, config: ConfigRecord) -> ConfigRecord:
         """Return the fields of a client's request: a copy of the loop's ``config`` and the strategy's own fields."""
-        own = config.copy()
-        own.update({messages.SERVER_ROUND: server_round, messages.CLIENT: client.index, messages.TASK: task})
+        sent = {messages.SERVER_ROUND: server_round, messages.CLIENT: client.index, messages.TASK: task}
         asked = {} if self._compressed is None else self._compressed.fields(self._run.run_id)
-        own.update({**self._hooks.local_rule(), **asked, **self._hooks.task_fields()})
+        own = config.copy()  # whose values are checked already
+        own.update({**sent, **self._hooks.local_rule(), **asked, **self._hooks.task_fields()})
         return own
 
     def request(

@@ -214,7 +214,8 @@ class Dispatcher:
             return 0
         current = version == run.aggregations
         arrays = self._arrays if current else run.to_send_again(base)
-        written, size, reference_steps = [], 0, self._hooks.reference_steps
+        written, extra_bytes, reference_steps = [], 0, self._hooks.reference_steps
+        model_bytes = messages.num_bytes(self._arrays)
         for member, (_, extra_vectors, steps) in zip(members, sent.values(), strict=True):
             client = member.client
             fields = requests.fields(client, version + 1, member.tasks, self._config)
@@ -223,7 +224,7 @@ class Dispatcher:
                 if reference_steps:
                     run.scheduler.task_costs.ask(client.index, steps / reference_steps)
             written.append(requests.request(client, fields, arrays, extra_vectors))
-            size += messages.total_bytes(written[-1]) - messages.num_bytes(self._arrays)
+            extra_bytes += messages.total_bytes(written[-1]) - model_bytes
             requests.note_sent(client, written[-1], run.scheduler.task_costs.part_of(client.index))
         goes = self._drop_outs(members, sent)
         # A task that is lost needn't be worked on.
@@ -233,7 +234,7 @@ class Dispatcher:
             message_id = request.metadata.message_id
             lost = dropped_out or message_id not in pushed
             self._open(Task(member, version, base, message_id, when, lost, dropped_out, extra_vectors, steps))
-        return size
+        return extra_bytes
 
     def _hand(
         self,

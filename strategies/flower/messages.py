@@ -204,8 +204,10 @@ def array_records(message: Message) -> dict[str, ArrayRecord]:
 
 def metrics_of(reply: Message) -> MetricRecord:
     """Return the ``metrics`` record of a reply, or its first MetricRecord under another name; maybe empty."""
-    records = [reply.content.get(METRICS), *reply.content.values()]
-    return next((record for record in records if isinstance(record, MetricRecord)), MetricRecord())
+    for record in (reply.content.get(METRICS), *reply.content.values()):
+        if isinstance(record, MetricRecord):
+            return record
+    return MetricRecord()
 
 
 def reason_of(reply: Message) -> str:
@@ -315,8 +317,8 @@ def model_of(reply: Message, key: str = ARRAYS) -> ArrayRecord | None:
 
 def extra_records_of(reply: Message, key: str) -> dict[str, RecordType]:
     """Return the records of a reply other than the model and its metrics, by name."""
-    known = (model_of(reply, key), metrics_of(reply))
-    return {name: record for name, record in reply.content.items() if all(record is not k for k in known)}
+    model, metrics = model_of(reply, key), metrics_of(reply)
+    return {n: record for n, record in reply.content.items() if record is not model and record is not metrics}
 
 
 def path_of(applied: object) -> float:
