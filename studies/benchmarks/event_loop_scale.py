@@ -6,9 +6,9 @@
 Devices work in virtual time on a stub Grid: their tasks take minutes (lognormal between devices), some replies are
 errors, and devices leave for hours and come back under another node id. With ``--profiles`` tasks take what their
 work and bytes take on devices drawn by a law, and half a day of each device is its own (docs/fleet.md): those that go
-drop their tasks, and no node changes its id. What is measured is the server: how many
-arrivals it takes in per second, its memory, how old the models are that work arrives for, and whether any device
-that was there was left out.
+drop their tasks, and no node changes its id. What is measured is the server: how many arrivals it takes in per CPU
+second, without the stub's own CPU time; memory; how old the models are that work arrives for; and whether any device
+that was there was left out. The start, from the first look for devices to the first evaluation, is told apart.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import logging
 import resource
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from strategies import REGISTRY, AsynchronousStrategy, Progress, streams
 from strategies.clock import VirtualClock
 from strategies.flower import messages
+from strategies.flower.arrays import pack, unpack
 from strategies.flower.grids import NodeChanges
 from strategies.testing import LocalGrid, be_the_server
 
@@ -96,6 +98,11 @@ class FleetGrid(LocalGrid):
         The run's.
     failures : float
         Share of the tasks that end in an error.
+
+    Attributes
+    ----------
+    cpu_seconds : float
+        CPU time that the devices and the Grid have taken.
     """
 
     def __init__(self, fleet: list[FleetDevice], clock: VirtualClock, failures: float, seed: int) -> None:
@@ -115,7 +122,14 @@ class FleetGrid(LocalGrid):
         ]
         heapq.heapify(self._changes)
         self._waiting: dict[str, Message] = {}
-        self._sent = 0
+        self._sent, self.cpu_seconds = 0, 0.0
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count the CPU time of a call."""
+        began = time.process_time()
+        yield
+        self.cpu_seconds += time.process_time() - began
 
     def _pass_time(self) -> None:
         """Let devices leave and come back, up to the clock's time."""
@@ -131,30 +145,35 @@ class FleetGrid(LocalGrid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the devices that are there."""
-        self._pass_time()
-        return list(self.device_of)
+        with self._counted():
+            self._pass_time()
+            return list(self.device_of)
 
     def node_changes(self, since: int) -> NodeChanges:
         """Return which devices came and went."""
-        self._pass_time()
-        last = dict(self._changed[since:])
-        came = [node for node, there in last.items() if there]
-        return NodeChanges(len(self._changed), came, last.keys() - came)
+        with self._counted():
+            self._pass_time()
+            last = dict(self._changed[since:])
+            came = [node for node, there in last.items() if there]
+            return NodeChanges(len(self._changed), came, last.keys() - came)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Take messages; their replies are there when they are asked for."""
-        ids = []
-        for message in messages:
-            self._sent += 1
-            message.metadata.__dict__["_message_id"] = str(self._sent)
-            self._waiting[message.metadata.message_id] = message
-            ids.append(message.metadata.message_id)
-        return ids
+        messages = list(messages)  # the server makes them
+        with self._counted():
+            ids = []
+            for message in messages:
+                self._sent += 1
+                message.metadata.__dict__["_message_id"] = str(self._sent)
+                self._waiting[message.metadata.message_id] = message
+                ids.append(message.metadata.message_id)
+            return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer messages."""
-        self._pass_time()
-        return [self._answer(self._waiting.pop(i)) for i in message_ids if i in self._waiting]
+        with self._counted():
+            self._pass_time()
+            return [self._answer(self._waiting.pop(i)) for i in message_ids if i in self._waiting]
 
     def _answer(self, message: Message) -> Message:
         i = self.device_of.get(message.metadata.dst_node_id)
@@ -166,10 +185,12 @@ class FleetGrid(LocalGrid):
         if message.metadata.message_type == messages.DESCRIBE:
             metrics = {messages.PARTITION_ID: i, messages.NUM_EXAMPLES: self.fleet[i].num_examples}
             return Message(RecordDict({messages.METRICS: MetricRecord(metrics)}), reply_to=message)
-        model = message.content.array_records[messages.ARRAYS]["w"].numpy()
-        arrays = ArrayRecord({"w": Array(np.asarray(0.99 * model + 0.01, dtype=model.dtype))})
         metrics = {messages.NUM_EXAMPLES: self.fleet[i].num_examples, messages.TRAIN_LOSS: 1.0}
-        content = RecordDict({messages.ARRAYS: arrays, messages.METRICS: MetricRecord(metrics)})
+        content = RecordDict({messages.METRICS: MetricRecord(metrics)})
+        if message.metadata.message_type == messages.TRAIN:
+            model = unpack(message.content[messages.ARRAYS]["w"])
+            trained = np.asarray(0.99 * model + 0.01, dtype=model.dtype)
+            content[messages.ARRAYS] = ArrayRecord({"w": pack(trained)})
         return Message(content, reply_to=message)
 
 
@@ -179,13 +200,16 @@ class LoopReport:
 
     strategy: str
     devices: int
-    cpu_seconds: float  # CPU seconds of the server and of the stub's devices
+    cpu_seconds: float  # of the server
+    start_seconds: float  # CPU seconds of these until the initial model has been evaluated
+    stub_seconds: float  # CPU seconds of the stub beside these
     virtual_hours: float
     aggregations: int
     arrivals: int
     errors: int
     lost: int  # tasks whose devices went away
     peak_memory: int  # bytes, of the whole process
+    memory_per_device: float  # bytes that the run adds to the process, over the devices
     staleness_mean: float
     staleness_max: int
     starved: list[int]  # devices with time for ten tasks or more that contributed less than a fifth of them
@@ -196,13 +220,16 @@ class LoopReport:
     def lines(self) -> list[str]:
         """Return the report as text."""
         low, middle, high = self.fairness
+        events, loop_seconds = self.arrivals + self.errors + self.lost, self.cpu_seconds - self.start_seconds
         return [
             f"{self.strategy}, {self.devices:,} devices, {self.virtual_hours:.1f} h of virtual time "
-            f"in {self.cpu_seconds:.1f} s of one core",
+            f"in {self.cpu_seconds:.1f} s of one core, {self.start_seconds:.1f} s of these for the start; "
+            f"the stub took {self.stub_seconds:.1f} s more",
             f"  throughput   {self.arrivals:,} arrivals, {self.errors:,} errors and {self.lost:,} lost tasks, "
-            f"{(self.arrivals + self.errors + self.lost) / self.cpu_seconds:,.0f} a second; "
+            f"{events / self.cpu_seconds:,.0f} a second, {events / loop_seconds:,.0f} without the start; "
             f"{self.aggregations:,} aggregations",
-            f"  memory       {self.peak_memory / 2**20:,.0f} MiB at most",
+            f"  memory       {self.peak_memory / 2**20:,.0f} MiB at most, "
+            f"{self.memory_per_device / 1000:.1f} kB a device",
             f"  staleness    mean {self.staleness_mean:.1f}, at most {self.staleness_max} aggregations",
             f"  work done    of what devices had time for: median {middle:.2f}, 1st to 99th percentile "
             f"{low:.2f} to {high:.2f}",
@@ -222,17 +249,22 @@ def measure(
     **given: Any,
 ) -> LoopReport:
     """Run a strategy over a fleet; the model has ``size`` float32 values, ``given`` are fields of the config."""
+    before = _peak_memory()
     fleet = make_fleet(num_devices, hours, seed)
     if profiles:
         fleet = [FleetDevice(device.seconds, device.num_examples) for device in fleet]
         given = PROFILES | given
     clock, end = VirtualClock(), hours * HOUR
     grid = FleetGrid(fleet, clock, failures, seed)
-    aggregations, arrivals, lost, staleness, oldest = 0, 0, 0, 0.0, 0
+    aggregations, arrivals, lost, staleness, oldest, start = 0, 0, 0, 0.0, 0, 0.0
+
+    def server_seconds() -> float:
+        return time.process_time() - began - grid.cpu_seconds
 
     def observe(progress: Progress) -> None:
-        nonlocal aggregations, arrivals, lost, staleness, oldest
+        nonlocal aggregations, arrivals, lost, staleness, oldest, start
         aggregations = progress.aggregation
+        start = start if aggregations else server_seconds()
         number = int(progress.metrics.get("contributions", 0))
         lost += int(progress.metrics.get(messages.LOST_TASKS, 0))
         arrivals += number
@@ -255,7 +287,7 @@ def measure(
             + int(sum(end / device.seconds for device in fleet)) // options.get("buffer_size", 1),
             train_config=ConfigRecord({f"key-{i}": i for i in range(60)}),  # as many as the app's
         )
-        seconds = time.process_time() - began
+        seconds = server_seconds()
     contributions = {
         index: member.contributions for index, member in strategy.session.task_table.members.items()
     }
@@ -271,17 +303,24 @@ def measure(
         name,
         num_devices,
         seconds,
+        start,
+        grid.cpu_seconds,
         clock.now() / HOUR,
         aggregations,
         arrivals,
         grid.errors,
         lost,
-        1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        _peak_memory(),
+        (_peak_memory() - before) / num_devices,
         staleness / max(arrivals, 1),
         oldest,
         starved,
         (low, middle, high),
     )
+
+
+def _peak_memory() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main() -> None:
