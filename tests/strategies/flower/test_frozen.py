@@ -22,10 +22,12 @@ from strategies import (
     compress_updates,
     unpack_arrays,
 )
+from strategies.clock import VirtualClock
 from strategies.flower import messages
 from strategies.flower.frozen import SplitModel
 from strategies.flower.grids import DEPLOYMENT
 from strategies.testing import MemoryGrid
+from strategies.updates.compressed_models import MODEL
 
 CLIENTS = 4
 MODS = (unpack_arrays, compress_updates, cache_frozen_parameters)
@@ -213,6 +215,32 @@ def test_updates_are_compressed_as_those_of_a_model_of_what_travels(mods, compre
     assert strategies[1].session.compressed is not None
     size = strategies[1].session.compressed.size(ArrayRecord({name: initial[name] for name in TRAVELS}))
     assert [m["bytes-up"] for m in result.train_metrics_clientapp.values()] == [CLIENTS * size] * 3
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Scaffold, FedBuff])
+def test_a_compressed_model_is_one_of_what_travels(kind):
+    options = {
+        "trained": "head.*",
+        "compression_down": "int8",
+        "clock": VirtualClock(),
+        "fraction_evaluate": 0.0,
+    }
+    if kind is FedBuff:
+        options["buffer_size"] = 2
+    expected = run(kind(**options), grid_of(stock(describes=True)), model())
+    for mods in (MODS, (unpack_arrays, cache_frozen_parameters), ()):
+        grid = grid_of(stock(mods=mods, describes=True))
+        grid.engine = DEPLOYMENT
+        result = run(kind(**options), grid, model())
+        assert same(result.arrays, expected.arrays)
+        down = [m["bytes-down"] for m in result.train_metrics_clientapp.values()]
+        least = [m["bytes-down"] for m in expected.train_metrics_clientapp.values()]
+        if mods == MODS:
+            assert down == least
+            (last,) = grid.requests()[-1].content["arrays"].values()
+            assert last.stype == MODEL
+        else:
+            assert sum(down) > sum(least)
 
 
 @pytest.mark.parametrize("mods", [MODS, (compress_updates,), ()], ids=["kept", "compressed", "stock"])
