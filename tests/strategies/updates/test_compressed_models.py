@@ -16,6 +16,7 @@ from strategies.flower import messages
 from strategies.flower.arrays import Layout
 from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.messages import CompressedModel
+from strategies.secure import masks_updates
 from strategies.updates.buffers import UNTRAINED
 from strategies.updates.compressed_models import MODEL, ModelCompression, decoded
 from strategies.updates.compressors import OF_MODELS
@@ -185,6 +186,20 @@ def test_both_ways_compressed(federation):
         found.append(started("fedavg", grid, compression_down="int8", compression="topk:0.3"))
     assert content(found[0].arrays) == content(found[1].arrays)
     assert found[0].train_metrics_clientapp == found[1].train_metrics_clientapp
+
+
+def test_secure_sums_are_of_updates_from_what_clients_have(federation):
+    found = []
+    for mods, options in (
+        ((compress_updates,), {}),
+        ((unpack_arrays, compress_updates, masks_updates), {"secure_sums": True, "secure_clipping": 10.0}),
+    ):
+        grid = federation(CENTRES, SIZES, mods=mods, num_partitions=len(SIZES))
+        grid.engine = DEPLOYMENT
+        result = started("fedavg", grid, compression_down="int8", fraction_evaluate=0.0, **options)
+        found.append(np.concatenate([array.numpy().ravel() for array in result.arrays.values()]))
+    assert found[1] == pytest.approx(found[0], abs=1e-5)
+    assert (found[1] != found[0]).any()
 
 
 def test_devices_without_the_mod_are_sent_whole_models_and_the_log_says_so(federation, caplog):
