@@ -78,11 +78,14 @@ class _Asked:
             return reply
         keys = (messages.SEED, messages.RUN, messages.CLIENT, messages.TASK)
         seed, run, client, task = map(self._number, keys)
-        before, update = residual_before(context, run, task), (model - base)[compression.trained]
+        before, buffers = residual_before(context, run, task), compression.buffers_of(model)
+        # In the memory of the model that was sent: a large model's vectors are most of what a ClientApp takes.
+        update = compression.trained_of(np.subtract(model, base, out=base))
+        del base, model
         if before is not None:
             update += unpack(before)
         rng = streams.generator(seed, "compression", client, task)
-        record, residual = compression.write(update, model, rng)
+        record, residual = compression.write(update, buffers, rng)
         if compression.code.biased:
             kind = np.result_type(compression.sizes.dtype, np.float32)
             keep_residual(context, run, task, before, pack(residual.astype(kind)))

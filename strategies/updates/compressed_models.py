@@ -65,7 +65,7 @@ class ModelCompression:
     def sent(self, model: Vector) -> tuple[CompressedModel, Vector]:
         """Return the record of a model (D,), and the model (D,) that a client has once it has decoded the record."""
         compression, origin = self._compression, np.zeros(len(model))
-        values = compression.encode(model[compression.trained], model, _NOT_RANDOM)
+        values = compression.encode(compression.trained_of(model), compression.buffers_of(model), _NOT_RANDOM)
         decoded = self.layout.rounded(compression.decode(values, origin), in_place=True)
         data = with_head(self._heads[0], with_head(self._heads[1], values))
         travels = ArrayRecord({compression.name: Array("uint8", (len(data),), MODEL, data)})

@@ -114,21 +114,26 @@ class Compression:
         """Size of a compressed update in bytes, with the buffers."""
         return self.code.num_bytes(self.sizes) + sum(size * dtype.itemsize for size, dtype in self.rest)
 
-    def write(self, update: Vector, model: Vector, rng: np.random.Generator) -> tuple[ArrayRecord, Vector]:
-        """Return the record of an update of the trained values, and its compression residual.
+    def trained_of(self, model: Vector) -> Vector:
+        """Return the trained values of a model (D,), not copied where they are all."""
+        return model[self.trained] if self.rest else model
 
-        The buffers come from the trained model (D,).
-        """
-        data = self.encode(update, model, rng)
+    def buffers_of(self, model: Vector) -> Vector:
+        """Return a copy of the buffers of a model (D,)."""
+        return model[~self.trained] if self.rest else np.empty(0)
+
+    def write(self, update: Vector, buffers: Vector, rng: np.random.Generator) -> tuple[ArrayRecord, Vector]:
+        """Return the record of an update of the trained values, and its compression residual."""
+        data = self.encode(update, buffers, rng)
         record = ArrayRecord({self.name: Array("uint8", (len(data),), COMPRESSED, data)})
-        coded = memoryview(data)[: self.code.num_bytes(self.sizes)]
-        return record, update - self.code.decode(coded, self.sizes)
+        decoded = self.code.decode(memoryview(data)[: self.code.num_bytes(self.sizes)], self.sizes)
+        return record, np.subtract(update, decoded, out=decoded)
 
-    def encode(self, trained: Vector, model: Vector, rng: np.random.Generator) -> bytes:
-        """Return the encoded trained values, followed by the buffers of a model (D,)."""
-        parts, start, others = [self.code.encode(trained, self.sizes, rng)], 0, model[~self.trained]
+    def encode(self, trained: Vector, buffers: Vector, rng: np.random.Generator) -> bytes:
+        """Return the encoded trained values, followed by the buffers."""
+        parts, start = [self.code.encode(trained, self.sizes, rng)], 0
         for size, dtype in self.rest:
-            values, start = others[start : start + size], start + size
+            values, start = buffers[start : start + size], start + size
             parts.append((values if dtype.kind == "f" else np.rint(values)).astype(dtype).tobytes())
         return b"".join(parts)
 
@@ -158,6 +163,9 @@ class Compression:
         model = np.array(base, dtype=np.float64)
         others = [np.empty(0)]
         with np.errstate(invalid="ignore", over="ignore"):  # a client may send any bits
+            if not self.rest:
+                model += self.code.decode(data, self.sizes)
+                return model
             model[self.trained] += self.code.decode(data[:start], self.sizes)
             for size, dtype in self.rest:
                 others.append(np.frombuffer(data, dtype, size, start).astype(np.float64))

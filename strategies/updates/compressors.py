@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.flower.arrays import ArraysMismatchError, Vector
+from strategies.flower.arrays import ArraysMismatchError, Vector, chunks
 
 NONE = "none"
 ALLOWED = "none, fp16, int8, topk:F with F in (0, 1], or qsgd:BITS with BITS 1 to 16"
@@ -86,7 +86,10 @@ class Fp16(Code):
     def encode(self, vector: Vector, sizes: Sizes, rng: np.random.Generator) -> bytes:
         """Round each value to the nearest half precision number."""
         largest = float(np.finfo(np.float16).max)
-        return np.clip(vector, -largest, largest).astype(_HALF).tobytes()
+        halves = np.empty(len(vector), _HALF)
+        for part in chunks(len(vector)):
+            halves[part] = np.clip(vector[part], -largest, largest)
+        return halves.tobytes()
 
     def decode(self, data: memoryview, sizes: Sizes) -> Vector:
         """Return the numbers; the check that all are finite follows when the model is read."""
@@ -105,9 +108,13 @@ class Int8(Code):
         parts = []
         for place in sizes.slices():
             values = vector[place]
-            scale = np.asarray(self._scale(np.abs(values).max(initial=0.0) / 127), _SINGLE)
-            levels = np.rint(values / float(scale)) if scale > 0 else np.zeros(len(values))
-            parts += [scale.tobytes(), np.clip(levels, -127, 127).astype(np.int8).tobytes()]
+            scale = np.asarray(
+                self._scale(max(values.max(initial=0.0), -values.min(initial=0.0)) / 127), _SINGLE
+            )
+            codes = np.zeros(len(values), np.int8)
+            for part in chunks(len(values)) if scale > 0 else []:
+                codes[part] = np.clip(np.rint(values[part] / float(scale)), -127, 127)
+            parts += [scale.tobytes(), codes.tobytes()]
         return b"".join(parts)
 
     def _scale(self, least: float) -> float:
@@ -120,7 +127,7 @@ class Int8(Code):
         for size, place in zip(sizes.arrays, sizes.slices(), strict=True):
             (scale,) = _scales(data[start : start + _SINGLE.itemsize])
             start += _SINGLE.itemsize
-            vector[place] = scale * np.frombuffer(data[start : start + size], np.int8)
+            np.multiply(scale, np.frombuffer(data[start : start + size], np.int8), out=vector[place])
             start += size
         return vector
 

@@ -1,6 +1,7 @@
 """Compressed updates in runs: bytes that are counted as they are, error feedback, and clients that lie or can't."""
 
 import logging
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,22 @@ def read(base: ArrayRecord, record: ArrayRecord, name: str, untrained: tuple[str
     compression = compressing(name, layout, untrained)
     assert compression is not None
     return compression.read(record, layout.to_vector(base))
+
+
+@pytest.mark.parametrize("name", ["int8", "fp16"])
+def test_a_client_holds_few_vectors_of_a_large_model_at_once(name):
+    size = 1_000_000
+    rng = np.random.default_rng(0)
+    base, trained = (model_of(w=rng.normal(size=size).astype(np.float32)) for _ in range(2))
+    context = a_context()
+    sent(base, trained, name, context)  # so that there is a residual
+    tracemalloc.start()
+    sent(base, trained, name, context, task=2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (
+        peak <= 33 * size
+    )  # beside both models: the update and one more vector in float64, and what a code takes
 
 
 # What is sent ----------------------------------------------------------------------------------------------------
