@@ -18,6 +18,10 @@ from fedapp.deploy.shared_logs import SEND, TELL, SharedLogError, SharedLogs
 from strategies.flower import internals
 
 COMMAND = "flower-superlink"
+# SQLite's settings for the messages of large models. Debian's SQLite overwrites what it deletes, which for a model of
+# 400 MB locks the database for longer than the 5 s that Flower lets other requests wait: they fail, and so does the
+# run. They now wait nearly as long as their clients do (30 s).
+DATABASE = {"secure_delete": "OFF", "busy_timeout": "25000"}
 VARIABLE = "FEDAPP_RUNS"  # environment variable with the folder below which runs' folders are
 
 
@@ -25,6 +29,7 @@ def main() -> None:
     """Be a SuperLink, with the arguments of Flower's command."""
     (command,) = entry_points(group="console_scripts", name=COMMAND)
     sys.argv[0] = COMMAND
+    internals.database_settings(DATABASE)
     if root := os.environ.get(VARIABLE):
         internals.extend_superlink(lambda app: hand_out(app, RunFiles(Path(root))))
     internals.extend_superlink(lambda app: internals.add_control_header(app, ABOUT, subject_of))

@@ -6,6 +6,8 @@ its loop, and the process stays: its own API answers that it is healthy, and the
 Where a ClientApp's task expires before the ClientApp has fetched its message (a device that sleeps in this moment,
 say), Flower's SuperNode (1.41 to 1.43) waits for ever for a reply, and takes no other message. It ends, too.
 
+Over a slow link Flower's SuperNode gives up objects that it uploads, and then the whole reply. Here it doesn't.
+
 A site's own rules (fedapp/client/site_rules.py) may be in ``site.toml`` beside the node config's file, where start-up
 files that are written anew don't replace them. The apps that a site allows are checked here, before their code runs.
 
@@ -41,6 +43,7 @@ def main() -> None:
     sys.argv[0] = COMMAND
     code: object = 1
     end_where_no_reply_can_come()
+    upload_steadily()
     try:
         keep_rules(sys.argv[1:])
         command.load()()
@@ -71,6 +74,13 @@ def end_where_no_reply_can_come() -> bool:
         os._exit(1)
 
     return internals.on_unfetched_task(end)
+
+
+def upload_steadily() -> bool:
+    """Let Flower's SuperNode in this process upload over slow links, and go on after a cut; False: it can't."""
+    from strategies.flower import internals
+
+    return internals.steady_uploads()
 
 
 def keep_rules(arguments: Sequence[str]) -> None:

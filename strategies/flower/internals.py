@@ -28,12 +28,15 @@ non-public                                         public call that would replac
 ``start_client_internal`` and its loop             a hook of the SuperNode that sees a bundle before its code runs
 ``run_simulation`` (public, but deprecated)        a call that takes both apps and runs them as ``flwr run`` does
 ``InMemoryNodeState`` of a SuperNode                a reply for a task that expires before its message is fetched
+``SQLITE_PRAGMAS`` of a SuperLink's database       settings for its database, for messages of large models
+``FleetHttpClient``, and httpx's pool of sockets   a SuperNode that uploads over slow links, and goes on after a cut
 =================================================  ==================================================================
 """
 
 import gc
 import json
 import logging
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -48,6 +51,9 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp.strategy import FedAvg
+
+#: Bytes of an upload that a SuperNode hands to the kernel at once, and that wait there, beside those under way.
+PIECE, MOST_UNSENT = 1 << 16, 1 << 17
 
 #: The versions of Flower that all tests of the library have passed.
 TESTED = ("1.41.0", "1.42.0")
@@ -516,6 +522,78 @@ def on_unfetched_task(end: Callable[[], None]) -> bool:
         answer(state, tasks)
 
     kind._on_task_tokens_expired = answer_or_end
+    return True
+
+
+def steady_uploads() -> bool:
+    """Let Flower's SuperNode, in this process, upload over slow links, and go on where an upload broke off.
+
+    Flower sends an object of 5 MiB in one call, which TLS must end within 30 s, and waits 30 s for the answer once
+    the kernel's buffers have the rest, which hold megabytes: too little for a slow link. Here each piece has its own
+    30 s, and the kernel holds little that isn't under way (TCP_NOTSENT_LOWAT).
+
+    An object whose upload broke off is sent again; if the first one has arrived all the same, the SuperLink doesn't
+    store the second, and Flower gives up the whole reply. Here this object counts as stored. If it isn't, because
+    its session is over, the ServerApp is told so.
+
+    False if this version of Flower has no such client.
+    """
+    try:
+        kind: Any = import_module("flwr.supernode.fleet_http_client").FleetHttpClient
+        stream: Any = import_module("httpx").SyncByteStream
+        init, push = kind.__init__, kind.PushObject
+    except (ImportError, AttributeError):
+        return False
+    broken: set[tuple[str, str]] = set()
+
+    class Pieces(stream):  # type: ignore[misc]
+        def __init__(self, content: bytes) -> None:
+            self.content = content
+
+        def __iter__(self) -> Iterator[bytes]:
+            for start in range(0, len(self.content), PIECE):
+                yield self.content[start : start + PIECE]
+
+    def in_pieces(request: Any) -> None:
+        request.stream = Pieces(request.content)
+
+    def in_steady_pieces(client: Any, *arguments: Any, **options: Any) -> None:
+        init(client, *arguments, **options)
+        http: Any = getattr(client, "_client", None)
+        if hasattr(http, "event_hooks"):
+            http.event_hooks = {**http.event_hooks, "request": [*http.event_hooks["request"], in_pieces]}
+        pool: Any = getattr(getattr(http, "_transport", None), "_pool", None)
+        if hasattr(pool, "_socket_options") and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            option = socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MOST_UNSENT
+            pool._socket_options = [*(pool._socket_options or ()), option]
+
+    def push_object(client: Any, request: Any) -> Any:
+        key = request.session_id, request.object_id
+        try:
+            response = push(client, request)
+        except Exception:
+            broken.add(key)
+            raise
+        if key in broken:
+            broken.discard(key)
+            response.stored = True
+        return response
+
+    kind.__init__, kind.PushObject = in_steady_pieces, push_object
+    return True
+
+
+def database_settings(settings: dict[str, str]) -> bool:
+    """Let Flower's SuperLink, in this process, open its database with these settings (SQLite's pragmas), too.
+
+    False if this version of Flower has no such list.
+    """
+    try:
+        module: Any = import_module("flwr.supercore.sql_mixin")
+        flowers = dict(module.SQLITE_PRAGMAS)
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return False
+    module.SQLITE_PRAGMAS = tuple({**flowers, **settings}.items())
     return True
 
 
