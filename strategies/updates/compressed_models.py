@@ -122,7 +122,7 @@ class CompressedModelGrid(GridAround):
 
     def _prepared(self, message: Message) -> Message:
         """Return a message as it travels; a model that is sent to many nodes is the same record in all messages."""
-        content = RecordDict(dict(message.content.items()))
+        content = dict(message.content.items())  # Flower warns of a record in place of one of another type
         asks, reads = asks_for_description(message), message.metadata.dst_node_id in self._readers
         for name, record in message.content.items():
             if isinstance(record, CompressedModel):
@@ -131,7 +131,7 @@ class CompressedModelGrid(GridAround):
                     self._on_whole_model(messages.num_bytes(record.as_arrays) - messages.num_bytes(record))
             elif asks and isinstance(record, ConfigRecord):
                 content[name] = ConfigRecord({**record, READS_COMPRESSED: True})
-        return with_content(message, content)
+        return with_content(message, RecordDict(content))
 
 
 def compressing_models(grid: Grid, on_whole_model: Callable[[int], None]) -> Grid:

@@ -178,7 +178,7 @@ def test_what_is_counted_is_what_the_requests_hold(name, federation):
         assert told == size * len(asked) or told == size * (len(asked) - len(SIZES))  # the last are under way
 
 
-def test_both_ways_compressed(federation):
+def test_both_ways_compressed(federation, caplog):
     found = []
     for engine in ("memory", DEPLOYMENT):
         grid = federation(CENTRES, SIZES, mods=(unpack_arrays, compress_updates), num_partitions=len(SIZES))
@@ -186,6 +186,7 @@ def test_both_ways_compressed(federation):
         found.append(started("fedavg", grid, compression_down="int8", compression="topk:0.3"))
     assert content(found[0].arrays) == content(found[1].arrays)
     assert found[0].train_metrics_clientapp == found[1].train_metrics_clientapp
+    assert "was overwritten" not in caplog.text  # a warning of Flower, for each message
 
 
 def test_secure_sums_are_of_updates_from_what_clients_have(federation):
