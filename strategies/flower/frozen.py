@@ -40,7 +40,7 @@ from strategies.flower import messages
 from strategies.flower.arrays import HEADER, pack, unpack
 from strategies.flower.errors import RunError
 from strategies.flower.grids import GridAround, asked_ids, pulled_from
-from strategies.flower.internals import as_reply_to, with_content
+from strategies.flower.internals import as_reply_to, hand_over_state, with_content
 
 log = logging.getLogger("flwr.strategies")
 
@@ -485,6 +485,7 @@ def cache_frozen_parameters(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Keep the arrays of a model that aren't trained, which then aren't sent any more; a mod for Flower."""
+    hand_over_state()
     name, fields = _asked(message)
     if fields is None:
         return call_next(message, context)

@@ -28,6 +28,7 @@ non-public                                         public call that would replac
 ``start_client_internal`` and its loop             a hook of the SuperNode that sees a bundle before its code runs
 ``run_simulation`` (public, but deprecated)        a call that takes both apps and runs them as ``flwr run`` does
 ``InMemoryNodeState`` of a SuperNode                a reply for a task that expires before its message is fetched
+``FORCE_EXIT_TIMEOUT_SECONDS``                     a ClientApp's end that waits for its ``context.state``
 ``SQLITE_PRAGMAS`` of a SuperLink's database       settings for its database, for messages of large models
 ``FleetHttpClient``, and httpx's pool of sockets   a SuperNode that uploads over slow links, and goes on after a cut
 =================================================  ==================================================================
@@ -52,6 +53,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+#: Seconds that a ClientApp's process may take at its end; Flower's client gives one request 30 s.
+LONGEST_END = 60
 #: Bytes of an upload that a SuperNode hands to the kernel at once, and that wait there, beside those under way.
 PIECE, MOST_UNSENT = 1 << 16, 1 << 17
 
@@ -532,6 +535,9 @@ def steady_uploads() -> bool:
     the kernel's buffers have the rest, which hold megabytes: too little for a slow link. Here each piece has its own
     30 s, and the kernel holds little that isn't under way (TCP_NOTSENT_LOWAT).
 
+    A handshake that a cut link lets time out, or breaks off, names SSL in its error, and Flower gives up at the name,
+    as if a certificate were wrong. Here it is a timeout like others, after which Flower tries again.
+
     An object whose upload broke off is sent again; if the first one has arrived all the same, the SuperLink doesn't
     store the second, and Flower gives up the whole reply. Here this object counts as stored. If it isn't, because
     its session is over, the ServerApp is told so.
@@ -540,8 +546,10 @@ def steady_uploads() -> bool:
     """
     try:
         kind: Any = import_module("flwr.supernode.fleet_http_client").FleetHttpClient
-        stream: Any = import_module("httpx").SyncByteStream
-        init, push = kind.__init__, kind.PushObject
+        httpx: Any = import_module("httpx")
+        stream: Any = httpx.SyncByteStream
+        transport_error = httpx.TransportError
+        init, push, call = kind.__init__, kind.PushObject, kind._unary_unary
     except (ImportError, AttributeError):
         return False
     broken: set[tuple[str, str]] = set()
@@ -579,7 +587,28 @@ def steady_uploads() -> bool:
             response.stored = True
         return response
 
-    kind.__init__, kind.PushObject = in_steady_pieces, push_object
+    def unary_unary(client: Any, **options: Any) -> Any:
+        try:
+            return call(client, **options)
+        except transport_error as error:
+            if isinstance(error, httpx.TimeoutException) or "EOF occurred" in str(error):
+                raise type(error)("the connection timed out or broke off") from error
+            raise
+
+    kind.__init__, kind.PushObject, kind._unary_unary = in_steady_pieces, push_object, unary_unary
+    return True
+
+
+def hand_over_state() -> bool:
+    """Let this ClientApp's process hand over its state at its end; False if this version of Flower has no such bound.
+
+    Flower ends the process after 5 s, and a large state takes longer: it is lost, and the next message fails, too, as
+    its ClientApp "stopped responding".
+    """
+    module: Any = sys.modules.get("flwr.supercore.exit.exit")
+    if not hasattr(module, "FORCE_EXIT_TIMEOUT_SECONDS"):
+        return False
+    module.FORCE_EXIT_TIMEOUT_SECONDS = max(module.FORCE_EXIT_TIMEOUT_SECONDS, LONGEST_END)
     return True
 
 

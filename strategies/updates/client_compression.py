@@ -13,6 +13,7 @@ from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, pack, unpack
 from strategies.flower.frozen import split_as_asked
+from strategies.flower.internals import hand_over_state
 from strategies.updates.compressed_models import decoded, offer_to_decode
 from strategies.updates.compression import compressing
 from strategies.updates.compression_residual import keep_residual, residual_before
@@ -25,6 +26,7 @@ def compress_updates(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """Decode the models that a ClientApp is sent, and compress its updates as the strategy requests; a mod."""
+    hand_over_state()
     message = decoded(message)
     asked = _Asked.of(message)  # read before the app may overwrite the message's memory
     reply = call_next(message, context)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedapp.deploy.supernode import upload_steadily
@@ -21,7 +22,7 @@ TIMEOUT = 1.5  # seconds: of Flower's 30, for a link that is so much faster
 @pytest.fixture
 def kind(monkeypatch):
     """Flower's client of a SuperNode, changed until the end of the test."""
-    for name in ("__init__", "PushObject"):
+    for name in ("__init__", "PushObject", "_unary_unary"):
         monkeypatch.setattr(FleetHttpClient, name, getattr(FleetHttpClient, name))
     assert upload_steadily()
     return FleetHttpClient
@@ -61,6 +62,22 @@ def test_an_object_that_is_refused_at_once_isnt_stored(kind):
     client = answering(kind, PushObjectResponse(stored=False), PushObjectResponse(stored=True))
     assert not client.PushObject(request()).stored
     assert client.PushObject(request()).stored
+
+
+def test_a_handshake_that_times_out_or_breaks_off_is_tried_again(kind):
+    stored = PushObjectResponse(stored=True)
+    for error in (
+        httpx.ConnectTimeout("_ssl.c:989: The handshake operation timed out"),
+        httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol"),
+    ):
+        client = answering(kind, error, stored)
+        assert make_simple_http_retry_invoker().invoke(client.PushObject, request()).stored
+
+
+def test_a_wrong_certificate_is_given_up_at_once(kind):
+    client = answering(kind, httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"))
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+        make_simple_http_retry_invoker().invoke(client.PushObject, request())
 
 
 def answer_slowly(listener: socket.socket, trust: ssl.SSLContext) -> None:
