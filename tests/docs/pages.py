@@ -57,6 +57,7 @@ NOT_RUN = {
     ("docs/model.md", "needs data of yours"): 1,  # (tests/training/test_batch_loss.py)
     ("docs/runs.md", "needs a SuperLink, which stays"): 1,  # (tests/end_to_end/test_flower.py)
     ("docs/scale.md", "needs a GPU"): 1,
+    ("docs/scale.md", "needs minutes"): 1,  # (studies/tests/benchmarks/test_slow_link.py, in little)
     ("docs/scale.md", "needs several machines"): 1,  # (tests/end_to_end/test_ray.py, on one)
     ("docs/scale.md", "needs Slurm: the file run.sbatch"): 1,  # (tests/end_to_end/test_slurm.py)
     ("docs/scale.md", "needs an hour of an idle machine"): 3,  # (studies/tests/benchmarks, in little)
