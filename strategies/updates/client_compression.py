@@ -7,14 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, pack, unpack
 from strategies.flower.frozen import split_as_asked
-from strategies.flower.internals import hand_over_state
-from strategies.updates.compressed_models import decoded, offer_to_decode
+from strategies.flower.internals import hand_over_state, with_content
+from strategies.flower.packing import asks_for_description
+from strategies.updates.compressed_models import MODEL, READS_COMPRESSED, read_model
 from strategies.updates.compression import compressing
 from strategies.updates.compression_residual import keep_residual, residual_before
 
@@ -32,6 +33,25 @@ def compress_updates(
     reply = call_next(message, context)
     offer_to_decode(message, reply)
     return reply if asked is None else asked.answer(message, reply, context)
+
+
+def decoded(message: Message) -> Message:
+    """Return a message whose compressed model is decoded; the message itself if it has none."""
+    if not message.has_content():
+        return message
+    found = {
+        name: read_model(record)
+        for name, record in messages.array_records(message).items()
+        if [array.stype for array in record.values()] == [MODEL]
+    }
+    return with_content(message, RecordDict({**message.content, **found})) if found else message
+
+
+def offer_to_decode(message: Message, reply: Message) -> None:
+    """Say in a description, if the server asks for it, that this client decodes compressed models."""
+    asks = asks_for_description(message) and message.has_content() and reply.has_content()
+    if asks and any(config.get(READS_COMPRESSED) for config in message.content.config_records.values()):
+        messages.metrics_of(reply)[READS_COMPRESSED] = 1
 
 
 def compressed(request: Message, reply: Message, context: Context) -> Message:

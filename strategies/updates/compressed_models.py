@@ -77,6 +77,18 @@ class ModelCompression:
         return record if np.array_equal(again, decoded) else self.layout.to_record(np.asarray(decoded, float))
 
 
+def read_model(record: ArrayRecord) -> ArrayRecord:
+    """Return the arrays of a compressed model."""
+    ((name, array),) = record.items()
+    body, entries = read_head(array.data)
+    size = int.from_bytes(body[:_LENGTH], "big")
+    untrained, values = json.loads(bytes(body[_LENGTH : _LENGTH + size])), bytes(body[_LENGTH + size :])
+    names, dtypes, shapes = zip(*entries, strict=True) if entries else ((), (), ())
+    layout = Layout(names, shapes, dtypes)
+    compression = Compression(name, OF_MODELS[name], layout, tuple(untrained))
+    return layout.to_record(compression.decode(values, np.zeros(layout.size)))
+
+
 # ---- The server's side on devices --------------------------------------------------------------------------
 
 
@@ -139,41 +151,5 @@ def compressing_models(grid: Grid, on_whole_model: Callable[[int], None]) -> Gri
     return CompressedModelGrid(grid, on_whole_model) if engine_of(grid) == DEPLOYMENT else grid
 
 
-# ---- The client's side -------------------------------------------------------------------------------------
-
-
-def decoded(message: Message) -> Message:
-    """Return a message whose compressed model is decoded; the message itself if it has none."""
-    if not message.has_content():
-        return message
-    found = {name: record for name, record in messages.array_records(message).items() if _travels(record)}
-    if not found:
-        return message
-    arrays = {name: _decoded(record) for name, record in found.items()}
-    return with_content(message, RecordDict({**message.content, **arrays}))
-
-
-def offer_to_decode(message: Message, reply: Message) -> None:
-    """Say in a description, if the server asks for it, that this client decodes compressed models."""
-    asks = asks_for_description(message) and message.has_content() and reply.has_content()
-    if asks and any(config.get(READS_COMPRESSED) for config in message.content.config_records.values()):
-        messages.metrics_of(reply)[READS_COMPRESSED] = 1
-
-
 def _offers(metrics: Mapping[str, object]) -> bool:
     return metrics.get(READS_COMPRESSED) == 1
-
-
-def _travels(record: ArrayRecord) -> bool:
-    return [array.stype for array in record.values()] == [MODEL]
-
-
-def _decoded(record: ArrayRecord) -> ArrayRecord:
-    ((name, array),) = record.items()
-    body, entries = read_head(array.data)
-    size = int.from_bytes(body[:_LENGTH], "big")
-    untrained, values = json.loads(bytes(body[_LENGTH : _LENGTH + size])), bytes(body[_LENGTH + size :])
-    names, dtypes, shapes = zip(*entries, strict=True) if entries else ((), (), ())
-    layout = Layout(names, shapes, dtypes)
-    compression = Compression(name, OF_MODELS[name], layout, tuple(untrained))
-    return layout.to_record(compression.decode(values, np.zeros(layout.size)))

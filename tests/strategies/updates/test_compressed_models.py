@@ -18,7 +18,8 @@ from strategies.flower.grids import DEPLOYMENT
 from strategies.flower.messages import CompressedModel
 from strategies.secure import masks_updates
 from strategies.updates.buffers import UNTRAINED
-from strategies.updates.compressed_models import MODEL, ModelCompression, decoded
+from strategies.updates.client_compression import decoded
+from strategies.updates.compressed_models import MODEL, ModelCompression
 from strategies.updates.compressors import OF_MODELS
 from tests.strategies.methods.test_registry import content, initial_model, small_config
 
