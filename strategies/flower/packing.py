@@ -18,8 +18,10 @@ understand it takes ``unpack_arrays`` among its mods::
 """
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from math import inf, prod
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -150,7 +152,57 @@ def packing(grid: Grid, most_bytes: Callable[[], float] = lambda: inf) -> Grid:
     return PackingGrid(grid, most_bytes)
 
 
-class PackingGrid(GridAround):
+class AgreeingGrid(GridAround):
+    """A Grid that asks each node, in the request for its description, whether it reads a form of models.
+
+    Attributes
+    ----------
+    form : str
+        Name of the form, in the config of the request and in the metrics of the answer.
+    """
+
+    form: ClassVar[str]
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self._readers: set[int] = set()  # ids of the nodes that read the form
+        # The node that is asked, by the id of the request for its description.
+        self._asked: dict[str, int] = {}
+
+    @abstractmethod
+    def prepared(self, message: Message, *, reads: bool) -> Message:
+        """Return a message as it is sent to its node, which may read the form."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages as their nodes read them; return the ids of the messages that could be stored."""
+        prepared = [
+            self._asking(message)
+            if asks_for_description(message)
+            else self.prepared(message, reads=message.metadata.dst_node_id in self._readers)
+            for message in messages
+        ]
+        pushed = list(self.grid.push_messages(prepared))
+        self._asked |= {
+            message.metadata.message_id: message.metadata.dst_node_id
+            for message in prepared
+            if asks_for_description(message)
+        }
+        return pushed
+
+    def _asking(self, message: Message) -> Message:
+        content = RecordDict(dict(message.content.items()))
+        for name, config in message.content.config_records.items():
+            content[name] = ConfigRecord({**config, self.form: True})
+        return with_content(message, content)
+
+    def note_answer(self, reply: Message) -> None:
+        """Note whether the node of a reply with content reads the form, if the reply is a description."""
+        asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        if asked is not None and messages.metrics_of(reply).get(self.form) == 1:
+            self._readers.add(asked)
+
+
+class PackingGrid(AgreeingGrid):
     """A Grid that sends packed models to the nodes that support them, and unpacks their replies.
 
     Parameters
@@ -161,25 +213,13 @@ class PackingGrid(GridAround):
         Returns the most bytes of a reply.
     """
 
+    form: ClassVar[str] = READS_PACKED
+
     def __init__(self, grid: Grid, most_bytes: Callable[[], float] = lambda: inf) -> None:
-        self.grid, self._most_reply = grid, most_bytes
-        self._pulls = bounded_pulls(grid, most_bytes)
-        self._readers: set[int] = set()  # ids of the nodes that support packed models
-        # The node that is asked, by the id of the request for its description.
-        self._asked: dict[str, int] = {}
+        super().__init__(grid)
+        self._most_reply, self._pulls = most_bytes, bounded_pulls(grid, most_bytes)
         # By a record's name: the record that was sent last, and the same record packed.
         self._last: dict[str, tuple[ArrayRecord, ArrayRecord]] = {}
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, packed for nodes that support it; return the ids of the messages that could be stored."""
-        prepared = [self._prepare_request(message) for message in messages]
-        pushed = list(self.grid.push_messages(prepared))
-        self._asked |= {
-            message.metadata.message_id: message.metadata.dst_node_id
-            for message in prepared
-            if asks_for_description(message)
-        }
-        return pushed
 
     def pull_messages(
         self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
@@ -189,14 +229,11 @@ class PackingGrid(GridAround):
         lost = [] if self._pulls is None else self._pulls.lost(pulled)
         return [self._incoming(reply) for reply in (*pulled, *lost)]
 
-    def _prepare_request(self, message: Message) -> Message:
+    def prepared(self, message: Message, *, reads: bool) -> Message:
+        """Return a message, packed for a node that reads packed models."""
         content = RecordDict(dict(message.content.items()))
-        if asks_for_description(message):
-            for name, config in message.content.config_records.items():
-                content[name] = ConfigRecord({**config, READS_PACKED: True})
-        elif message.metadata.dst_node_id in self._readers:
-            for name, record in messages.array_records(message).items():
-                content[name] = self._packed(name, record)
+        for name, record in messages.array_records(message).items() if reads else ():
+            content[name] = self._packed(name, record)
         return with_content(message, content)
 
     def _packed(self, name: str, record: ArrayRecord) -> ArrayRecord:
@@ -208,9 +245,7 @@ class PackingGrid(GridAround):
     def _incoming(self, reply: Message) -> Message:
         if not reply.has_content():
             return self._refused(reply)
-        asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-        if asked is not None and messages.metrics_of(reply).get(READS_PACKED) == 1:
-            self._readers.add(asked)
+        self.note_answer(reply)
         try:
             self._check_size(reply)
             return _unpacked(reply)
@@ -245,14 +280,16 @@ def unpack_arrays(
     if packed:
         for name, record in messages.array_records(reply).items():
             reply.content[name] = pack_record(record)
-    elif _offers_packing(message):
-        messages.metrics_of(reply)[READS_PACKED] = 1
+    else:
+        offer_to_read(READS_PACKED, message, reply)
     return reply
 
 
-def _offers_packing(message: Message) -> bool:
+def offer_to_read(form: str, message: Message, reply: Message) -> None:
+    """Say in a description with content that this client reads a form of models, if the server asks for it."""
     configs = message.content.config_records.values() if asks_for_description(message) else ()
-    return any(config.get(READS_PACKED) for config in configs)
+    if any(config.get(form) for config in configs):
+        messages.metrics_of(reply)[form] = 1
 
 
 def asks_for_description(message: Message) -> bool:

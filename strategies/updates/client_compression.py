@@ -14,7 +14,7 @@ from strategies.flower import messages
 from strategies.flower.arrays import ArraysMismatchError, Layout, pack, unpack
 from strategies.flower.frozen import split_as_asked
 from strategies.flower.internals import hand_over_state, with_content
-from strategies.flower.packing import asks_for_description
+from strategies.flower.packing import offer_to_read
 from strategies.updates.compressed_models import MODEL, READS_COMPRESSED, read_model
 from strategies.updates.compression import compressing
 from strategies.updates.compression_residual import keep_residual, residual_before
@@ -31,7 +31,8 @@ def compress_updates(
     message = decoded(message)
     asked = _Asked.of(message)  # read before the app may overwrite the message's memory
     reply = call_next(message, context)
-    offer_to_decode(message, reply)
+    if reply.has_content():
+        offer_to_read(READS_COMPRESSED, message, reply)
     return reply if asked is None else asked.answer(message, reply, context)
 
 
@@ -45,13 +46,6 @@ def decoded(message: Message) -> Message:
         if [array.stype for array in record.values()] == [MODEL]
     }
     return with_content(message, RecordDict({**message.content, **found})) if found else message
-
-
-def offer_to_decode(message: Message, reply: Message) -> None:
-    """Say in a description, if the server asks for it, that this client decodes compressed models."""
-    asks = asks_for_description(message) and message.has_content() and reply.has_content()
-    if asks and any(config.get(READS_COMPRESSED) for config in message.content.config_records.values()):
-        messages.metrics_of(reply)[READS_COMPRESSED] = 1
 
 
 def compressed(request: Message, reply: Message, context: Context) -> Message:

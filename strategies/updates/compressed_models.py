@@ -10,20 +10,21 @@ Those without it get the arrays of b, and the bytes of these count.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from strategies import streams
 from strategies.flower import messages
 from strategies.flower.arrays import Layout, Vector
-from strategies.flower.grids import DEPLOYMENT, GridAround, asked_ids, engine_of, pulled_from
+from strategies.flower.grids import DEPLOYMENT, asked_ids, engine_of, pulled_from
 from strategies.flower.internals import with_content
 from strategies.flower.messages import CompressedModel
-from strategies.flower.packing import asks_for_description, read_head, with_head
+from strategies.flower.packing import AgreeingGrid, read_head, with_head
 from strategies.updates.compression import Compression
 from strategies.updates.compressors import OF_MODELS
 
@@ -92,7 +93,7 @@ def read_model(record: ArrayRecord) -> ArrayRecord:
 # ---- The server's side on devices --------------------------------------------------------------------------
 
 
-class CompressedModelGrid(GridAround):
+class CompressedModelGrid(AgreeingGrid):
     """A Grid that sends compressed models to the nodes that decode them, and their arrays to others.
 
     Parameters
@@ -103,23 +104,11 @@ class CompressedModelGrid(GridAround):
         Called with the bytes that a node is sent beyond those of the compressed model, as it doesn't decode it.
     """
 
-    def __init__(self, grid: Grid, on_whole_model: Callable[[int], None]) -> None:
-        self.grid, self._on_whole_model = grid, on_whole_model
-        self._readers: set[int] = set()  # ids of the nodes that decode compressed models
-        self._asked: dict[
-            str, int
-        ] = {}  # the node that is asked, by the id of the request for its description
+    form: ClassVar[str] = READS_COMPRESSED
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; return the ids of those that could be stored."""
-        prepared = [self._prepared(message) for message in messages]
-        pushed = list(self.grid.push_messages(prepared))
-        self._asked |= {
-            message.metadata.message_id: message.metadata.dst_node_id
-            for message in prepared
-            if asks_for_description(message)
-        }
-        return pushed
+    def __init__(self, grid: Grid, on_whole_model: Callable[[int], None]) -> None:
+        super().__init__(grid)
+        self._on_whole_model = on_whole_model
 
     def pull_messages(
         self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
@@ -127,29 +116,21 @@ class CompressedModelGrid(GridAround):
         """Return the arrived replies."""
         pulled = pulled_from(self.grid, asked_ids(reply_to_message_ids, message_ids))
         for reply in pulled:
-            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-            if asked is not None and reply.has_content() and _offers(messages.metrics_of(reply)):
-                self._readers.add(asked)
+            if reply.has_content():
+                self.note_answer(reply)
         return pulled
 
-    def _prepared(self, message: Message) -> Message:
+    def prepared(self, message: Message, *, reads: bool) -> Message:
         """Return a message as it travels; a model that is sent to many nodes is the same record in all messages."""
         content = dict(message.content.items())  # Flower warns of a record in place of one of another type
-        asks, reads = asks_for_description(message), message.metadata.dst_node_id in self._readers
         for name, record in message.content.items():
             if isinstance(record, CompressedModel):
                 content[name] = record.travels if reads else record.as_arrays
                 if not reads:
                     self._on_whole_model(messages.num_bytes(record.as_arrays) - messages.num_bytes(record))
-            elif asks and isinstance(record, ConfigRecord):
-                content[name] = ConfigRecord({**record, READS_COMPRESSED: True})
         return with_content(message, RecordDict(content))
 
 
 def compressing_models(grid: Grid, on_whole_model: Callable[[int], None]) -> Grid:
     """Return a Grid that sends compressed models to devices; ``grid`` itself in a simulation."""
     return CompressedModelGrid(grid, on_whole_model) if engine_of(grid) == DEPLOYMENT else grid
-
-
-def _offers(metrics: Mapping[str, object]) -> bool:
-    return metrics.get(READS_COMPRESSED) == 1
